@@ -73,9 +73,10 @@ rivals: build ## search the jobs of other planners, cloned for the occasion, and
 profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
 	bench/profile.sh $(BIN) > bench/profile.md
 
-GPU_BUNDLE ?= bin/gpu
+GPU_BUNDLE  ?= bin/gpu
+SHAKESPEARE ?= $(wildcard ../shared/data/shakespeare/input.txt)
 
-gpu: ## put all that is run on a machine with a GPU, which needs no Go, into one folder: then OUT=results bin/gpu/run.sh there
+gpu: ## put all that is run on a machine with a GPU, which needs no Go, into a folder and bin/gpu.tgz: then OUT=results gpu/run.sh there
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/cuda/driver $(GPU_BUNDLE)/cuda/kernel
 	CGO_ENABLED=0 $(GO) build -ldflags="-s -w" -o $(GPU_BUNDLE)/autopar ./cmd/autopar
 	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/autopar.test .
@@ -85,8 +86,9 @@ gpu: ## put all that is run on a machine with a GPU, which needs no Go, into one
 	cp -r cuda/driver/testdata $(GPU_BUNDLE)/cuda/driver
 	cp -r cuda/kernel/testdata cuda/kernel/*.cu $(GPU_BUNDLE)/cuda/kernel
 	cp bench/gpu/run.sh bench/gpu/gpt2.py bench/gpu/gpt2.yaml examples/shakespeare_char.yaml $(GPU_BUNDLE)
-	-$(GPU_BUNDLE)/autopar data prepare shakespeare_char -o $(GPU_BUNDLE)/data/shakespeare_char
+	-$(GPU_BUNDLE)/autopar data prepare shakespeare_char $(if $(SHAKESPEARE),--input $(SHAKESPEARE)) -o $(GPU_BUNDLE)/data/shakespeare_char
 	git rev-parse HEAD > $(GPU_BUNDLE)/commit
+	tar -czf $(GPU_BUNDLE).tgz -C $(dir $(GPU_BUNDLE)) $(notdir $(GPU_BUNDLE))
 
 CUDA_HOME ?= /usr/local/cuda
 

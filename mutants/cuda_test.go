@@ -3,6 +3,16 @@ package mutants
 // inTheDevice has the bugs of the CUDA backend apart from its kernels.
 func inTheDevice() []mutant {
 	return []mutant{{
+		bug:  "the script of the GPU machine writes the line with the ratio to PyTorch into a file",
+		file: "bench/gpu/run.sh",
+		old:  `(used > 0 ? sprintf("%.2f", used / 1024) : "-")`, new: `used > 0 ? sprintf("%.2f", used / 1024) : "-"`,
+		pkg: "./bench/gpu", run: "^TestScript$",
+	}, {
+		bug:  "the script of the GPU machine loses the table of its last stage",
+		file: "bench/gpu/run.sh",
+		old:  ">>\"$OUT/tables.md\"\n\tpage\n", new: ">>\"$OUT/tables.md\"\n",
+		pkg: "./bench/gpu", run: "^TestScript$",
+	}, {
 		bug: "the sum of a row depends on where it lies", how: "16 bytes are looked for in rows of float32",
 		file: "cuda/kernel/loss.cu",
 		old:  "if (width == 4) {", new: "if (width == 0) {",

@@ -1,15 +1,16 @@
 #!/bin/sh
 # Everything that is measured and checked on a machine with an NVIDIA GPU. It needs no Go:
-# `make gpu` puts it in a folder with all it uses. The table in $OUT/gpu.md is whole after
-# every stage, beside what each stage printed; copy it to bench/gpu/.
+# `make gpu` puts it in a folder with all it uses. The page $OUT/gpu-STAGE.md, named after the
+# first stage, is whole after every stage, beside what each stage printed; copy it to bench/gpu/.
 #
 #   OUT=results ./run.sh [STAGE...]
 #
-# Stages: versions driver kernels conformance nccl step profile loopback rates train sanitizer.
+# Stages: versions driver nccl conformance step profile rates loopback train sanitizer kernels.
 # `first` (the default) is those up to step, in the order in which a failure tells most: is
-# there a GPU, do the kernels compile, is every op right, is NCCL called right, how fast is a
-# step. `second` is the rest, with steps of all BATCHES. Each takes at most BUDGET seconds (570)
-# in all; no stage needs another. A stage that fails or has no time left stops no other.
+# there a GPU, is NCCL called right, is every op right, how fast is a step. `second` is profile
+# and rates, with steps of all BATCHES by the profile; `third` is the rest. Each takes at most
+# BUDGET seconds (570) in all; no stage needs another. A stage that fails or has no time left
+# stops no other.
 #
 # Exit status: 0 all that ran passed, 1 something failed, 2 no GPU or library that can be used
 # or no such stage.
@@ -20,11 +21,13 @@ cd "$(dirname "$0")" || exit 2
 OUT=${OUT:-results}
 mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
+PAGE=$OUT/gpu${1:+-$1}.md
 STEPS=${STEPS:-20}
 PYTHON=${PYTHON:-python3}
 BUDGET=${BUDGET:-570}
-AUTOPAR_TEST_CACHE=${AUTOPAR_TEST_CACHE:-$OUT/cache}
-XDG_CACHE_HOME=${XDG_CACHE_HOME:-$OUT/cache}
+# Kernels are compiled and products tuned once for tests and commands, and stay for the next call.
+XDG_CACHE_HOME=${XDG_CACHE_HOME:-${TMPDIR:-/tmp}/autopar-gpu}
+AUTOPAR_TEST_CACHE=${AUTOPAR_TEST_CACHE:-$XDG_CACHE_HOME/autopar/cuda}
 PATH=$PATH:/usr/local/cuda/bin
 # The CUDA libraries that come with PyTorch are found beside it.
 PYTHONPATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)${PYTHONPATH:+:$PYTHONPATH}
@@ -39,11 +42,17 @@ left() { echo $((BUDGET - $(date +%s) + began)); }
 row() {
 	printf '| %s | %s | %s |\n' "$1" "$2" "$3" >>"$OUT/rows.md"
 	note "$(left) s left: $1: $2 ($3)"
-	cat "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" >"$OUT/gpu.md"
+	page
 }
 
+# page writes the table as far as it is known.
+page() { cat "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" >"$PAGE"; }
+
 # table TITLE: what follows it, as a section.
-table() { { note; note "## $1"; note; cat; } >>"$OUT/tables.md"; }
+table() {
+	{ note; note "## $1"; note; cat; } >>"$OUT/tables.md"
+	page
+}
 
 # last LOG: what a log says went wrong, as one cell.
 last() {
@@ -80,7 +89,7 @@ checked() {
 	case $? in
 	0)
 		if grep -q -e '--- SKIP' -e 'no tests to run' "$OUT/$log"; then
-			row "$name" "skipped" "$(grep -m1 -A1 -e '--- SKIP' -e 'no tests to run' "$OUT/$log" | tail -n 1 | tr '|\n' '  ' | sed 's/^ *//' | cut -c1-250), $log"
+			row "$name" "skipped" "$(grep -m1 -A1 -e '--- SKIP' -e 'no tests to run' "$OUT/$log" | tail -n 1 | tr '|' ' ' | sed 's/^ *//' | cut -c1-250), $log"
 		else
 			row "$name" "passed" "$(($(date +%s) - start)) s, $log"
 		fi
@@ -114,24 +123,32 @@ versions() {
 
 driver() { checked "driver: libraries found and called" 60 driver.txt sh -c 'cd cuda/driver && exec ../../tests/driver.test -test.v -test.run "^TestGPUDriver$"'; }
 
+# nvrtc is the file of NVRTC: that of the toolkit, whose ptxas is used, or of PyTorch.
+nvrtc() {
+	for file in "${AUTOPAR_LIBNVRTC:-}" /usr/local/cuda/lib64/libnvrtc.so.1[0-9] "${PYTHONPATH%%:*}"/nvidia/*/lib/libnvrtc.so.1[0-9]; do
+		[ -f "$file" ] && note "$file" && return
+	done
+}
+
 kernels() {
-	checked "kernels compiled, registers and spills" 180 kernels.txt sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "^TestNVRTC$"'
+	checked "kernels compiled, registers and spills" 180 kernels.txt env AUTOPAR_LIBNVRTC="$(nvrtc)" sh -c 'cd cuda/kernel && exec ../../tests/kernel.test -test.v -test.run "^TestNVRTC$"'
 }
 
 conformance() {
 	# Every op against float64, collectives, transfers and streams.
 	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPU(Conformance|Epilogues)$"'
 	if [ -s "$OUT/conformance.txt" ]; then
+		row "libraries" "$(sed -n 's/.*\[\(driver for CUDA .*\)\]$/\1/p' "$OUT/conformance.txt" | head -n 1 | grep . || echo unknown)" "conformance.txt"
 		grep -E '^ +--- FAIL' "$OUT/conformance.txt" | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
 		[ -s "$OUT/failed-ops.txt" ] && row "the first of what failed" "$(head -n 1 "$OUT/failed-ops.txt" | tr '|' ' ')" "failed-ops.txt"
 	fi
 }
 
-nccl() { checked "NCCL with one rank" 60 nccl.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUOneRankNCCL$"'; }
+nccl() { checked "NCCL with one rank" 120 nccl.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUOneRankNCCL$"'; }
 
 profile() {
-	checked "what this machine does (autopar profile)" 120 profile.txt ./autopar profile --device cuda --budget 30 -o "$OUT/cluster.yaml"
-	[ -s "$OUT/cluster.yaml" ] && { note '```'; grep -v '^#' "$OUT/profile.txt"; note '```'; } | table "autopar profile --device cuda: cluster.yaml"
+	checked "what this machine does (autopar profile)" 150 profile.txt ./autopar profile --device cuda --budget 30 -o "$OUT/cluster.yaml"
+	[ -s "$OUT/cluster.yaml" ] && { note '```'; grep -v '^#' "$OUT/profile.txt"; sed -n '/^# Attention/,$s/^# //p' "$OUT/cluster.yaml"; note '```'; } | table "autopar profile --device cuda: cluster.yaml"
 }
 
 loopback() {
@@ -190,13 +207,15 @@ step() {
 		awk -v b="$b" -v ms="$ms" -v predicted="$predicted" -v arena="$arena" -v used="$used" -v peers="$peers" 'BEGIN {
 			while ((getline line < peers) > 0) if (split(line, p, " ") >= 2 && p[1] == b) { peer = p[2]; taken = p[4] }
 			n = 124373760 - 1024 * 768; flop = 6 * n + 12 * 12 * 768 * 1024
-			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %s | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, used > 0 ? sprintf("%.2f", used / 1024) : "-"
+			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %s | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, (used > 0 ? sprintf("%.2f", used / 1024) : "-")
 			else printf "| %s | - | - | - | - | - | - |", b
-			if (peer > 0) printf " %s | %s | %s |\n", peer, taken, ms > 0 ? sprintf("%.2f", peer / ms) : "-"
+			if (peer > 0) printf " %s | %s | %s |\n", peer, taken, (ms > 0 ? sprintf("%.2f", peer / ms) : "-")
 			else print " - | - | - |"
 		}' >>"$OUT/steps.md"
 	done
 	{
+		note "Commit $(cat commit), $(grep -m1 '^# PyTorch' "$peers" | tail -c +3)."
+		note
 		note "bfloat16, T = 1024, median of $STEPS steps, the loss read a step late. MFU as nanoGPT counts it: 6N + 12LCT operations a token, of 989 TFLOP/s."
 		note
 		note '| batch | ms a step | tokens/s | MFU | predicted ms | arena GiB | of the GPU GiB | PyTorch ms | PyTorch GiB | PyTorch / autopar |'
@@ -211,10 +230,16 @@ train() {
 		row "shakespeare_char" "skipped" "no data in the bundle (autopar data prepare shakespeare_char)"
 		return
 	fi
+	out=${TMPDIR:-/tmp}/autopar-shakespeare
 	bounded 60 plan.txt ./autopar plan shakespeare_char.yaml --cluster h200 --plan-ngpus 1 --runtime-ngpus 1 --set train.dtype=bfloat16 -o "$OUT/plan.json" -q &&
-		bounded 300 train.txt ./autopar run "$OUT/plan.json" --device cuda --out "$OUT/shakespeare" -q
+		bounded 300 train.txt ./autopar run "$OUT/plan.json" --device cuda --out "$out" -q
 	case $? in
-	0) row "shakespeare_char, best val loss (want at most 1.48)" "$(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" | sort -n | head -n 1)" "train.txt" ;;
+	0)
+		best=$(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" | sort -n | head -n 1)
+		verdict=$(awk -v best="${best:-9}" 'BEGIN { if (best <= 1.48) print "passed"; else print "**failed**" }')
+		[ "$verdict" = passed ] || failed=1
+		row "shakespeare_char, best val loss at most 1.48" "$verdict" "${best:-none}, train.txt"
+		;;
 	125) row "shakespeare_char" "skipped" "no time left of $BUDGET s" ;;
 	*)
 		failed=1
@@ -223,29 +248,32 @@ train() {
 		row "shakespeare_char" "**failed**" "$(last "$log"), best so far $(sed -n 's/^step .*val loss \([0-9.]*\).*/\1/p' "$OUT/train.txt" 2>/dev/null | sort -n | head -n 1)"
 		;;
 	esac
-	rm -rf "$OUT/shakespeare" # checkpoints
+	cp "$out/metrics.jsonl" "$OUT/shakespeare.jsonl" 2>/dev/null
+	rm -rf "$out" # checkpoints
 }
 
 sanitizer() {
 	if command -v compute-sanitizer >/dev/null; then
-		checked "compute-sanitizer, small ops" 240 sanitizer.txt sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.run "^TestGPUConformance$/^ops$/(layer_norm|attention|adamw)"'
+		checked "compute-sanitizer, small ops" 240 sanitizer.txt env AUTOPAR_TEST_CUDA=1 sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.v -test.run "^TestGPUConformance$/^(ops|wide_heads)$/^(layer_norm|layer_norm_grad|attention|attention_grad|cross_entropy_grad|adamw)$"'
 	else
 		row "compute-sanitizer" "skipped" "not on this machine"
 	fi
 }
 
-first="versions driver kernels conformance nccl step"
-second="versions profile step loopback rates train sanitizer"
+first="versions driver nccl conformance step"
+second="versions profile step rates"
+third="versions loopback train sanitizer kernels"
 stages=${*:-first}
 case $stages in
 first) stages=$first BATCHES=${BATCHES:-32} ;;
 second) stages=$second ;;
+third) stages=$third ;;
 esac
 BATCHES=${BATCHES:-8 16 32 64}
 for name in $stages; do
-	case " $first $second " in
+	case " $first $second $third " in
 	*" $name "*) ;;
-	*) note "no stage $name; there are $first profile loopback rates train sanitizer, and first and second" >&2; exit 2 ;;
+	*) note "no stage $name; there are $first profile rates loopback train sanitizer kernels, and first, second and third" >&2; exit 2 ;;
 	esac
 done
 printf '# On a GPU, %s\n\n| what | result | details |\n|---|---|---|\n' "$(date -u +%Y-%m-%d)" >"$OUT/head.md"
@@ -258,11 +286,11 @@ if grep -q 'AUTOPAR_TEST_CUDA is set' "$OUT/gpu.txt"; then
 	versions
 	row "GPU" "**none that can be used**" "$(sed -n 's/.*AUTOPAR_TEST_CUDA is set: *//p' "$OUT/gpu.txt" | head -n 1 | tr '|' ' ' | cut -c1-400)"
 	note
-	cat "$OUT/gpu.md"
+	cat "$PAGE"
 	exit 2
 fi
 for name in $stages; do "$name"; done
 rm -f "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" "$OUT/steps.md" "$OUT/memory.txt"
 note
-cat "$OUT/gpu.md"
+cat "$PAGE"
 exit $failed

@@ -1,0 +1,154 @@
+// Package gpu_test runs the script of the GPU machine where nothing but the script is real.
+package gpu_test
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// bundle makes what `make gpu` does, of programs that say what those would: the binaries of tests pass, PyTorch takes 120 ms a
+// step, and autopar 100.
+func bundle(t *testing.T) string {
+	for _, needed := range []string{"sh", "awk", "timeout", "sed"} {
+		if _, err := exec.LookPath(needed); err != nil {
+			t.Skip(err)
+		}
+	}
+	dir := t.TempDir()
+	script, err := os.ReadFile("run.sh")
+	require.NoError(t, err)
+	passes := "echo '--- PASS: Test (1.00s)'; echo PASS\n"
+	for name, text := range map[string]string{
+		"run.sh":                          string(script),
+		"commit":                          "0123abc\n",
+		"gpt2.py":                         "",
+		"gpt2.yaml":                       "",
+		"shakespeare_char.yaml":           "",
+		"data/shakespeare_char/train.bin": "",
+		"cuda/driver/none":                "",
+		"cuda/kernel/none":                "",
+		"tests/driver.test":               passes,
+		"tests/kernel.test":               passes,
+		"tests/autopar.test":              "echo '| losses | 0 |'\n" + passes,
+		"tests/cuda.test":                 "echo '| product | 700 |'; echo '    gpu_test.go:40: [driver for CUDA 13.0, a GPU]'\n" + passes,
+		"bin/nvidia-smi":                  "case $* in *memory.used*) echo 2048; exec sleep 60 ;; esac; echo 'A GPU, 1.2'\n",
+		"bin/compute-sanitizer":           passes,
+		"bin/python": `case $1 in
+-c) case $2 in *sysconfig*) echo /nowhere ;; esac ;;
+*)
+	echo "# PyTorch 2.11"
+	shift
+	while [ "$1" != --steps ]; do echo "$1 120.00 273067 20.50"; shift; done
+	;;
+esac
+`,
+		"autopar": `case $1 in
+bench) printf '{\n  "median_ms": 100,\n  "predicted_ms": 101.5,\n  "arena_bytes": 21474836480\n}\n' ;;
+profile) while [ "$1" != -o ]; do shift; done; echo measured; printf '# Products\n# p\n# Attention: rates\n# forward 300\n' >"$2" ;;
+run) echo 'step 5000: train loss 0.8, val loss '"${LOSS:-1.47}"' (lr 1e-4)' ;;
+esac
+`,
+	} {
+		path := filepath.Join(dir, name)
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o777))
+		if text != "" && name != "commit" && name != "run.sh" {
+			text = "#!/bin/sh\n" + text
+		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o777))
+	}
+	return dir
+}
+
+// run runs stages, and returns the page that they leave, and the exit status.
+func run(t *testing.T, dir string, page string, env []string, stages ...string) (string, int) {
+	cmd := exec.Command(filepath.Join(dir, "run.sh"), stages...)
+	cmd.Env = append(os.Environ(), "OUT="+filepath.Join(dir, "out"), "TMPDIR="+dir, "PYTHON=python", "PYTHONPATH=", "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	cmd.Env = append(cmd.Env, env...)
+	out, err := cmd.CombinedOutput()
+	status := 0
+	if exit := new(exec.ExitError); errors.As(err, &exit) {
+		status = exit.ExitCode()
+	} else {
+		require.NoError(t, err)
+	}
+	text, err := os.ReadFile(filepath.Join(dir, "out", page))
+	require.NoError(t, err, "%s", out)
+	require.True(t, strings.HasSuffix(string(out), string(text)), "%s", out) // it ends with the page
+	return string(text), status
+}
+
+// TestScript: every stage has its line, the tables are whole whatever stage comes last, and one call leaves the page of another.
+func TestScript(t *testing.T) {
+	dir := bundle(t)
+	// 124,373,760 parameters but for the 1,024 x 768 of positions, and attention, at 989 TFLOP/s.
+	step := func(batch int) string {
+		tokens := float64(batch) * 1024 / 0.1
+		return fmt.Sprintf("| %d | 100.00 | %.0f | %.1f %% | 101.5 | 20.00 | 2.00 | 120.00 | 20.50 | 1.20 |\n", batch, tokens,
+			100*tokens*(6*(124373760-1024*768)+12*12*768*1024)/989e12)
+	}
+	first, status := run(t, dir, "gpu-first.md", nil, "first")
+	require.Zero(t, status)
+	second, status := run(t, dir, "gpu-second.md", nil, "second")
+	require.Zero(t, status)
+	third, status := run(t, dir, "gpu-third.md", nil, "third")
+	require.Zero(t, status)
+	for _, c := range []struct {
+		page  string
+		lines []string
+	}{
+		{first, []string{
+			"| machine | A GPU, 1.2 |", "| driver: libraries found and called | passed |", "| NCCL with one rank | passed |",
+			"| conformance suite on the GPU | passed |", "| libraries | driver for CUDA 13.0, a GPU |", "| a step of GPT-2 124M, batch 32 | 100 ms |",
+			"| steps | 1 of 1 batches |", "Commit 0123abc, PyTorch 2.11.", step(32),
+		}},
+		{second, []string{
+			"| what this machine does (autopar profile) | passed |", "measured\nAttention: rates\nforward 300\n", "| matrix products | passed |", "| product | 700 |",
+			"| steps | 4 of 4 batches |", step(8) + step(16) + step(32) + step(64),
+		}},
+		{third, []string{
+			"| loopback, 1 to 8 ranks, against the CPU | passed |", "| losses | 0 |", "| shakespeare_char, best val loss at most 1.48 | passed | 1.47,",
+			"| compute-sanitizer, small ops | passed |", "| kernels compiled, registers and spills | passed |",
+		}},
+	} {
+		for _, line := range c.lines {
+			require.Contains(t, c.page, line)
+		}
+	}
+	again, err := os.ReadFile(filepath.Join(dir, "out", "gpu-first.md"))
+	require.NoError(t, err)
+	require.Equal(t, first, string(again))
+	alone, status := run(t, dir, "gpu-rates.md", nil, "rates")
+	require.Zero(t, status)
+	require.Contains(t, alone, "| product | 700 |")
+}
+
+// TestScriptFails: what failed says so in its line and by the exit status, and stops nothing else; without a GPU all is said once.
+func TestScriptFails(t *testing.T) {
+	dir := bundle(t)
+	page, status := run(t, dir, "gpu-train.md", []string{"LOSS=1.49"}, "train", "sanitizer")
+	require.Equal(t, 1, status)
+	require.Contains(t, page, "| shakespeare_char, best val loss at most 1.48 | **failed** | 1.49,")
+	require.Contains(t, page, "| compute-sanitizer, small ops | passed |")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "autopar"), []byte("#!/bin/sh\necho 'autopar: no room'; exit 1\n"), 0o777))
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/cuda.test"), []byte("#!/bin/sh\necho '--- SKIP: Test (0.00s)'; echo '    no GPU'\n"), 0o777))
+	page, status = run(t, dir, "gpu-first.md", []string{"BATCHES=8 16"}, "first")
+	require.Equal(t, 1, status)
+	require.Contains(t, page, "| conformance suite on the GPU | skipped | no GPU, conformance.txt |")
+	require.Contains(t, page, "| a step of GPT-2 124M, batch 16 | **failed** | autopar: no room, step-16.json |")
+	require.Contains(t, page, "| 16 | - | - | - | - | - | - | 120.00 | 20.50 | - |")
+	require.Contains(t, page, "| steps | 0 of 2 batches |")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/driver.test"), []byte("#!/bin/sh\necho 'AUTOPAR_TEST_CUDA is set: no libcuda'; exit 1\n"), 0o777))
+	page, status = run(t, dir, "gpu-first.md", nil, "first")
+	require.Equal(t, 2, status)
+	require.Contains(t, page, "| GPU | **none that can be used** | no libcuda |")
+	require.NotContains(t, page, "conformance")
+}
