@@ -15,7 +15,8 @@
 # Exit status: 0 all that ran passed, 1 something failed, 2 no GPU or library that can be used
 # or no such stage.
 #
-# BATCHES (default "32", of second "8 16 32 64"), STEPS (20) and PYTHON (python3) may be set.
+# BATCHES (default "32", of second "8 16 32 64"), STEPS (20), PYTHON (python3) and AUTOPAR_TEST_SEED
+# (of the inputs of ops; in versions.txt) may be set.
 set -u
 cd "$(dirname "$0")" || exit 2
 OUT=${OUT:-results}
@@ -31,7 +32,9 @@ AUTOPAR_TEST_CACHE=${AUTOPAR_TEST_CACHE:-$XDG_CACHE_HOME/autopar/cuda}
 PATH=$PATH:/usr/local/cuda/bin
 # The CUDA libraries that come with PyTorch are found beside it.
 PYTHONPATH=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' 2>/dev/null)${PYTHONPATH:+:$PYTHONPATH}
-export AUTOPAR_TEST_CACHE XDG_CACHE_HOME PATH PYTHONPATH
+# Ops are tried on numbers that they have not seen before.
+AUTOPAR_TEST_SEED=${AUTOPAR_TEST_SEED:-$(date +%s)}
+export AUTOPAR_TEST_CACHE AUTOPAR_TEST_SEED XDG_CACHE_HOME PATH PYTHONPATH
 began=$(date +%s)
 failed=0
 
@@ -117,6 +120,7 @@ versions() {
 		nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv || note "no nvidia-smi"
 		"$PYTHON" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version())' || note "no PyTorch"
 		cat commit
+		note "AUTOPAR_TEST_SEED=$AUTOPAR_TEST_SEED"
 	} >"$OUT/versions.txt" 2>&1
 	row "machine" "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 | grep . || echo 'no nvidia-smi')" "versions.txt"
 }
