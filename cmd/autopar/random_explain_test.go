@@ -21,7 +21,7 @@ import (
 func FuzzCommandsAgree(f *testing.F) {
 	addSeeds(f, 1, 2)
 	f.Fuzz(func(t *testing.T, seed uint64) {
-		c := newRandomRun(t, seed)
+		c := newRandomRun(t, seed, false)
 		doc := c.plan("plan.json", c.from(1, 2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8))
 		if doc == nil {
 			return

@@ -16,12 +16,14 @@ import (
 
 // FuzzPlansOnGPUs is FuzzPlansTrainAlike on fake GPUs, whose streams run in a random order and which refuse what no event
 // orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU. A few models, and all
-// that are to be reproducible, are trained by the GPU's own kernels, compiled for the CPU, others by the CPU's.
+// that are to be reproducible or have heads of 64 or 128 elements, are trained by the GPU's own kernels, compiled for the CPU,
+// others by the CPU's.
 func FuzzPlansOnGPUs(f *testing.F) {
-	addSeeds(f, 3, 4, 5)
+	addSeeds(f, 3, 4, 5, 10)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		const first, all = 3, 7 // steps: the fourth is a graph
-		c := newRandomRun(t, seed)
+		wide := seed%12 == 10
+		c := newRandomRun(t, seed, wide)
 		devices := [][]string{{"--device", "cuda"}, {"--device", "cuda", "--loopback"}, {"--device", "cpu"}}
 		one := devices[2]
 		if c.reproducible { // to the bit on GPUs, whose products are not the CPU's
@@ -53,6 +55,10 @@ func FuzzPlansOnGPUs(f *testing.F) {
 		if c.reproducible { // a library's products depend on what else is multiplied
 			require.Positive(t, gpus.runs("matmul_f32"))
 			require.Positive(t, gpus.runs("matmul_fixed_f32"))
+		} else if wide {
+			for _, kernel := range []string{"attention_mma", "attention_mma_dq", "attention_mma_dkv"} {
+				require.Positive(t, gpus.runs(kernel+"_64_bf16")+gpus.runs(kernel+"_128_bf16"), kernel)
+			}
 		}
 	})
 }

@@ -53,7 +53,7 @@ func FuzzPlansTrainAlike(f *testing.F) {
 	addSeeds(f, 1, 2, 3, 4, 5, 6)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		const first, all = 2, 5 // steps
-		c := newRandomRun(t, seed)
+		c := newRandomRun(t, seed, false)
 		c.must("plan", "gpt.yaml", "-o", "one.json", "-q", "--dp", "1", "--tp", "1", "--pp", "1", "--recompute", "none")
 		c.must("run", "one.json", "-q", "--out", "one", "--steps", fmt.Sprint(all))
 		ranks := c.from(2, 3, 4, 4, 5, 6, 6, 7, 8, 8, 8)
@@ -79,7 +79,7 @@ type randomRun struct {
 	commands             []string
 }
 
-func newRandomRun(t *testing.T, seed uint64) *randomRun {
+func newRandomRun(t *testing.T, seed uint64, wide bool) *randomRun {
 	dir, err := os.MkdirTemp("", "autopar")
 	require.NoError(t, err)
 	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), loss: 1e-5, norm: 1e-5}
@@ -92,7 +92,7 @@ func newRandomRun(t *testing.T, seed uint64) *randomRun {
 		os.RemoveAll(dir)
 	})
 	t.Chdir(dir)
-	yaml = c.model()
+	yaml = c.model(wide)
 	require.NoError(t, os.WriteFile("gpt.yaml", []byte(yaml), 0o666))
 	return c
 }
@@ -118,8 +118,9 @@ func (c *randomRun) divisor(n, most int) int {
 }
 
 // model writes data, in which each token follows from the one before, with noise, and returns a configuration. The learning
-// rate warms up as in TestParity, which says why. In bfloat16 what ranks exchange is rounded: see TestHalfPrecisionParity.
-func (c *randomRun) model() string {
+// rate warms up as in TestParity, which says why. In bfloat16 what ranks exchange is rounded: see TestHalfPrecisionParity. Wide
+// models have heads that GPUs attend with on tensor cores.
+func (c *randomRun) model(wide bool) string {
 	c.layers, c.batch, c.block = 1+c.IntN(6), 1+c.IntN(12), c.from(8, 16, 32, 3+c.IntN(31), 3+c.IntN(31))
 	heads, width, vocab := c.from(1, 2, 3, 4, 4, 5, 6, 8), c.from(4, 8, 16, 2*(1+c.IntN(5)), 3+c.IntN(8)), 5+c.IntN(93)
 	position := c.word("learned rope")
@@ -132,6 +133,10 @@ func (c *randomRun) model() string {
 		float, c.loss, c.norm = "bfloat16", 4e-3, 2e-2
 	case kind == 1 && c.block >= 4:
 		c.reproducible, c.loss, c.norm = true, 0, 0
+	}
+	if wide && !c.reproducible {
+		heads, width = 1+heads%2, 64*(1+width%2)
+		float, c.loss, c.norm = "bfloat16", 4e-3, 2e-2
 	}
 	c.table = c.word("wte lm_head")
 	for _, name := range []string{"train.bin", "val.bin"} {
