@@ -1,8 +1,8 @@
 package launch
 
 import (
+	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"time"
@@ -72,7 +72,7 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 	for ; missing > 0; missing-- {
 		conn, err := listener.Accept()
 		if err != nil {
-			return conns, errors.Join(ctx.Err(), err)
+			return conns, cmp.Or(ctx.Err(), err) // which closes the listener
 		}
 		rank, _, err := p.greet(newLink(conn))
 		if err != nil || rank < p.place.Rank || conns[rank] != nil {

@@ -192,7 +192,7 @@ func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused 
 		}
 		select {
 		case <-ctx.Done():
-			return nil, false, errors.Join(ctx.Err(), err)
+			return nil, false, fmt.Errorf("%w: %w", ctx.Err(), err)
 		case <-time.After(pause):
 		}
 	}

@@ -243,7 +243,7 @@ func TestLate(t *testing.T) {
 	began, addr := time.Now(), freeAddr(t)
 	_, err := launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after \d+\.\d s`, err)
+	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after \d+\.\d s: context deadline exceeded: .+$`, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)
