@@ -112,5 +112,20 @@ func inTheDevice() []mutant {
 		file: "cuda/nccl.go",
 		old:  "math.MaxInt64/int64(len(c.Members))", new: "math.MaxInt64",
 		pkg: "./cuda", run: "^TestFixedNCCL$",
+	}, {
+		bug: "the end of a run hangs in NCCL", how: "graphs that captured communicators are destroyed after them",
+		file: "cuda/backend.go",
+		old:  "	errs = append(errs, b.rest()...) // first: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.rest()...)\n",
+		pkg: "./cuda", run: "^TestEndsWithGraphs$/^at_the_end$",
+	}, {
+		bug: "a failure is not told", how: "NCCL aborts on the thread that would tell",
+		file: "cuda/nccl.go",
+		old:  "	m.ended = ended\n	go func() {", new: "	m.ended = ended\n	func() {",
+		pkg: "./cuda", run: "^TestEndsWithGraphs$/^after_a_failure$",
+	}, {
+		bug: "a failure is not told", how: "who waits asks NCCL how a communicator is that ends",
+		file: "cuda/driver/nccl.go",
+		old:  "if !c.mu.TryLock() {", new: "if c.mu.Lock(); false {",
+		pkg: "./cuda/driver", run: "^TestCollectiveCalls$",
 	}}
 }

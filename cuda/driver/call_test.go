@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -277,11 +278,23 @@ func TestCollectiveCalls(t *testing.T) {
 	f.async.call(7)
 	require.NoError(t, c.Failure(), "in progress")
 	f.async.call(0)
+	mu := &c.(*ncclComm).mu
+	mu.Lock() // as while it ends
+	asked := make(chan error, 1)
+	go func() { asked <- c.Failure() }()
+	select {
+	case err := <-asked:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "a wait for the end of a communicator, which may be for what the waiting thread has to do")
+	}
+	mu.Unlock()
 	f.failNext("ncclAllReduce", 4)
 	require.EqualError(t, c.AllReduce(1, 2, 3, ir.F32, ir.Sum, s), "ncclAllReduce: unhandled error (4)")
 	f.said()
 	require.NoError(t, c.Abort())
 	require.NoError(t, c.Close())
+	require.ErrorIs(t, c.AllReduce(1, 2, 3, ir.F32, ir.Sum, s), errEnded)
 	require.Equal(t, []string{"ncclCommAbort cc00"}, f.said())
 }
 

@@ -225,7 +225,8 @@ type Comm interface {
 	Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) error
 	// Failure returns what has gone wrong on the device or the network since, or nil.
 	Failure() error
-	// Abort ends operations in progress and the communicator; Close ends one that is idle.
+	// Abort ends operations in progress and the communicator; Close ends one that is idle. Both wait until the graphs
+	// that captured the communicator are destroyed.
 	Abort() error
 	Close() error
 }
