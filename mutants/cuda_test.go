@@ -127,5 +127,15 @@ func inTheDevice() []mutant {
 		file: "cuda/driver/nccl.go",
 		old:  "if !c.mu.TryLock() {", new: "if c.mu.Lock(); false {",
 		pkg: "./cuda/driver", run: "^TestCollectiveCalls$",
+	}, {
+		bug: "a function has too little shared memory", how: "what it was compiled with is not counted",
+		file: "cuda/kernels.go",
+		old:  "if l.Shared <= e.shared[f] {", new: "if l.Shared <= max(e.shared[f], 48<<10) {",
+		pkg: "./cuda", run: "^TestSharedMemory$",
+	}, {
+		bug: "a function has too little shared memory", how: "that of a smaller launch, prepared later",
+		file: "cuda/kernels.go",
+		old:  "if l.Shared <= e.shared[f] {", new: "if l.Shared == e.shared[f] || l.Shared == 0 {",
+		pkg: "./cuda", run: "^TestSharedMemory$",
 	}}
 }

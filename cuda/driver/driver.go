@@ -48,8 +48,8 @@ const (
 // CUfunction_attribute.
 type FunctionAttribute int32
 
-// The function attributes that are used. SharedMax is set before a launch with more than
-// 48 KB of dynamic shared memory.
+// The function attributes that are used. SharedMax is set before a launch with more dynamic shared memory than the function's
+// static shared memory leaves of 48 KB.
 const (
 	Registers FunctionAttribute = 4
 	SharedMax FunctionAttribute = 8
