@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 	"unsafe"
@@ -233,6 +234,44 @@ func TestProducts(t *testing.T) {
 	require.EqualError(t, err, "gemm NN 2x1x1 ld 2 1 2 f32 f32 to f32: cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)")
 }
 
+// TestUntimedProducts: a product that there is no memory to try has the library's first algorithm, for all GPUs of this run; the
+// next run tries again, and keeps what it finds.
+func TestUntimedProducts(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	open := func() (*Lt, BLAS) {
+		l, err := newLt(f.lib, LtOptions{Dir: dir})
+		require.NoError(t, err)
+		b, err := l.Open(d, "H200")
+		require.NoError(t, err)
+		f.said()
+		return l, b
+	}
+	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+	tuned := func(b BLAS, g GEMM) []string {
+		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
+		return f.said()
+	}
+	const asked = "cublasLtMatmulPreferenceCreate 0"
+	l, b := open()
+	f.failNext("cuMemAlloc_v2", 2)
+	require.NotContains(t, strings.Join(tuned(b, g), "\n"), "cublasLtMatmul d0", "no trials")
+	other, err := l.Open(d, "H200")
+	require.NoError(t, err)
+	require.NotContains(t, tuned(other, g), asked, "another GPU of the kind does as the first")
+	timed := g
+	timed.M, timed.LDA, timed.LDC = 4, 4, 4
+	require.Contains(t, tuned(b, timed), asked)
+
+	_, b = open()
+	require.NotContains(t, tuned(b, timed), asked, "it was timed")
+	require.Contains(t, tuned(b, g), asked, "it was not")
+	_, b = open()
+	require.NotContains(t, tuned(b, g), asked, "now it was")
+}
+
 // TestCollectiveCalls checks NCCL's arguments, the 128 bytes by value among them.
 func TestCollectiveCalls(t *testing.T) {
 	f := loadFakes(t)
@@ -330,7 +369,23 @@ func TestEpilogues(t *testing.T) {
 	require.Len(t, said, 2)
 	require.Zero(t, times)
 
+	plain := GEMM{M: 9, N: 5, K: 7, LDA: 9, LDB: 7, LDC: 9, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+	joined := plain
+	joined.Epilogue = AddBias
+	done := make(chan error, 1)
+	go func() {
+		done <- b.With(joined, 0xa00, 0xb00, 0xc00, 0xe00, 0xd00, 0x5555, func() error { return b.MatMul(plain, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555) })
+	}()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "timing what is done apart waits for the choice of its product, which waits for the timing")
+	}
+	f.said()
+
 	g.Epilogue = SumB
+	require.NoError(t, b.Tune(GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
 	f.failNext("cublasLtMatmulAlgoGetHeuristic", 15)
 	require.Contains(t, with(g, 0xe00), "cublasLtMatmulDescSetAttribute d1 7 200 4", "sums of b")
 	require.Equal(t, 1, times, "no algorithm")
