@@ -29,6 +29,10 @@ type System struct {
 	BLAS func(gpu int) (driver.BLAS, error)
 	// Collectives loads NCCL, when it is needed first.
 	Collectives func() (driver.Collectives, error)
+	// Together says that NCCL may run graphs of several GPUs of one process. The machine's may not: its documentation warns of
+	// deadlocks and recommends a process for each GPU (Using NCCL with CUDA Graphs). So steps of ranks on several GPUs of one process are told
+	// to the GPUs call by call, and are graphs where launch or torchrun starts a process for each.
+	Together bool
 	// Versions are those of the libraries, for people.
 	Versions []string
 }
@@ -237,6 +241,12 @@ func Usable(d driver.Driver, gpu int) error {
 	}
 	return &DeviceError{fmt.Sprintf("GPU %d (%s) has compute capability %d.%d, want at least %d.%d",
 		gpu, name, capability/10, capability%10, minCapability/10, minCapability%10)}
+}
+
+// crowded reports whether this process drives several GPUs and NCCL may not run their graphs.
+func (b *Backend) crowded() bool {
+	first, end := b.world.Here()
+	return !b.opts.Loopback && end-first > 1 && !b.system.Together
 }
 
 // explain says, once, why steps are told to the GPU call by call.

@@ -70,7 +70,7 @@ func newDevice(b *Backend, g *gpu, rank int) *Device {
 	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{},
 		received: map[int]int64{}, inlets: map[int]*lane{}, expected: map[int][]driver.Event{}}
 	d.labels, _ = d.drv.(driver.Labeler)
-	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
+	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager && !b.crowded() {
 		d.steps = &replay{Device: d}
 	}
 	return d

@@ -137,5 +137,25 @@ func inTheDevice() []mutant {
 		file: "cuda/kernels.go",
 		old:  "if l.Shared <= e.shared[f] {", new: "if l.Shared == e.shared[f] || l.Shared == 0 {",
 		pkg: "./cuda", run: "^TestSharedMemory$",
+	}, {
+		bug: "NCCL runs graphs of several GPUs of one process", how: "which may wait for each other",
+		file: "cuda/backend.go",
+		old:  "end-first > 1 && !b.system.Together", new: "end-first > 16 && !b.system.Together",
+		pkg: ".", run: "^TestGraphsOfOneProcess$",
+	}, {
+		bug: "processes with a GPU each have no graphs", how: "the ranks of others count",
+		file: "cuda/backend.go",
+		old:  "end-first > 1 && !b.system.Together", new: "b.world.Ranks > 1 && end > first && !b.system.Together",
+		pkg: "./train", run: "^TestProcessesOnGPUs$/^tp$",
+	}, {
+		bug: "an epilogue is never chosen", how: "the choice of the plain product waits for it",
+		file: "cuda/driver/cublaslt.go",
+		old:  "if apart != nil { // which", new: "if apart != nil && b == nil { // which",
+		pkg: "./cuda/driver", run: "^TestEpilogues$",
+	}, {
+		bug: "a product is never timed", how: "there was no memory to, in an earlier run",
+		file: "cuda/driver/cublaslt.go",
+		old:  "if !l.untimed[key] {", new: "if key != \"\" {",
+		pkg: "./cuda/driver", run: "^TestUntimedProducts$",
 	}}
 }
