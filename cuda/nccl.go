@@ -88,8 +88,11 @@ func (m *membership) end(by func() error) {
 	}()
 }
 
-// leave ends the communicators, and waits until they have ended.
+// leave ends the communicators, and waits until they have ended. None would where a stream or a graph is left behind.
 func (b *Backend) leave() (errs []error) {
+	if b.left.Load() {
+		return nil
+	}
 	b.mu.Lock()
 	all := b.memberships
 	b.memberships = nil
