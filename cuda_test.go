@@ -51,6 +51,33 @@ func TestReplay(t *testing.T) {
 	require.Zero(t, graphs)
 }
 
+// TestGraphsOfOneProcess: where NCCL may not run graphs of several GPUs of a process, a step of several ranks is none, and that is
+// said once; a step of one rank is.
+func TestGraphsOfOneProcess(t *testing.T) {
+	const steps = 5
+	for ranks, want := range map[int]struct {
+		graphs int
+		notes  []string
+	}{
+		1: {steps - 3, nil},
+		2: {0, []string{"steps are not replayed as CUDA graphs: this process drives several GPUs, whose graphs may wait for each other in NCCL; autopar launch starts one for each"}},
+	} {
+		driver := fake.New(fake.Options{Devices: ranks})
+		system, err := cudatest.NewSystem(driver)
+		require.NoError(t, err)
+		system.Together = false
+		var notes []string
+		opts := cuda.Options{Note: func(text string) { notes = append(notes, text) }}
+		prog, exec := compileOn(t, cuda.New(system, opts), stepOf(t, parityModel), parityPlan(ranks, 1, 1, 1, partition.GPipe, false), parityBatch)
+		require.NoError(t, exec.InitParams(prog, 1337))
+		stepsOf(t, prog, exec, parityBatch, steps)
+		require.NoError(t, exec.Close())
+		_, graphs := driver.Ran()
+		require.Equal(t, want.graphs, graphs, "%d ranks", ranks)
+		require.Equal(t, want.notes, notes)
+	}
+}
+
 // TestReplayedParity trains with steps that become graphs, on one rank and on ranks that
 // use NCCL, and compares each step with one rank on the CPU.
 func TestReplayedParity(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -28,6 +29,10 @@ type System struct {
 	BLAS func(gpu int) (driver.BLAS, error)
 	// Collectives loads NCCL, when it is needed first.
 	Collectives func() (driver.Collectives, error)
+	// Together says that NCCL may run graphs of several GPUs of one process. The machine's may not: its documentation warns of
+	// deadlocks and recommends a process for each GPU (Using NCCL with CUDA Graphs). So steps of ranks on several GPUs of one process are told
+	// to the GPUs call by call, and are graphs where launch or torchrun starts a process for each.
+	Together bool
 	// Versions are those of the libraries, for people.
 	Versions []string
 }
@@ -61,22 +66,26 @@ type Backend struct {
 	stopped chan struct{}
 	abort   sync.Once
 	noted   sync.Once
-	joining atomic.Bool // NCCL was left behind in the middle of a call
+	left    atomic.Bool   // NCCL or a stream was left behind in the middle of something: it uses the contexts still
+	bound   time.Duration // of the end of streams, and of communicators
 
-	mu     sync.Mutex
-	open   int // devices
-	groups map[int]*group
-	wires  map[int]*wire
-	nccl   driver.Collectives
-	comms  []driver.Comm
+	mu          sync.Mutex
+	open        int // devices
+	groups      map[int]*group
+	wires       map[int]*wire
+	nccl        driver.Collectives
+	memberships []*membership
 }
+
+// closing is how long streams and communicators may take to end: much longer than they do.
+const closing = 30 * time.Second
 
 var _ runtime.Backend = (*Backend)(nil)
 
 // New returns a backend. It serves one world: Open is called once.
 func New(system *System, opts Options) *Backend {
 	return &Backend{
-		opts: opts, system: system, gpus: map[int]*gpu{}, stopped: make(chan struct{}),
+		opts: opts, system: system, gpus: map[int]*gpu{}, stopped: make(chan struct{}), bound: closing,
 		groups: map[int]*group{}, wires: map[int]*wire{},
 	}
 }
@@ -234,6 +243,12 @@ func Usable(d driver.Driver, gpu int) error {
 		gpu, name, capability/10, capability%10, minCapability/10, minCapability%10)}
 }
 
+// crowded reports whether this process drives several GPUs and NCCL may not run their graphs.
+func (b *Backend) crowded() bool {
+	first, end := b.world.Here()
+	return !b.opts.Loopback && end-first > 1 && !b.system.Together
+}
+
 // explain says, once, why steps are told to the GPU call by call.
 func (b *Backend) explain(why string) {
 	if b.opts.Note != nil {
@@ -241,16 +256,14 @@ func (b *Backend) explain(why string) {
 	}
 }
 
-// Abort ends every wait, and the collectives in progress.
+// Abort ends every wait, and the collectives in progress. It does not wait for that.
 func (b *Backend) Abort() {
 	b.abort.Do(func() {
 		close(b.stopped)
 		b.mu.Lock()
-		comms := b.comms
-		b.comms = nil
-		b.mu.Unlock()
-		for _, c := range comms {
-			c.Abort() // nobody is left to hear of a failure
+		defer b.mu.Unlock()
+		for _, m := range b.memberships {
+			m.abort()
 		}
 	})
 }
@@ -272,23 +285,20 @@ func (b *Backend) closed() error {
 
 // release frees what the backend holds.
 func (b *Backend) release() error {
-	if b.joining.Load() { // it uses the contexts still, and the run has failed
+	if b.left.Load() { // the run has failed
 		return nil
 	}
-	var errs []error
 	b.devices = slices.DeleteFunc(b.devices, func(d *Device) bool { return d == nil })
 	for _, d := range b.devices {
 		for _, l := range d.lanes() {
 			l.stop()
 		}
 	}
-	errs = append(errs, b.others.close())
-	b.mu.Lock()
-	comms := b.comms
-	b.comms = nil
-	b.mu.Unlock()
-	for _, c := range comms {
-		errs = append(errs, c.Close())
+	errs := []error{b.others.close()}
+	errs = append(errs, b.rest()...) // first: see membership
+	errs = append(errs, b.leave()...)
+	if b.left.Load() {
+		return errors.Join(errs...)
 	}
 	for _, d := range b.devices {
 		errs = append(errs, d.release())
@@ -301,6 +311,15 @@ func (b *Backend) release() error {
 	}
 	b.devices, b.wires, b.gpus = nil, nil, nil
 	return errors.Join(errs...)
+}
+
+// rest waits until no stream does anything any more, and drops all graphs.
+func (b *Backend) rest() (errs []error) {
+	end := time.Now().Add(b.bound)
+	for _, d := range b.devices {
+		errs = append(errs, d.rest(end))
+	}
+	return errs
 }
 
 func (g *gpu) release(drv driver.Driver) error {

@@ -2,6 +2,7 @@ package cuda_test
 
 import (
 	"errors"
+	"sync"
 	"testing"
 	"time"
 
@@ -137,5 +138,52 @@ func TestLateMessage(t *testing.T) {
 	b.Abort()
 	for _, d := range ds {
 		require.NoError(t, d.Close())
+	}
+}
+
+// TestEndsWithGraphs: NCCL ends no communicator, nor aborts it, while there are graphs that captured it. The end of a run
+// waits for neither, nor does the word of its failure.
+func TestEndsWithGraphs(t *testing.T) {
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	sum := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
+	for _, fails := range []bool{false, true} {
+		t.Run(map[bool]string{false: "at the end", true: "after a failure"}[fails], func(t *testing.T) {
+			d := fake.New(fake.Options{Devices: 2})
+			system, err := cudatest.NewSystem(d)
+			require.NoError(t, err)
+			b := cuda.New(system, cuda.Options{})
+			ds, err := b.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+			require.NoError(t, err)
+			tell, read, errs := make([]func() error, 2), make([]func() error, 2), make([]error, 2)
+			var ranks sync.WaitGroup
+			for rank, d := range ds {
+				c := &runtime.Collective{Node: sum, Position: rank, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}}
+				step := d.(runtime.Late)
+				tell[rank] = func() error { return errors.Join(d.Collective(c), step.End(nil)) }
+				read[rank] = func() error { return step.Last(nil) }
+				require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+				require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
+				require.NoError(t, errors.Join(step.End(nil), read[rank]()))
+				ranks.Go(func() {
+					for range 3 {
+						errs[rank] = errors.Join(errs[rank], tell[rank](), read[rank]())
+					}
+				})
+			}
+			ranks.Wait()
+			require.NoError(t, errors.Join(errs...))
+			_, graphs := d.Ran()
+			require.Equal(t, 2, graphs, "the third step of each rank")
+			if fails {
+				require.NoError(t, tell[0]()) // the other does not come
+				start := time.Now()
+				b.Abort()
+				require.Less(t, time.Since(start), 5*time.Second)
+			}
+			for _, d := range ds {
+				require.NoError(t, d.Close())
+			}
+			require.Empty(t, d.Leaks())
+		})
 	}
 }

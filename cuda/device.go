@@ -70,7 +70,7 @@ func newDevice(b *Backend, g *gpu, rank int) *Device {
 	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{},
 		received: map[int]int64{}, inlets: map[int]*lane{}, expected: map[int][]driver.Event{}}
 	d.labels, _ = d.drv.(driver.Labeler)
-	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager {
+	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager && !b.crowded() {
 		d.steps = &replay{Device: d}
 	}
 	return d
@@ -363,16 +363,26 @@ func (d *Device) label(l *lane, op, name string) {
 // others may use its arena.
 func (d *Device) Close() error { return d.backend.closed() }
 
-// release frees what the rank holds.
+// rest waits, but not past the end, until the rank's streams have done what they were given, and drops its graphs.
+func (d *Device) rest(end time.Time) error {
+	if err := d.drv.SetCurrent(d.gpu.context); err != nil {
+		return err
+	}
+	for _, l := range d.lanes() {
+		if !l.rests(end) {
+			d.backend.left.Store(true)
+			return fmt.Errorf("cuda: a stream of rank %d is at work still after %v; GPU %d (%s) stays open", d.rank, d.backend.bound, d.gpu.ordinal, d.gpu.name)
+		}
+	}
+	if d.steps == nil {
+		return nil
+	}
+	return d.steps.forgetAll()
+}
+
+// release frees what the rank holds, which rests.
 func (d *Device) release() error {
 	errs := []error{d.drv.SetCurrent(d.gpu.context)}
-	// What failed has been told: all that matters is that nothing runs any more.
-	for _, l := range d.lanes() {
-		_ = d.drv.SyncStream(l.stream)
-	}
-	if d.steps != nil {
-		errs = append(errs, d.steps.forgetAll())
-	}
 	for _, events := range d.expected {
 		for _, e := range events {
 			errs = append(errs, d.drv.DestroyEvent(e))

@@ -86,6 +86,8 @@ func (d *Device) End(words []int64) error {
 	}
 	if d.backend.meetsOnHost() {
 		d.backend.explain("ranks that share a GPU wait for each other on the host")
+	} else if d.backend.crowded() {
+		d.backend.explain("this process drives several GPUs, whose graphs may wait for each other in NCCL; autopar launch starts one for each")
 	}
 	last, memory := d.ends.at(d.ends.told)
 	d.label(d.compute, "end", "of a step")

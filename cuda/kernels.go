@@ -19,11 +19,13 @@ type kernels struct {
 	mu        sync.Mutex
 	modules   map[string]driver.Module // by program
 	functions map[[2]string]driver.Function
+	shared    map[driver.Function]uint32 // dynamic shared memory that functions may have
 }
 
 // newKernels returns the engine of a GPU of a compute capability.
 func newKernels(drv driver.Driver, compiler driver.Compiler, capability int) *kernels {
-	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), modules: map[string]driver.Module{}, functions: map[[2]string]driver.Function{}}
+	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), modules: map[string]driver.Module{},
+		functions: map[[2]string]driver.Function{}, shared: map[driver.Function]uint32{}}
 }
 
 // archOf names an architecture for the compiler. From Hopper on, the letter lets code use
@@ -62,15 +64,16 @@ func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
 	return f, e.share(f, l)
 }
 
-// share allows a function more than the usual 48 KB of shared memory.
+// share allows a function the dynamic shared memory of a launch, and of those before. Untold, it has what its static shared
+// memory leaves of 48 KB; from then on, what it was told last.
 func (e *kernels) share(f driver.Function, l kernel.Launch) error {
-	const usual = 48 << 10
-	if l.Shared <= usual {
+	if l.Shared <= e.shared[f] {
 		return nil
 	}
 	if err := e.drv.SetFunctionAttribute(f, driver.SharedMax, int(l.Shared)); err != nil {
 		return fmt.Errorf("%s: %d bytes of shared memory: %w", l.Name, l.Shared, err)
 	}
+	e.shared[f] = l.Shared
 	return nil
 }
 

@@ -221,6 +221,25 @@ func (l *lane) stop() {
 	}
 }
 
+// rests reports whether the stream has done what it was given, before the end. What failed has been told: all that
+// matters is that nothing runs any more.
+func (l *lane) rests(end time.Time) bool {
+	d := l.device
+	if d.landed == 0 || d.drv.RecordEvent(d.landed, l.stream) != nil { // nothing was given, or nothing runs
+		return true
+	}
+	for {
+		done, err := d.drv.EventDone(d.landed)
+		if done || err != nil {
+			return true
+		}
+		if time.Now().After(end) {
+			return false
+		}
+		time.Sleep(nap)
+	}
+}
+
 // spares are events that nobody waits for any more, to be recorded anew.
 type spares []driver.Event
 

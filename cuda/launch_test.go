@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -41,8 +42,19 @@ func (r *recorder) SetFunctionAttribute(f driver.Function, a driver.FunctionAttr
 }
 func (r *recorder) Launch(f driver.Function, grid, block driver.Dims, shared uint32, s driver.Stream, args []uint64) error {
 	r.launched = append(r.launched, r.names[f-1])
-	if shared > 48<<10 && r.shared[f] < int(shared) {
-		return errors.New("more shared memory than the function was told of")
+	return sharedLimit(r.shared, f, shared)
+}
+
+// sharedLimit refuses a launch as the driver does: a function has 48 KB for its static and dynamic shared memory, unless it was
+// told how much the latter may be, which counts from then on.
+func sharedLimit(told map[driver.Function]int, f driver.Function, shared uint32) error {
+	const static = 128 // as norm_grad has
+	limit, ok := told[f]
+	if !ok {
+		limit = 48<<10 - static
+	}
+	if int(shared) > limit {
+		return fmt.Errorf("CUDA_ERROR_INVALID_VALUE: %d bytes of dynamic shared memory, want at most %d", shared, limit)
 	}
 	return nil
 }
@@ -75,6 +87,23 @@ func TestEngine(t *testing.T) {
 	require.ErrorContains(t, e.Reduce(1, ir.Sum, ir.F32, 0x100, make([]driver.Ptr, 17), 9), "17 ranks on one GPU, want at most 16")
 	require.NoError(t, e.Close())
 	require.Equal(t, "sm_86", archOf(86))
+}
+
+// TestSharedMemory launches a function with as much shared memory as it was prepared for, however much others have of it, and
+// whatever it has that it was compiled with.
+func TestSharedMemory(t *testing.T) {
+	r := &recorder{shared: map[driver.Function]int{}}
+	e := newKernels(r, compiler{r}, 90)
+	var launches []kernel.Launch
+	for _, bytes := range []uint32{8 * 6144, 200 << 10, 60 << 10, 1 << 10, 0} {
+		launches = append(launches, kernel.Launch{Program: "norm.cu", Name: "norm_grad_f32", Shared: bytes})
+		f, err := e.function(launches[len(launches)-1])
+		require.NoError(t, err)
+		for i := range launches {
+			require.NoError(t, e.launch(f, &launches[i], 1))
+		}
+	}
+	require.Len(t, r.names, 1)
 }
 
 // compiler is the recorder as one.

@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	goruntime "runtime"
@@ -41,9 +42,77 @@ func (l *lane) join(v *view, node *ir.Node) (driver.Comm, error) {
 	}
 	l.comms[v.number] = comm
 	b.mu.Lock()
-	b.comms = append(b.comms, comm)
+	defer b.mu.Unlock()
+	p := &membership{device: l.device, group: v.number, comm: comm}
+	b.memberships = append(b.memberships, p)
+	select {
+	case <-b.stopped:
+		p.abort()
+		return nil, runtime.ErrAborted
+	default:
+		return comm, nil
+	}
+}
+
+// membership is a rank's part in a communicator. NCCL ends none, nor aborts it, while there is a graph that captured it: it waits,
+// inside the call. So each ends on a thread of its own, and graphs are dropped meanwhile.
+type membership struct {
+	device *Device
+	group  int
+	comm   driver.Comm
+	ended  chan error // what came of it; nil as long as it is not to end
+}
+
+// abort lets the communicator end, whatever is in progress. Nobody is left to hear of a failure.
+func (m *membership) abort() {
+	m.end(func() error {
+		_ = m.comm.Abort()
+		return nil
+	})
+}
+
+// end has the communicator ended, once.
+func (m *membership) end(by func() error) {
+	if m.ended != nil {
+		return
+	}
+	ended := make(chan error, 1)
+	m.ended = ended
+	go func() {
+		goruntime.LockOSThread()                                              // which ends with the goroutine
+		if err := m.device.drv.SetCurrent(m.device.gpu.context); err != nil { // else NCCL makes the context of the first GPU
+			ended <- err
+			return
+		}
+		ended <- by()
+	}()
+}
+
+// leave ends the communicators, and waits until they have ended. None would where a stream or a graph is left behind.
+func (b *Backend) leave() (errs []error) {
+	if b.left.Load() {
+		return nil
+	}
+	b.mu.Lock()
+	all := b.memberships
+	b.memberships = nil
 	b.mu.Unlock()
-	return comm, nil
+	for _, m := range all {
+		m.end(m.comm.Close)
+	}
+	late := time.NewTimer(b.bound)
+	defer late.Stop()
+	for _, m := range all {
+		select {
+		case err := <-m.ended:
+			errs = append(errs, err)
+		case <-late.C:
+			b.left.Store(true)
+			return append(errs, fmt.Errorf("cuda: NCCL has not ended rank %d's part in group %d within %v; GPU %d (%s) stays open",
+				m.device.rank, m.group, b.bound, m.device.gpu.ordinal, m.device.gpu.name))
+		}
+	}
+	return errs
 }
 
 // nameHere gives the members of a group, all of this process, the name of their
@@ -94,10 +163,10 @@ func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.
 		}
 		return j.comm, nil
 	case <-b.stopped:
-		b.joining.Store(true)
+		b.left.Store(true)
 		return nil, runtime.ErrAborted
 	case <-timer.C:
-		b.joining.Store(true)
+		b.left.Store(true)
 		var ranks []string
 		for _, r := range v.ranks {
 			ranks = append(ranks, strconv.Itoa(r))
@@ -165,17 +234,16 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	if err := lib.GroupStart(); err != nil {
 		return err
 	}
+	var err error
 	for _, c := range all {
-		if err := l.exchangeByNCCL(comm, c); err != nil {
-			return err
+		if err == nil {
+			err = l.exchangeByNCCL(comm, c)
 		}
 	}
-	if len(fixed) > 0 {
-		if err := comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream); err != nil {
-			return err
-		}
+	if err == nil && len(fixed) > 0 {
+		err = comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream)
 	}
-	if err := lib.GroupEnd(); err != nil {
+	if err = errors.Join(err, lib.GroupEnd()); err != nil { // else what the thread does next is of this group
 		return err
 	}
 	for _, c := range fixed {

@@ -17,7 +17,7 @@ import (
 // inputs too.
 //
 // What waits for another rank's host, as transfers and collectives do where ranks share a GPU,
-// keeps a step from being captured.
+// keeps a step from being captured. So does another GPU of the same process: see System.Together.
 
 // call is one thing that a device is told, without what varies.
 type call struct {

@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -23,6 +24,7 @@ type hollow struct {
 	*fake.Driver
 	mu       sync.Mutex // of the rest, which all ranks come to
 	names    []string
+	shared   map[driver.Function]int
 	launches int
 }
 
@@ -34,7 +36,13 @@ func (h *hollow) ModuleFunction(_ driver.Module, name string) (driver.Function, 
 	h.names = append(h.names, name)
 	return driver.Function(len(h.names)), nil
 }
-func (h *hollow) SetFunctionAttribute(driver.Function, driver.FunctionAttribute, int) error {
+func (h *hollow) SetFunctionAttribute(f driver.Function, _ driver.FunctionAttribute, bytes int) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.shared == nil {
+		h.shared = map[driver.Function]int{}
+	}
+	h.shared[f] = bytes
 	return nil
 }
 
@@ -43,7 +51,11 @@ func (h *hollow) Launch(f driver.Function, grid, block driver.Dims, shared uint3
 	h.mu.Lock()
 	h.launches++
 	name := h.names[f-1]
+	refused := sharedLimit(h.shared, f, shared)
 	h.mu.Unlock()
+	if refused != nil {
+		return fmt.Errorf("%s: %w", name, refused)
+	}
 	threads := block[0] * block[1] * block[2]
 	if grid[0]*grid[1]*grid[2] == 0 || threads == 0 || threads > 1024 || shared > 227<<10 {
 		return errors.New("no GPU launches that")

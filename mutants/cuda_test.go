@@ -122,5 +122,50 @@ func inTheDevice() []mutant {
 		file: "cuda/nccl.go",
 		old:  "math.MaxInt64/int64(len(c.Members))", new: "math.MaxInt64",
 		pkg: "./cuda", run: "^TestFixedNCCL$",
+	}, {
+		bug: "the end of a run hangs in NCCL", how: "graphs that captured communicators are destroyed after them",
+		file: "cuda/backend.go",
+		old:  "	errs = append(errs, b.rest()...) // first: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.rest()...)\n",
+		pkg: "./cuda", run: "^TestEndsWithGraphs$/^at_the_end$",
+	}, {
+		bug: "a failure is not told", how: "NCCL aborts on the thread that would tell",
+		file: "cuda/nccl.go",
+		old:  "	m.ended = ended\n	go func() {", new: "	m.ended = ended\n	func() {",
+		pkg: "./cuda", run: "^TestEndsWithGraphs$/^after_a_failure$",
+	}, {
+		bug: "a failure is not told", how: "who waits asks NCCL how a communicator is that ends",
+		file: "cuda/driver/nccl.go",
+		old:  "if !c.mu.TryLock() {", new: "if c.mu.Lock(); false {",
+		pkg: "./cuda/driver", run: "^TestCollectiveCalls$",
+	}, {
+		bug: "a function has too little shared memory", how: "what it was compiled with is not counted",
+		file: "cuda/kernels.go",
+		old:  "if l.Shared <= e.shared[f] {", new: "if l.Shared <= max(e.shared[f], 48<<10) {",
+		pkg: "./cuda", run: "^TestSharedMemory$",
+	}, {
+		bug: "a function has too little shared memory", how: "that of a smaller launch, prepared later",
+		file: "cuda/kernels.go",
+		old:  "if l.Shared <= e.shared[f] {", new: "if l.Shared == e.shared[f] || l.Shared == 0 {",
+		pkg: "./cuda", run: "^TestSharedMemory$",
+	}, {
+		bug: "NCCL runs graphs of several GPUs of one process", how: "which may wait for each other",
+		file: "cuda/backend.go",
+		old:  "end-first > 1 && !b.system.Together", new: "end-first > 16 && !b.system.Together",
+		pkg: ".", run: "^TestGraphsOfOneProcess$",
+	}, {
+		bug: "processes with a GPU each have no graphs", how: "the ranks of others count",
+		file: "cuda/backend.go",
+		old:  "end-first > 1 && !b.system.Together", new: "b.world.Ranks > 1 && end > first && !b.system.Together",
+		pkg: "./train", run: "^TestProcessesOnGPUs$/^tp$",
+	}, {
+		bug: "an epilogue is never chosen", how: "the choice of the plain product waits for it",
+		file: "cuda/driver/cublaslt.go",
+		old:  "if apart != nil { // which", new: "if apart != nil && b == nil { // which",
+		pkg: "./cuda/driver", run: "^TestEpilogues$",
+	}, {
+		bug: "a product is never timed", how: "there was no memory to, in an earlier run",
+		file: "cuda/driver/cublaslt.go",
+		old:  "if !l.untimed[key] {", new: "if key != \"\" {",
+		pkg: "./cuda/driver", run: "^TestUntimedProducts$",
 	}}
 }

@@ -169,7 +169,7 @@ func wordsOf(log string) string {
 // TCP, and compares with the same plan in one process: the same losses and checkpoints.
 func TestProcessesOnGPUs(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=4", "train.max_iters=7")
-	processes := func(plan *partition.Plan, out string) (results []Result, errs []error) {
+	processes := func(plan *partition.Plan, out string) (results []Result, errs []error, graphs int) {
 		addr, err := launchtest.FreeAddr()
 		require.NoError(t, err)
 		d := fake.New(fake.Options{Devices: plan.RuntimeNGPUs, Seed: 3})
@@ -189,6 +189,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
+					system.Together = false // as a machine's: each process has one
 					job, err := NewJob(cfg, plan, JobOptions{
 						Backend: cuda.New(system, cuda.Options{GPUs: []int{rank}}), Runtime: runtime.Options{Timeout: time.Minute, Peers: peers},
 					})
@@ -202,7 +203,8 @@ func TestProcessesOnGPUs(t *testing.T) {
 			})
 		}
 		all.Wait()
-		return results, errs
+		_, graphs = d.Ran()
+		return results, errs, graphs
 	}
 	gpipe, bubble := planOf(2, 1, 2), planOf(1, 2, 2)
 	gpipe.Schedule, bubble.Schedule = partition.GPipe, partition.ZeroBubble
@@ -210,7 +212,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := t.TempDir()
 			want, _ := train(t, cfg, plan, RunOptions{})
-			got, errs := processes(plan, out)
+			got, errs, graphs := processes(plan, out)
 			for rank := range errs {
 				require.NoError(t, errs[rank])
 				require.Equal(t, want.Steps, got[rank].Steps)
@@ -218,6 +220,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 				require.InDelta(t, want.Last.Val, got[rank].Last.Val, 1e-5)
 				require.Equal(t, got[0].Loss, got[rank].Loss)
 			}
+			require.Positive(t, graphs)
 			saved, err := checkpoint.Open(out)
 			require.NoError(t, err)
 			require.Equal(t, want.Steps, saved.Step)

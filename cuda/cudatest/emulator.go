@@ -29,6 +29,7 @@ func NewSystem(d *fake.Driver) (*cuda.System, error) {
 		Engine:      func(int) (cuda.Engine, error) { return e, nil },
 		BLAS:        func(int) (driver.BLAS, error) { return d.BLAS(), nil },
 		Collectives: func() (driver.Collectives, error) { return d.Collectives(), nil },
+		Together:    true,
 		Versions:    []string{"fake driver"},
 	}, nil
 }

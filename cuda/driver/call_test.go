@@ -4,7 +4,9 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 	"unsafe"
 
 	"github.com/stretchr/testify/require"
@@ -194,7 +196,7 @@ func TestProducts(t *testing.T) {
 	for attr := range uint64(4) {
 		require.Contains(t, said, line("cublasLtMatmulPreferenceSetAttribute", 0xf0, 5+attr, 64, 4))
 	}
-	require.Contains(t, said, "cublasLtMatmulAlgoGetHeuristic d0 d1 e0 e1 e2 e2 f0 c")
+	require.Contains(t, said, "cublasLtMatmulAlgoGetHeuristic d0 d1 e0 e1 e2 e2 f0 18")
 	require.Contains(t, said, line("cublasLtMatmul", 0xd0, 0xd1, 1, 0xa00, 0xe0, 0xb00, 0xe1, 0, 0xc00, 0xe2, 0x7f0000001000, 0xe2, 100, 107, 0xd00, 32<<20, 0x5555),
 		"trials leave the result alone")
 	require.Contains(t, said, "cuMemFree_v2 7f0000001000")
@@ -230,6 +232,44 @@ func TestProducts(t *testing.T) {
 	f.failNext("cublasLtMatmulAlgoGetHeuristic", 15)
 	err = b.MatMul(GEMM{M: 2, N: 1, K: 1, LDA: 2, LDB: 1, LDC: 2}, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555)
 	require.EqualError(t, err, "gemm NN 2x1x1 ld 2 1 2 f32 f32 to f32: cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)")
+}
+
+// TestUntimedProducts: a product that there is no memory to try has the library's first algorithm, for all GPUs of this run; the
+// next run tries again, and keeps what it finds.
+func TestUntimedProducts(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	open := func() (*Lt, BLAS) {
+		l, err := newLt(f.lib, LtOptions{Dir: dir})
+		require.NoError(t, err)
+		b, err := l.Open(d, "H200")
+		require.NoError(t, err)
+		f.said()
+		return l, b
+	}
+	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+	tuned := func(b BLAS, g GEMM) []string {
+		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
+		return f.said()
+	}
+	const asked = "cublasLtMatmulPreferenceCreate 0"
+	l, b := open()
+	f.failNext("cuMemAlloc_v2", 2)
+	require.NotContains(t, strings.Join(tuned(b, g), "\n"), "cublasLtMatmul d0", "no trials")
+	other, err := l.Open(d, "H200")
+	require.NoError(t, err)
+	require.NotContains(t, tuned(other, g), asked, "another GPU of the kind does as the first")
+	timed := g
+	timed.M, timed.LDA, timed.LDC = 4, 4, 4
+	require.Contains(t, tuned(b, timed), asked)
+
+	_, b = open()
+	require.NotContains(t, tuned(b, timed), asked, "it was timed")
+	require.Contains(t, tuned(b, g), asked, "it was not")
+	_, b = open()
+	require.NotContains(t, tuned(b, g), asked, "now it was")
 }
 
 // TestCollectiveCalls checks NCCL's arguments, the 128 bytes by value among them.
@@ -277,11 +317,23 @@ func TestCollectiveCalls(t *testing.T) {
 	f.async.call(7)
 	require.NoError(t, c.Failure(), "in progress")
 	f.async.call(0)
+	mu := &c.(*ncclComm).mu
+	mu.Lock() // as while it ends
+	asked := make(chan error, 1)
+	go func() { asked <- c.Failure() }()
+	select {
+	case err := <-asked:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "a wait for the end of a communicator, which may be for what the waiting thread has to do")
+	}
+	mu.Unlock()
 	f.failNext("ncclAllReduce", 4)
 	require.EqualError(t, c.AllReduce(1, 2, 3, ir.F32, ir.Sum, s), "ncclAllReduce: unhandled error (4)")
 	f.said()
 	require.NoError(t, c.Abort())
 	require.NoError(t, c.Close())
+	require.ErrorIs(t, c.AllReduce(1, 2, 3, ir.F32, ir.Sum, s), errEnded)
 	require.Equal(t, []string{"ncclCommAbort cc00"}, f.said())
 }
 
@@ -317,7 +369,23 @@ func TestEpilogues(t *testing.T) {
 	require.Len(t, said, 2)
 	require.Zero(t, times)
 
+	plain := GEMM{M: 9, N: 5, K: 7, LDA: 9, LDB: 7, LDC: 9, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+	joined := plain
+	joined.Epilogue = AddBias
+	done := make(chan error, 1)
+	go func() {
+		done <- b.With(joined, 0xa00, 0xb00, 0xc00, 0xe00, 0xd00, 0x5555, func() error { return b.MatMul(plain, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555) })
+	}()
+	select {
+	case err := <-done:
+		require.NoError(t, err)
+	case <-time.After(10 * time.Second):
+		require.Fail(t, "timing what is done apart waits for the choice of its product, which waits for the timing")
+	}
+	f.said()
+
 	g.Epilogue = SumB
+	require.NoError(t, b.Tune(GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
 	f.failNext("cublasLtMatmulAlgoGetHeuristic", 15)
 	require.Contains(t, with(g, 0xe00), "cublasLtMatmulDescSetAttribute d1 7 200 4", "sums of b")
 	require.Equal(t, 1, times, "no algorithm")

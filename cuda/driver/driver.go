@@ -48,8 +48,8 @@ const (
 // CUfunction_attribute.
 type FunctionAttribute int32
 
-// The function attributes that are used. SharedMax is set before a launch with more than
-// 48 KB of dynamic shared memory.
+// The function attributes that are used. SharedMax is set before a launch with more dynamic shared memory than the function's
+// static shared memory leaves of 48 KB.
 const (
 	Registers FunctionAttribute = 4
 	SharedMax FunctionAttribute = 8
@@ -225,7 +225,8 @@ type Comm interface {
 	Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) error
 	// Failure returns what has gone wrong on the device or the network since, or nil.
 	Failure() error
-	// Abort ends operations in progress and the communicator; Close ends one that is idle.
+	// Abort ends operations in progress and the communicator; Close ends one that is idle. Both wait until the graphs
+	// that captured the communicator are destroyed.
 	Abort() error
 	Close() error
 }

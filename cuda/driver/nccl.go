@@ -1,8 +1,10 @@
 package driver
 
 import (
+	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"unsafe"
 
 	"github.com/autopar/autopar/ir"
@@ -84,20 +86,29 @@ type ncclComm struct {
 	*nccl
 	handle uintptr
 
-	mu    sync.Mutex // held while the communicator may end, or be asked whether it is well
-	ended bool
+	mu    sync.Mutex // held while the communicator ends, or is asked whether it is well
+	ended atomic.Bool
 }
 
 // end ends the communicator, once.
 func (c *ncclComm) end(by proc) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.ended {
+	if c.ended.Swap(true) {
 		return nil
 	}
-	c.ended = true
 	return c.check(by, by.call(c.handle))
 }
+
+// do makes a call that needs the communicator, which the run's failure elsewhere may have ended.
+func (c *ncclComm) do(p proc, args ...uintptr) error {
+	if c.ended.Load() {
+		return errEnded
+	}
+	return c.check(p, p.call(args...))
+}
+
+var errEnded = errors.New("NCCL: the communicator has ended")
 
 // ncclType is the ncclDataType_t of a type. Fixed point adds up as integers.
 func ncclType(d ir.DType) uintptr {
@@ -113,34 +124,36 @@ func ncclOp(by ir.Reduction) uintptr {
 }
 
 func (c *ncclComm) AllReduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, s Stream) error {
-	return c.check(c.allReduce, c.allReduce.call(uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), c.handle, uintptr(s)))
+	return c.do(c.allReduce, uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) ReduceScatter(send, recv Ptr, recvElems int64, d ir.DType, by ir.Reduction, s Stream) error {
-	return c.check(c.reduceScatter, c.reduceScatter.call(uintptr(send), uintptr(recv), uintptr(recvElems), ncclType(d), ncclOp(by), c.handle, uintptr(s)))
+	return c.do(c.reduceScatter, uintptr(send), uintptr(recv), uintptr(recvElems), ncclType(d), ncclOp(by), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) AllGather(send, recv Ptr, sendElems int64, d ir.DType, s Stream) error {
-	return c.check(c.allGather, c.allGather.call(uintptr(send), uintptr(recv), uintptr(sendElems), ncclType(d), c.handle, uintptr(s)))
+	return c.do(c.allGather, uintptr(send), uintptr(recv), uintptr(sendElems), ncclType(d), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) Reduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, root int, s Stream) error {
-	return c.check(c.reduce, c.reduce.call(uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), uintptr(root), c.handle, uintptr(s)))
+	return c.do(c.reduce, uintptr(send), uintptr(recv), uintptr(elems), ncclType(d), ncclOp(by), uintptr(root), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) Send(p Ptr, elems int64, d ir.DType, peer int, s Stream) error {
-	return c.check(c.send, c.send.call(uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s)))
+	return c.do(c.send, uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) error {
-	return c.check(c.recv, c.recv.call(uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s)))
+	return c.do(c.recv, uintptr(p), uintptr(elems), ncclType(d), uintptr(peer), c.handle, uintptr(s))
 }
 
 func (c *ncclComm) Failure() error {
 	const inProgress = 7
-	c.mu.Lock()
+	if !c.mu.TryLock() { // it ends, which may take as long as it likes, or another thread asks
+		return nil
+	}
 	defer c.mu.Unlock()
-	if c.ended {
+	if c.ended.Load() {
 		return nil
 	}
 	var state int32
@@ -153,6 +166,7 @@ func (c *ncclComm) Failure() error {
 	return fmt.Errorf("NCCL: %s (%d)", c.errorString.callString(int(state)), state)
 }
 
-// Abort may be called while another thread waits in an operation.
+// Abort may be called while another thread waits in an operation. Neither returns while there is a graph that captured the
+// communicator.
 func (c *ncclComm) Abort() error { return c.end(c.abort) }
 func (c *ncclComm) Close() error { return c.end(c.destroy) }

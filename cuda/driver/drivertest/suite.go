@@ -42,8 +42,8 @@ func Run(t *testing.T, d driver.Driver) {
 		test func(t *testing.T, d driver.Driver)
 	}{{"memory", testMemory}, {"streams", testStreams}, {"graphs", testGraphs}, {"capture refuses", testCaptureRefuses}} {
 		t.Run(part.name, func(t *testing.T) {
-			runtime.LockOSThread() // a subtest is a goroutine of its own
-			defer runtime.UnlockOSThread()
+			runtime.LockOSThread()            // a subtest is a goroutine of its own
+			t.Cleanup(runtime.UnlockOSThread) // after those of benches, which need the context
 			require.NoError(t, d.SetCurrent(c))
 			part.test(t, d)
 		})

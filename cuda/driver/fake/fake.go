@@ -56,7 +56,8 @@ type Driver struct {
 	execs    map[driver.Exec]*graph
 	host     clock // what the host has waited for
 	worlds   map[driver.ID]*commWorld
-	joined   *sync.Cond       // a rank has joined one
+	changed  *sync.Cond       // a rank has joined one, or a graph is no more
+	stuck    int              // ends of communicators that graphs had captured
 	pending  map[int]*pending // groups of calls, by thread
 	given    int64            // entries of streams
 	ran      int              // pieces of work
@@ -90,7 +91,7 @@ func New(opts Options) *Driver {
 		graphs: map[driver.Graph]*graph{}, execs: map[driver.Exec]*graph{},
 		worlds: map[driver.ID]*commWorld{}, pending: map[int]*pending{},
 	}
-	d.joined = sync.NewCond(&d.mu)
+	d.changed = sync.NewCond(&d.mu)
 	return d
 }
 
@@ -310,7 +311,7 @@ func address(memory []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 }
 
-// Leaks lists what is still held: allocations, contexts in use, streams and events.
+// Leaks lists what is still held: allocations, contexts in use, streams and events; and communicators that NCCL would not have ended.
 func (d *Driver) Leaks() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -323,7 +324,7 @@ func (d *Driver) Leaks() []string {
 			held = append(held, fmt.Sprintf("%d uses of device %d", n, device))
 		}
 	}
-	for what, n := range map[string]int{"streams": len(d.streams), "events": len(d.events), "graphs": len(d.graphs), "graphs to launch": len(d.execs)} {
+	for what, n := range map[string]int{"streams": len(d.streams), "events": len(d.events), "graphs": len(d.graphs), "graphs to launch": len(d.execs), "communicators in graphs": d.stuck} {
 		if n > 0 {
 			held = append(held, fmt.Sprintf("%d %s", n, what))
 		}

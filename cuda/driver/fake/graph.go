@@ -23,6 +23,7 @@ type node struct {
 	reads, writes []Range
 	do            func() error
 	meet          func(s *stream, e *entry) // makes an entry wait for those of other ranks
+	comm          *comm                     // whose work it is
 	event         *event
 }
 
@@ -89,6 +90,7 @@ func (d *Driver) EndCapture(s driver.Stream) (driver.Graph, error) {
 			ev.capture = nil
 		}
 	}
+	d.changed.Broadcast()
 	if g.spoilt {
 		return 0, failed("cuStreamEndCapture", 901, "CUDA_ERROR_STREAM_CAPTURE_INVALIDATED")
 	}
@@ -105,6 +107,7 @@ func (d *Driver) DestroyGraph(g driver.Graph) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.graphs, g)
+	d.changed.Broadcast()
 	return nil
 }
 
@@ -182,5 +185,6 @@ func (d *Driver) DestroyExec(e driver.Exec) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.execs, e)
+	d.changed.Broadcast()
 	return nil
 }

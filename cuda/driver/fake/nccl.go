@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
@@ -79,9 +81,9 @@ func (c collectives) Join(ranks int, id driver.ID, rank int) (driver.Comm, error
 		c.worlds[id] = w
 	}
 	w.joined++
-	c.joined.Broadcast()
+	c.changed.Broadcast()
 	for w.joined < w.ranks {
-		c.joined.Wait()
+		c.changed.Wait()
 	}
 	return &comm{Driver: c.Driver, world: w, rank: rank}, nil
 }
@@ -131,7 +133,7 @@ func (c *comm) call(s driver.Stream, op commOp) error {
 
 // post puts a group of calls on a stream.
 func (c *comm) post(s driver.Stream, ops []commOp) error {
-	n := node{what: "NCCL " + ops[0].op, do: func() error { return nil }}
+	n := node{what: "NCCL " + ops[0].op, comm: c, do: func() error { return nil }}
 	for _, op := range ops {
 		n.reads, n.writes = append(n.reads, op.send), append(n.writes, op.recv)
 	}
@@ -302,13 +304,58 @@ func (c *comm) Recv(p driver.Ptr, n int64, d ir.DType, peer int, s driver.Stream
 // Failure is never.
 func (c *comm) Failure() error { return nil }
 
-// Abort lets work in progress end without its effect.
+// captured reports whether a graph that is not destroyed has work of the communicator. NCCL counts those, and neither ends nor
+// aborts a communicator while there are any.
+func (c *comm) captured() bool {
+	has := func(g *graph) bool {
+		return g != nil && slices.ContainsFunc(g.nodes, func(n node) bool { return n.comm == c })
+	}
+	for _, g := range c.graphs {
+		if has(g) {
+			return true
+		}
+	}
+	for _, g := range c.execs {
+		if has(g) {
+			return true
+		}
+	}
+	return slices.ContainsFunc(c.order, func(s *stream) bool { return has(s.capture) })
+}
+
+// patience is how long the fake waits where NCCL waits for ever.
+const patience = 10 * time.Second
+
+// Abort lets work in progress end without its effect, and waits until the graphs that captured the communicator are destroyed.
 func (c *comm) Abort() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.world.broken = true
-	return nil
+	late := false
+	timer := time.AfterFunc(patience, func() {
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		late = true
+		c.changed.Broadcast()
+	})
+	defer timer.Stop()
+	for c.captured() && !late {
+		c.changed.Wait()
+	}
+	return c.end("ncclCommAbort")
 }
 
-// Close does nothing: streams wait for their work.
-func (c *comm) Close() error { return nil }
+// Close fails where NCCL would wait for ever: streams wait for their work, but graphs are to be destroyed before.
+func (c *comm) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.end("ncclCommDestroy")
+}
+
+func (c *comm) end(call string) error {
+	if c.captured() {
+		c.stuck++
+		return fmt.Errorf("fake: %s would wait for ever: a graph that captured the communicator is not destroyed", call)
+	}
+	return nil
+}
