@@ -9,8 +9,10 @@ import (
 // Engine runs kernels on one GPU, but for matrix products and copies. Its methods are
 // called with the GPU current.
 type Engine interface {
-	// Check says why kernels cannot be run.
+	// Check says why kernels cannot be run, if that is known at once, and begins to make them.
 	Check(g kernel.Group) error
+	// Load waits until all that was checked can be run.
+	Load() error
 	// Scratch returns the bytes of memory of its own that a group needs while it runs.
 	Scratch(g kernel.Group) int64
 	// Prepare returns what puts a group on a stream, any number of times.

@@ -16,15 +16,25 @@ type kernels struct {
 	compiler driver.Compiler
 	arch     string
 
+	loading   sync.Mutex
 	mu        sync.Mutex
-	modules   map[string]driver.Module // by program
+	programs  map[string]*program // by name
+	wanted    []kernel.Launch     // of which Check has begun the programs
 	functions map[[2]string]driver.Function
 	shared    map[driver.Function]uint32 // dynamic shared memory that functions may have
 }
 
+// program is machine code, once made is closed.
+type program struct {
+	made   chan struct{}
+	image  []byte
+	err    error
+	module driver.Module // 0 until it is loaded
+}
+
 // newKernels returns the engine of a GPU of a compute capability.
 func newKernels(drv driver.Driver, compiler driver.Compiler, capability int) *kernels {
-	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), modules: map[string]driver.Module{},
+	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), programs: map[string]*program{},
 		functions: map[[2]string]driver.Function{}, shared: map[driver.Function]uint32{}}
 }
 
@@ -37,7 +47,21 @@ func archOf(capability int) string {
 	return fmt.Sprintf("sm_%d", capability)
 }
 
-// function compiles, loads and finds what a launch runs, once.
+// compile begins to make a program.
+func (e *kernels) compile(name string) *program {
+	p := e.programs[name]
+	if p == nil {
+		p = &program{made: make(chan struct{})}
+		e.programs[name] = p
+		go func() {
+			defer close(p.made)
+			p.image, p.err = e.compiler.Compile(name, kernel.Source(name), e.arch, kernel.Options())
+		}()
+	}
+	return p
+}
+
+// function finds what a launch runs, once: it waits for its program, and loads it.
 func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -45,18 +69,19 @@ func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
 	if f, ok := e.functions[key]; ok {
 		return f, e.share(f, l)
 	}
-	m, ok := e.modules[l.Program]
-	if !ok {
-		image, err := e.compiler.Compile(l.Program, kernel.Source(l.Program), e.arch, kernel.Options())
-		if err != nil {
-			return 0, err
-		}
-		if m, err = e.drv.LoadModule(image); err != nil {
+	p := e.compile(l.Program)
+	<-p.made
+	if p.err != nil {
+		return 0, p.err
+	}
+	if p.module == 0 {
+		var err error
+		if p.module, err = e.drv.LoadModule(p.image); err != nil {
 			return 0, fmt.Errorf("loading %s: %w", l.Program, err)
 		}
-		e.modules[l.Program] = m
+		p.image = nil
 	}
-	f, err := e.drv.ModuleFunction(m, l.Name)
+	f, err := e.drv.ModuleFunction(p.module, l.Name)
 	if err != nil {
 		return 0, fmt.Errorf("%s has no %s: %w", l.Program, l.Name, err)
 	}
@@ -77,13 +102,30 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	return nil
 }
 
-// Check loads what a group launches.
+// Check begins to make what a group launches.
 func (e *kernels) Check(g kernel.Group) error {
 	launches, err := kernel.Launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
 		return err
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	for _, l := range launches {
+		e.compile(l.Program)
+	}
+	e.wanted = append(e.wanted, launches...)
+	return nil
+}
+
+// Load finds the functions of all that was checked.
+func (e *kernels) Load() error {
+	e.loading.Lock() // ranks that share a GPU wait for each other's
+	defer e.loading.Unlock()
+	e.mu.Lock()
+	wanted := e.wanted
+	e.wanted = nil
+	e.mu.Unlock()
+	for _, l := range wanted {
 		if _, err := e.function(l); err != nil {
 			return err
 		}
@@ -162,8 +204,11 @@ func (e *kernels) once(s driver.Stream, l kernel.Launch) error {
 // Close unloads the modules.
 func (e *kernels) Close() error {
 	var first error
-	for _, m := range e.modules {
-		if err := e.drv.UnloadModule(m); err != nil && first == nil {
+	for _, p := range e.programs {
+		if p.module == 0 {
+			continue
+		}
+		if err := e.drv.UnloadModule(p.module); err != nil && first == nil {
 			first = err
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -59,6 +60,49 @@ func sharedLimit(told map[driver.Function]int, f driver.Function, shared uint32)
 	return nil
 }
 
+// together compiles nothing before two programs are asked for.
+type together struct {
+	stubCompiler
+	both *sync.WaitGroup
+}
+
+func (c together) Compile(name, _, _ string, _ []string) ([]byte, error) {
+	c.both.Done()
+	c.both.Wait()
+	if name == "norm.cu" {
+		return nil, errors.New("norm.cu: line 1")
+	}
+	return []byte(name), nil
+}
+
+// TestProgramsTogether: programs are compiled at the same time, from when they are checked on, and what is wrong with one is said
+// when they are loaded.
+func TestProgramsTogether(t *testing.T) {
+	var both sync.WaitGroup
+	both.Add(2)
+	e := newKernels(&recorder{shared: map[driver.Function]int{}}, together{both: &both}, 90)
+	graph := ir.NewGraph("two")
+	x, err := graph.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
+	require.NoError(t, err)
+	w, err := graph.Leaf(ir.OpInput, "w", ir.Type{DType: ir.F32, Shape: []int{7}}, nil)
+	require.NoError(t, err)
+	sum, err := graph.Add(ir.OpAdd, nil, "sum", ir.Forward, x, x)
+	require.NoError(t, err)
+	norm, err := graph.Add(ir.OpRMSNorm, ir.RMSNormAttr{Eps: 1e-5}, "norm", ir.Forward, x, w)
+	require.NoError(t, err)
+	for _, n := range []*ir.Node{sum, norm} {
+		k := &runtime.Kernel{Node: n, Accum: make([]bool, len(n.Results))}
+		for _, v := range n.Args {
+			k.Args = append(k.Args, runtime.Tensor{DType: v.Type.DType, Slab: ir.Whole(v.Type.Shape)})
+		}
+		for _, v := range n.Results {
+			k.Results = append(k.Results, runtime.Tensor{DType: v.Type.DType, Slab: ir.Whole(v.Type.Shape)})
+		}
+		require.NoError(t, e.Check(kernel.Group{k}))
+	}
+	require.EqualError(t, e.Load(), "norm.cu: line 1")
+}
+
 // TestEngine checks that programs are compiled once, before they are launched, for the
 // GPU's architecture.
 func TestEngine(t *testing.T) {
@@ -72,6 +116,8 @@ func TestEngine(t *testing.T) {
 	at := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{5, 7})}
 	g := kernel.Group{{Node: n, Args: []runtime.Tensor{at, at}, Results: []runtime.Tensor{at}, Accum: []bool{false}}}
 	require.NoError(t, e.Check(g))
+	require.NoError(t, e.Check(g))
+	require.NoError(t, e.Load())
 	require.Len(t, r.compiled, 1)
 	require.Contains(t, r.compiled[0], " sm_90a --std=c++17")
 	run, err := e.Prepare(g, func(runtime.Tensor) uint64 { return 0 }, 0)

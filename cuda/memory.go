@@ -52,6 +52,9 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 // a rank that stops to take memory or to time products may wait for one that waits for it.
 // It ends idle too, for the first message of a step may come where products were tried.
 func (d *Device) load() error {
+	if err := d.gpu.engine.Load(); err != nil {
+		return err
+	}
 	var scratch int64
 	for _, g := range d.checked {
 		if k := g[0]; !copies(k) && d.productIn(g) < 0 {

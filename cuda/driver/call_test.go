@@ -5,6 +5,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -164,8 +166,28 @@ func TestCompile(t *testing.T) {
 	_, err = kept.Compile("a.cu", "right", "sm_90a", []string{"-x"})
 	require.NoError(t, err)
 	require.Len(t, f.said(), 3)
+	slow := &slowCompiler{Compiler: c}
+	kept = Cached(slow, t.TempDir())
+	var all sync.WaitGroup
+	for range 8 { // GPUs of one process
+		all.Go(func() { kept.Compile("a.cu", "right", "sm_90a", nil) })
+	}
+	all.Wait()
+	require.EqualValues(t, 1, slow.calls.Load())
 	_, err = Cached(c, "/proc/nowhere").Compile("a.cu", "right", "sm_90a", nil)
 	require.NoError(t, err, "a cache that cannot be written is only slow")
+}
+
+// slowCompiler is still at it when all have asked.
+type slowCompiler struct {
+	Compiler
+	calls atomic.Int32
+}
+
+func (c *slowCompiler) Compile(name, _, _ string, _ []string) ([]byte, error) {
+	c.calls.Add(1)
+	time.Sleep(50 * time.Millisecond)
+	return []byte(name), nil
 }
 
 // TestProducts checks how a product is described, that the fastest candidate is kept, for

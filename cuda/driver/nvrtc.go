@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"unsafe"
+
+	"golang.org/x/sync/singleflight"
 )
 
 // majorsFor are the versions of CUDA's libraries that run on a driver, best first. A
@@ -112,14 +115,19 @@ func (c *nvrtc) text(prog uintptr) string {
 // cached keeps machine code in files.
 type cached struct {
 	Compiler
-	dir string
+	dir   string
+	calls singleflight.Group // by file
+	cores chan struct{}      // that compile
 }
 
 // Cached returns a compiler that keeps what it has compiled in a directory, by the hash of
-// all that it depends on. Where it cannot write it compiles anew.
-func Cached(c Compiler, dir string) Compiler { return cached{c, dir} }
+// all that it depends on. Where it cannot write it compiles anew. Who asks for what another is
+// compiling waits for that, and no more programs are compiled at a time than there are cores.
+func Cached(c Compiler, dir string) Compiler {
+	return &cached{Compiler: c, dir: dir, cores: make(chan struct{}, runtime.NumCPU())}
+}
 
-func (c cached) Compile(name, source, arch string, options []string) ([]byte, error) {
+func (c *cached) Compile(name, source, arch string, options []string) ([]byte, error) {
 	h := sha256.New()
 	for _, s := range append([]string{fmt.Sprint(c.Version()), arch, name, source}, options...) {
 		fmt.Fprintf(h, "%d:%s;", len(s), s)
@@ -128,11 +136,19 @@ func (c cached) Compile(name, source, arch string, options []string) ([]byte, er
 	if cubin, err := os.ReadFile(file); err == nil && len(cubin) > 0 {
 		return cubin, nil
 	}
-	cubin, err := c.Compiler.Compile(name, source, arch, options)
-	if err == nil {
-		replaceFile(file, cubin)
+	cubin, err, _ := c.calls.Do(file, func() (any, error) {
+		c.cores <- struct{}{}
+		defer func() { <-c.cores }()
+		cubin, err := c.Compiler.Compile(name, source, arch, options)
+		if err == nil {
+			replaceFile(file, cubin)
+		}
+		return cubin, err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return cubin, err
+	return cubin.([]byte), nil
 }
 
 // replaceFile writes a file whole or not at all; a cache that cannot be written is only

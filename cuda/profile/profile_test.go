@@ -91,6 +91,7 @@ type engine struct {
 }
 
 func (engine) Check(kernel.Group) error   { return nil }
+func (engine) Load() error                { return nil }
 func (engine) Scratch(kernel.Group) int64 { return 0 }
 func (engine) Close() error               { return nil }
 

@@ -48,6 +48,9 @@ func (e *Engine) Check(g kernel.Group) error {
 	return err
 }
 
+// Load has nothing to wait for.
+func (e *Engine) Load() error { return nil }
+
 // Scratch is that of package kernel.
 func (e *Engine) Scratch(g kernel.Group) int64 { return kernel.Scratch(g) }
 
