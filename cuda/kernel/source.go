@@ -25,6 +25,7 @@ func programs() []program {
 	return []program{
 		{name: "adamw.cu", types: all},
 		{name: "attention.cu", types: all, parts: heads},
+		{name: "attention_delta.cu", types: all},
 		{name: "attention_grad.cu", types: all, parts: heads},
 		{name: "attention_mma.cu", types: half, parts: tiles},
 		{name: "attention_mma_grad.cu", types: half, parts: tiles},
