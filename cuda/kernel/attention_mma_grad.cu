@@ -52,6 +52,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		log_sum[i] = valid ? lse[statistics + row] * LOG2E : 0;
 		d_i[i] = valid ? delta[statistics + row] : 0;
 	}
+	int least = at[0] < at[1] ? at[0] : at[1];
 	Mask mask = s.mask();
 	u64 mask_row = s.mask_row(b, head);
 
@@ -69,15 +70,14 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
-			for (int i = 0; i < 2; i++) {
-				float f[2] = {1, 1};
-				if (s.threshold) mask.factors<2>(mask_row + (u64)at[i] * s.keys + j0 + column_of(n), f);
+			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[e / 2]);
+		}
+		if (j0 + step - 1 > least) hide(score, at, j0, 0);
+		if (s.threshold) drop(d, kept<step / 8>(mask, mask_row + (u64)at[0] * s.keys + j0, mask_row + (u64)at[1] * s.keys + j0), s.keep);
 #pragma unroll
-				for (int e = 0; e < 2; e++) {
-					float p = j0 + column_of(n) + e <= at[i] ? exp2_fast(score[n][2 * i + e] * scale - log_sum[i]) : 0;
-					score[n][2 * i + e] = p * (f[e] * d[n][2 * i + e] - d_i[i]);
-				}
-			}
+		for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+			for (int e = 0; e < 4; e++) score[n][e] *= d[n][e] - d_i[e / 2];
 		}
 #pragma unroll
 		for (int c = 0; c < step / 16; c++) {
@@ -101,7 +101,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	SHARED(T, memory);
 	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // queries and gradients, twice
 	float* statistics = (float*)(visited + 4 * step * width); // of queries: log-sum, delta and position, twice
-	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z();
+	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z(), j = j0 + mine + lane() / 4; // the thread's keys are j and j+8
 	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
@@ -113,8 +113,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
 	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;
-	auto load = [&](int visit) {
-		int head = visit / visits * s.heads + h, first = (visit % visits + skipped) * step;
+	auto load = [&](int visit, int head, int first) {
 		T* to = visited + visit % 2 * 2 * step * width;
 		auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
 		load_tile<width, step>(to, q + head * width, s.row_q, here);
@@ -130,14 +129,16 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		}
 		copy_commit();
 	};
-	if (all > 0) load(0);
+	int head = h, first = skipped * step;
+	if (all > 0) load(0, head, first);
 	else copy_commit();
 	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
 	Mask mask = s.mask();
 
 	for (int visit = 0; visit < all; visit++) {
+		int next = first + step < s.rows ? first + step : skipped * step, next_head = first + step < s.rows ? head : head + s.heads;
 		if (visit + 1 < all) {
-			load(visit + 1);
+			load(visit + 1, next_head, next);
 			copy_wait<1>();
 		} else {
 			copy_wait<0>();
@@ -146,25 +147,35 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		const T *queries = visited + visit % 2 * 2 * step * width, *douts = queries + step * width;
 		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
 		const int* at = (const int*)(d_i + step);
-		u64 mask_row = s.mask_row(b, visit / visits * s.heads + h);
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
 		scores<width>(score, d, keys, values, queries, douts, mine);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
-			for (int e = 0; e < 2; e++) {
-				int i = column_of(n) + e;
+			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[column_of(n) + e % 2]);
+		}
+		if (s.parts > 1 || first + step > s.rows || s.row0 + first < j0 + 63) {
 #pragma unroll
-				for (int half = 0; half < 2; half++) {
-					int j = j0 + mine + 8 * half + lane() / 4;
-					float &x = score[n][2 * half + e], &y = d[n][2 * half + e], f = 1;
-					float p = j <= at[i] ? exp2_fast(x * scale - log_sum[i]) : 0;
-					if (s.threshold) mask.factors<1>(mask_row + (u64)at[i] * s.keys + j, &f);
-					x = p * f;
-					y = p * (f * y - d_i[i]);
-				}
+			for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+				for (int e = 0; e < 4; e++) score[n][e] = j + e / 2 * 8 <= at[column_of(n) + e % 2] ? score[n][e] : 0;
 			}
 		}
+		u32 kept = 0;
+		if (s.threshold) {
+			u64 mask_key = s.mask_row(b, head) + j;
+#pragma unroll 1
+			for (int i = 0; i < step / 2; i++) {
+				kept |= mask.kept<1>(mask_key + (u64)at[column_of(i / 4) + i % 2] * s.keys + i / 2 % 2 * 8) << i;
+			}
+			drop(d, kept, s.keep);
+		}
+#pragma unroll
+		for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+			for (int e = 0; e < 4; e++) d[n][e] = score[n][e] * (d[n][e] - d_i[column_of(n) + e % 2]);
+		}
+		if (s.threshold) drop(score, kept, s.keep);
 #pragma unroll
 		for (int c = 0; c < step / 16; c++) {
 			u32 a[4], a2[4], b[4];
@@ -178,6 +189,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 				mma_pair(T(), out_v[2 * n], out_v[2 * n + 1], a2, b);
 			}
 		}
+		head = next_head, first = next;
 		sync_block(); // before the queries after the next come in their place
 	}
 	copy_wait<0>();

@@ -134,6 +134,16 @@ struct Mask {
 	}
 	DEVICE float of(u32 bits) const { return bits >= threshold ? scale : 0.0f; }
 
+	// kept has bit j set if element i+j is kept, of n.
+	template <int n> DEVICE u32 kept(u64 i) const {
+		u32 bits = 0;
+		float f[n];
+		factors<n>(i, f);
+#pragma unroll
+		for (int j = 0; j < n; j++) bits |= (u32)(f[j] != 0) << j;
+		return bits;
+	}
+
 	// factors sets f to what elements i, i+1, ... are multiplied by.
 	template <int n> DEVICE void factors(u64 i, float* f) const {
 		u32 c[4];

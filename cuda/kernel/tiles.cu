@@ -4,7 +4,7 @@
 
 // place is the index of the elements 8*chunk, ... of a row. Chunks are permuted so that eight rows of one column of chunks lie in
 // different banks.
-template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row % 8) * 8; }
+template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row & 7) * 8; }
 
 // load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
 template <int width, int rows, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
@@ -31,6 +31,33 @@ template <int width, class H> DEVICE void right_rows(u32 (&b)[4], const H* tile,
 
 // An accumulator c[16,8] has of the thread the elements (lane/4, column) and (lane/4+8, column) with column lane%4*2 and the next.
 DEVICE int column_of(int n) { return n * 8 + lane() % 4 * 2; }
+
+// hide sets accumulators to x where the column, from j0 on, lies after the position of the row.
+template <int n8> DEVICE void hide(float (&c)[n8][4], const int (&at)[2], int j0, float x) {
+#pragma unroll
+	for (int n = 0; n < n8; n++) {
+#pragma unroll
+		for (int e = 0; e < 4; e++) c[n][e] = j0 + column_of(n) + e % 2 <= at[e / 2] ? c[n][e] : x;
+	}
+}
+
+// kept has bit 4*n+e set if a mask keeps what c[n][e] of accumulators stands for; the first columns of its rows are elements first
+// and second. It is a loop, of which the text is compiled once.
+template <int n8> DEVICE u32 kept(const Mask& mask, u64 first, u64 second) {
+	u32 bits = 0;
+#pragma unroll 1
+	for (int i = 0; i < 2 * n8; i++) bits |= mask.kept<2>((i % 2 ? second : first) + column_of(i / 2)) << 2 * i;
+	return bits;
+}
+
+// drop multiplies accumulators by the factors of a mask, of which kept has the bits.
+template <int n8> DEVICE void drop(float (&c)[n8][4], u32 kept, float scale) {
+#pragma unroll
+	for (int n = 0; n < n8; n++) {
+#pragma unroll
+		for (int e = 0; e < 4; e++) c[n][e] *= kept >> (4 * n + e) & 1 ? scale : 0;
+	}
+}
 
 // as_left rounds two accumulators that lie side by side to a[16,16].
 template <class H> DEVICE void as_left(H, u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
