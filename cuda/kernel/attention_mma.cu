@@ -33,6 +33,14 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 	Mask mask = s.mask();
 	u64 mask_row = s.mask_row(b, head);
 
+	copy_wait<0>();
+	sync_block();
+	u32 query[width / 16][per][4];
+#pragma unroll
+	for (int c = 0; c < width / 16; c++) {
+#pragma unroll
+		for (int m = 0; m < per; m++) left<width>(query[c][m], queries, mine + 16 * m, c);
+	}
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
 		sync_block(); // keys have come, and nobody reads values
@@ -40,15 +48,12 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 		float score[per][step / 8][4] = {};
 #pragma unroll
 		for (int c = 0; c < width / 16; c++) {
-			u32 a[per][4];
-#pragma unroll
-			for (int m = 0; m < per; m++) left<width>(a[m], queries, mine + 16 * m, c);
 #pragma unroll
 			for (int n = 0; n < step / 16; n++) {
 				u32 b[4];
 				right<width>(b, keys, 16 * n, c);
 #pragma unroll
-				for (int m = 0; m < per; m++) mma_pair(T(), score[m][2 * n], score[m][2 * n + 1], a[m], b);
+				for (int m = 0; m < per; m++) mma_pair(T(), score[m][2 * n], score[m][2 * n + 1], query[c][m], b);
 			}
 		}
 		copy_wait<0>();

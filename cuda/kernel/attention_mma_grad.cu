@@ -1,14 +1,34 @@
 // The gradient of attention_mma.cu, in the two passes of attention_grad.cu, which has its formulas and the row products delta. In
 // both a block has 64 rows, 16 for each of its 4 warps, and visits the others some at a time, loading the next meanwhile.
 
-// scores adds to c and d the products of a warp's rows, from mine on, of tiles a and e with all rows of tiles b and f.
-template <int width, int n8>
-DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const T* a, const T* e, const T* b, const T* f, int mine) {
+// Rows is 16 rows of a tile as a of mma: held in registers, or loaded where they are used if those do not suffice.
+template <int width, bool held> struct Rows {
+	const T* tile;
+	int first;
+	u32 a[width / 16][4];
+
+	DEVICE Rows(const T* tile, int first) : tile(tile), first(first) {
+		if constexpr (held) {
+#pragma unroll
+			for (int k = 0; k < width / 16; k++) left<width>(a[k], tile, first, k);
+		}
+	}
+	DEVICE void get(u32 (&x)[4], int k) const {
+		if constexpr (held) {
+			for (int i = 0; i < 4; i++) x[i] = a[k][i];
+		} else {
+			left<width>(x, tile, first, k);
+		}
+	}
+};
+
+// scores adds to c and d the products of rows a and e with all rows of tiles b and f.
+template <int width, bool held, int n8>
+DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
 #pragma unroll
 	for (int k = 0; k < width / 16; k++) {
 		u32 x[4], y[4], z[4];
-		left<width>(x, a, mine, k);
-		left<width>(y, e, mine, k);
+		a.get(x, k), e.get(y, k);
 #pragma unroll
 		for (int n = 0; n < n8 / 2; n++) {
 			right<width>(z, b, 16 * n, k);
@@ -56,6 +76,9 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	Mask mask = s.mask();
 	u64 mask_row = s.mask_row(b, head);
 
+	copy_wait<0>();
+	sync_block();
+	Rows<width, true> my_queries(queries, mine), my_douts(douts, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		if (j0 + step <= last) {
 			load(j0 + step);
@@ -66,7 +89,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		sync_block();
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-		scores<width>(score, d, queries, douts, keys, values, mine);
+		scores(score, d, my_queries, my_douts, keys, values);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
@@ -135,6 +158,9 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
 	Mask mask = s.mask();
 
+	copy_wait<0>();
+	sync_block();
+	Rows<width, width == 64> my_keys(keys, mine), my_values(values, mine);
 	for (int visit = 0; visit < all; visit++) {
 		int next = first + step < s.rows ? first + step : skipped * step, next_head = first + step < s.rows ? head : head + s.heads;
 		if (visit + 1 < all) {
@@ -148,11 +174,12 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
 		const int* at = (const int*)(d_i + step);
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-		scores<width>(score, d, keys, values, queries, douts, mine);
+		scores(score, d, my_keys, my_values, queries, douts);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
+			Pack<2> sums = ::load<2>(log_sum + column_of(n));
 #pragma unroll
-			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[column_of(n) + e % 2]);
+			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - sums[e % 2]);
 		}
 		if (s.parts > 1 || first + step > s.rows || s.row0 + first < j0 + 63) {
 #pragma unroll
@@ -172,8 +199,9 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		}
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
+			Pack<2> deltas = ::load<2>(d_i + column_of(n));
 #pragma unroll
-			for (int e = 0; e < 4; e++) d[n][e] = score[n][e] * (d[n][e] - d_i[column_of(n) + e % 2]);
+			for (int e = 0; e < 4; e++) d[n][e] = score[n][e] * (d[n][e] - deltas[e % 2]);
 		}
 		if (s.threshold) drop(score, kept, s.keep);
 #pragma unroll
@@ -192,8 +220,6 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		head = next_head, first = next;
 		sync_block(); // before the queries after the next come in their place
 	}
-	copy_wait<0>();
-	sync_block(); // where nothing was visited, keys and values may come only now
 	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
 	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
 }
