@@ -12,7 +12,7 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 
 	load_tile<width, tile>(queries, q, s.row_q, [&](int r) { return first + r < s.rows ? first + r : -1; });
 	auto load = [&](T* to, const T* from, int j0) {
-		load_tile<width, step>(to, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
+		load_keys<width, step>(to, from, s, j0);
 		copy_commit();
 	};
 	load(keys, k, 0);

@@ -56,9 +56,8 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	load_tile<width, 64>(douts, dout, row_do, here);
 	auto load = [&](int j0) {
 		T* to = visited + j0 / step % 2 * 2 * step * width;
-		auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
-		load_tile<width, step>(to, k, s.row_kv, place);
-		load_tile<width, step>(to + step * width, v, s.row_kv, place);
+		load_keys<width, step>(to, k, s, j0);
+		load_keys<width, step>(to + step * width, v, s, j0);
 		copy_commit();
 	};
 	load(0);
@@ -131,8 +130,8 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	dk += b * s.keys * row_dkv + h * width, dv += b * s.keys * row_dkv + h * width;
 
 	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
-	load_tile<width, 64>(keys, k, s.row_kv, place);
-	load_tile<width, 64>(values, v, s.row_kv, place);
+	load_keys<width, 64>(keys, k, s, j0);
+	load_keys<width, 64>(values, v, s, j0);
 	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
 	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;

@@ -7,13 +7,19 @@
 template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row & 7) * 8; }
 
 // load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
-template <int width, int rows, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
+template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
 	const int chunks = width / 8;
-#pragma unroll 4
+#pragma unroll at_once
 	for (int i = thread(); i < rows * chunks; i += 128) {
 		int r = i / chunks, c = i % chunks, source = at(r);
 		copy_async(tile + place<width>(r, c), from + (source < 0 ? 0 : source * row) + c * 8, source >= 0);
 	}
+}
+
+// load_keys does so for the keys or values of positions from j0 on. The long text of where those of folded sequences lie is there once.
+template <int width, int rows, class H> DEVICE void load_keys(H* tile, const H* from, const Heads& s, int j0) {
+	if (s.parts <= 1) load_tile<width, rows>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? j0 + r : -1; });
+	else load_tile<width, rows, 1>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
 }
 
 // left is a[16,16] of mma: rows from row on, columns from 16*k on.
