@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -186,6 +187,9 @@ func (d *device) once(g kernel.Group) error {
 		return err
 	}
 	for _, l := range all {
+		if !slices.Contains(kernel.Sources(), l.Program) {
+			return fmt.Errorf("%s is of program %s, which there is not", l.Name, l.Program)
+		}
 		if err := d.Worker.Launch(l); err != nil {
 			return err
 		}
