@@ -69,7 +69,7 @@ type together struct {
 func (c together) Compile(name, _, _ string, _ []string) ([]byte, error) {
 	c.both.Done()
 	c.both.Wait()
-	if name == "norm.cu" {
+	if name == "norm_f32.cu" {
 		return nil, errors.New("norm.cu: line 1")
 	}
 	return []byte(name), nil
@@ -142,7 +142,7 @@ func TestSharedMemory(t *testing.T) {
 	e := newKernels(r, compiler{r}, 90)
 	var launches []kernel.Launch
 	for _, bytes := range []uint32{8 * 6144, 200 << 10, 60 << 10, 1 << 10, 0} {
-		launches = append(launches, kernel.Launch{Program: "norm.cu", Name: "norm_grad_f32", Shared: bytes})
+		launches = append(launches, kernel.Launch{Program: "norm_f32.cu", Name: "norm_grad_f32", Shared: bytes})
 		f, err := e.function(launches[len(launches)-1])
 		require.NoError(t, err)
 		for i := range launches {

@@ -3,6 +3,7 @@ package kernel
 import (
 	"fmt"
 	"math"
+	"math/bits"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
@@ -106,6 +107,12 @@ func attention(l *list) error {
 	return nil
 }
 
+// packs is the binary logarithm of how many threads take 16 bytes each of a row of a head, rounded up; of a warp at most.
+func (h *heads) packs() int {
+	packs := (h.width*int(h.dtype.Size()) + 15) / 16
+	return min(5, bits.Len(uint(packs-1)))
+}
+
 // attentionGrad is the gradient of both.
 func attentionGrad(l *list) error {
 	n := len(l.Args) - 3 // the log-sums, after o and before seed and step
@@ -132,10 +139,10 @@ func attentionGrad(l *list) error {
 	dv := dk + address(h.part()*size)
 
 	queryHeads := h.groups * h.heads
-	all := int64(h.batch) * int64(h.rows) * int64(queryHeads)
-	delta := l.temp(4 * all)
-	l.run("attention_grad.cu", "attention_delta", h.dtype, warpRows(all), block256, 0, delta, l.arg(0), address(l.at(o)), all,
-		int32(h.rows), int32(queryHeads), int32(h.width))
+	delta := l.temp(4 * int64(h.batch) * int64(h.rows) * int64(queryHeads))
+	split := h.packs()
+	l.run("attention_delta.cu", "attention_delta", h.dtype, [3]uint32{uint32(queryHeads), uint32(h.rows<<split+255) / 256, uint32(h.batch)}, block256, 0,
+		delta, l.arg(0), address(l.at(o)), int32(h.rows), int32(h.width), int32(split))
 	rest := append([]any{l.arg(0), h.q, h.k, h.v, lse, delta}, h.params...)
 	forQueries := append([]any{dq, rowDQ}, rest...)
 	forKeys := append([]any{dk, dv, rowDKV}, rest...)

@@ -2,21 +2,6 @@
 // of them and visits all keys; for keys and values, a block has 32 of them and visits all queries of its head. So each sum
 // has one owner and an order.
 
-// attention_delta sets delta, shaped like the log-sums, to the products of each query's result with its gradient.
-KERNEL(attention_delta, 256)(float* delta, const T* dout, const T* o, i64 n, int rows, int heads, int width) {
-	i64 at = (i64)block_x() * (threads() / WARP) + warp(); // of [batch, rows, heads]
-	if (at >= n) return;
-	float sum = 0;
-	each<T>(width, lines_up<T>(width), lane(), WARP, [&](auto taken, i64 i) {
-		constexpr int w = decltype(taken)::value;
-		Pack<w> a = load<w>(dout + at * width + i), b = load<w>(o + at * width + i);
-		for (int j = 0; j < w; j++) sum += a[j] * b[j];
-	});
-	sum = warp_sum(sum);
-	i64 head = at % heads, row = at / heads % rows, b = at / heads / rows;
-	if (lane() == 0) delta[(b * heads + head) * rows + row] = sum;
-}
-
 // dots sets x and y to the products of a1 and b1, and of a2 and b2.
 DEVICE void dots(float& x, float& y, const float* a1, const float* b1, const float* a2, const float* b2, int n) {
 	x = y = 0;

@@ -12,19 +12,20 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 
 	load_tile<width, tile>(queries, q, s.row_q, [&](int r) { return first + r < s.rows ? first + r : -1; });
 	auto load = [&](T* to, const T* from, int j0) {
-		load_tile<width, step>(to, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
+		load_keys<width, step>(to, from, s, j0);
 		copy_commit();
 	};
 	load(keys, k, 0);
 
 	float out[per][width / 8][4] = {}, top[per][2], total[per][2] = {}; // totals of this thread's columns
-	int at[per][2]; // positions of the thread's rows
+	int at[per][2], least = s.keys; // positions of the thread's rows
 #pragma unroll
 	for (int m = 0; m < per; m++) {
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
 			int row = first + mine + 16 * m + 8 * i + lane() / 4;
 			at[m][i] = row < s.rows ? s.position(row) : -1;
+			least = at[m][i] < least ? at[m][i] : least;
 			top[m][i] = -INF;
 		}
 	}
@@ -32,6 +33,14 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 	Mask mask = s.mask();
 	u64 mask_row = s.mask_row(b, head);
 
+	copy_wait<0>();
+	sync_block();
+	u32 query[width / 16][per][4];
+#pragma unroll
+	for (int c = 0; c < width / 16; c++) {
+#pragma unroll
+		for (int m = 0; m < per; m++) left<width>(query[c][m], queries, mine + 16 * m, c);
+	}
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
 		sync_block(); // keys have come, and nobody reads values
@@ -39,36 +48,29 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 		float score[per][step / 8][4] = {};
 #pragma unroll
 		for (int c = 0; c < width / 16; c++) {
-			u32 a[per][4];
-#pragma unroll
-			for (int m = 0; m < per; m++) left<width>(a[m], queries, mine + 16 * m, c);
 #pragma unroll
 			for (int n = 0; n < step / 16; n++) {
 				u32 b[4];
 				right<width>(b, keys, 16 * n, c);
 #pragma unroll
-				for (int m = 0; m < per; m++) mma_pair(T(), score[m][2 * n], score[m][2 * n + 1], a[m], b);
+				for (int m = 0; m < per; m++) mma_pair(T(), score[m][2 * n], score[m][2 * n + 1], query[c][m], b);
 			}
 		}
 		copy_wait<0>();
 		sync_block(); // values have come, and nobody reads keys
 		if (j0 + step <= last) load(keys, k, j0 + step);
 
+		if (j0 + step - 1 > least) {
+#pragma unroll
+			for (int m = 0; m < per; m++) hide(score[m], at[m], j0, -INF);
+		}
 #pragma unroll
 		for (int m = 0; m < per; m++) {
 #pragma unroll
 			for (int i = 0; i < 2; i++) {
 				float peak = top[m][i];
-				bool sees_all = j0 + step - 1 <= at[m][i];
 #pragma unroll
-				for (int n = 0; n < step / 8; n++) {
-#pragma unroll
-					for (int e = 0; e < 2; e++) {
-						float& x = score[m][n][2 * i + e];
-						if (!sees_all && j0 + column_of(n) + e > at[m][i]) x = -INF;
-						peak = fmaxf(peak, x);
-					}
-				}
+				for (int n = 0; n < step / 8; n++) peak = fmaxf(peak, fmaxf(score[m][n][2 * i], score[m][n][2 * i + 1]));
 				peak = max_of_4(peak);
 				float base = peak == -INF ? 0 : peak * scale, shrink = exp2_fast(top[m][i] * scale - base), sum = 0;
 				top[m][i] = peak;
@@ -80,15 +82,17 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 						x = exp2_fast(x * scale - base);
 						sum += x;
 					}
-					if (s.threshold) {
-						float f[2];
-						mask.factors<2>(mask_row + (u64)at[m][i] * s.keys + j0 + column_of(n), f);
-						score[m][n][2 * i] *= f[0], score[m][n][2 * i + 1] *= f[1];
-					}
 				}
 				total[m][i] = total[m][i] * shrink + sum;
 #pragma unroll
 				for (int n = 0; n < width / 8; n++) out[m][n][2 * i] *= shrink, out[m][n][2 * i + 1] *= shrink;
+			}
+		}
+		if (s.threshold) {
+#pragma unroll
+			for (int m = 0; m < per; m++) {
+				u64 row0 = mask_row + (u64)at[m][0] * s.keys + j0, row1 = mask_row + (u64)at[m][1] * s.keys + j0;
+				drop(score[m], kept<step / 8>(mask, row0, row1), s.keep);
 			}
 		}
 #pragma unroll

@@ -1,14 +1,34 @@
 // The gradient of attention_mma.cu, in the two passes of attention_grad.cu, which has its formulas and the row products delta. In
 // both a block has 64 rows, 16 for each of its 4 warps, and visits the others some at a time, loading the next meanwhile.
 
-// scores adds to c and d the products of a warp's rows, from mine on, of tiles a and e with all rows of tiles b and f.
-template <int width, int n8>
-DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const T* a, const T* e, const T* b, const T* f, int mine) {
+// Rows is 16 rows of a tile as a of mma: held in registers, or loaded where they are used if those do not suffice.
+template <int width, bool held> struct Rows {
+	const T* tile;
+	int first;
+	u32 a[width / 16][4];
+
+	DEVICE Rows(const T* tile, int first) : tile(tile), first(first) {
+		if constexpr (held) {
+#pragma unroll
+			for (int k = 0; k < width / 16; k++) left<width>(a[k], tile, first, k);
+		}
+	}
+	DEVICE void get(u32 (&x)[4], int k) const {
+		if constexpr (held) {
+			for (int i = 0; i < 4; i++) x[i] = a[k][i];
+		} else {
+			left<width>(x, tile, first, k);
+		}
+	}
+};
+
+// scores adds to c and d the products of rows a and e with all rows of tiles b and f.
+template <int width, bool held, int n8>
+DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
 #pragma unroll
 	for (int k = 0; k < width / 16; k++) {
 		u32 x[4], y[4], z[4];
-		left<width>(x, a, mine, k);
-		left<width>(y, e, mine, k);
+		a.get(x, k), e.get(y, k);
 #pragma unroll
 		for (int n = 0; n < n8 / 2; n++) {
 			right<width>(z, b, 16 * n, k);
@@ -36,9 +56,8 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	load_tile<width, 64>(douts, dout, row_do, here);
 	auto load = [&](int j0) {
 		T* to = visited + j0 / step % 2 * 2 * step * width;
-		auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
-		load_tile<width, step>(to, k, s.row_kv, place);
-		load_tile<width, step>(to + step * width, v, s.row_kv, place);
+		load_keys<width, step>(to, k, s, j0);
+		load_keys<width, step>(to + step * width, v, s, j0);
 		copy_commit();
 	};
 	load(0);
@@ -52,9 +71,13 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		log_sum[i] = valid ? lse[statistics + row] * LOG2E : 0;
 		d_i[i] = valid ? delta[statistics + row] : 0;
 	}
+	int least = at[0] < at[1] ? at[0] : at[1];
 	Mask mask = s.mask();
 	u64 mask_row = s.mask_row(b, head);
 
+	copy_wait<0>();
+	sync_block();
+	Rows<width, true> my_queries(queries, mine), my_douts(douts, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		if (j0 + step <= last) {
 			load(j0 + step);
@@ -65,19 +88,18 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		sync_block();
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-		scores<width>(score, d, queries, douts, keys, values, mine);
+		scores(score, d, my_queries, my_douts, keys, values);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
-			for (int i = 0; i < 2; i++) {
-				float f[2] = {1, 1};
-				if (s.threshold) mask.factors<2>(mask_row + (u64)at[i] * s.keys + j0 + column_of(n), f);
+			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[e / 2]);
+		}
+		if (j0 + step - 1 > least) hide(score, at, j0, 0);
+		if (s.threshold) drop(d, kept<step / 8>(mask, mask_row + (u64)at[0] * s.keys + j0, mask_row + (u64)at[1] * s.keys + j0), s.keep);
 #pragma unroll
-				for (int e = 0; e < 2; e++) {
-					float p = j0 + column_of(n) + e <= at[i] ? exp2_fast(score[n][2 * i + e] * scale - log_sum[i]) : 0;
-					score[n][2 * i + e] = p * (f[e] * d[n][2 * i + e] - d_i[i]);
-				}
-			}
+		for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+			for (int e = 0; e < 4; e++) score[n][e] *= d[n][e] - d_i[e / 2];
 		}
 #pragma unroll
 		for (int c = 0; c < step / 16; c++) {
@@ -101,20 +123,19 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	SHARED(T, memory);
 	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // queries and gradients, twice
 	float* statistics = (float*)(visited + 4 * step * width); // of queries: log-sum, delta and position, twice
-	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z();
+	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z(), j = j0 + mine + lane() / 4; // the thread's keys are j and j+8
 	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
 	dk += b * s.keys * row_dkv + h * width, dv += b * s.keys * row_dkv + h * width;
 
 	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
-	load_tile<width, 64>(keys, k, s.row_kv, place);
-	load_tile<width, 64>(values, v, s.row_kv, place);
+	load_keys<width, 64>(keys, k, s, j0);
+	load_keys<width, 64>(values, v, s, j0);
 	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
 	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;
-	auto load = [&](int visit) {
-		int head = visit / visits * s.heads + h, first = (visit % visits + skipped) * step;
+	auto load = [&](int visit, int head, int first) {
 		T* to = visited + visit % 2 * 2 * step * width;
 		auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
 		load_tile<width, step>(to, q + head * width, s.row_q, here);
@@ -130,14 +151,19 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		}
 		copy_commit();
 	};
-	if (all > 0) load(0);
+	int head = h, first = skipped * step;
+	if (all > 0) load(0, head, first);
 	else copy_commit();
 	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
 	Mask mask = s.mask();
 
+	copy_wait<0>();
+	sync_block();
+	Rows<width, width == 64> my_keys(keys, mine), my_values(values, mine);
 	for (int visit = 0; visit < all; visit++) {
+		int next = first + step < s.rows ? first + step : skipped * step, next_head = first + step < s.rows ? head : head + s.heads;
 		if (visit + 1 < all) {
-			load(visit + 1);
+			load(visit + 1, next_head, next);
 			copy_wait<1>();
 		} else {
 			copy_wait<0>();
@@ -146,25 +172,37 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		const T *queries = visited + visit % 2 * 2 * step * width, *douts = queries + step * width;
 		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
 		const int* at = (const int*)(d_i + step);
-		u64 mask_row = s.mask_row(b, visit / visits * s.heads + h);
 		float score[step / 8][4] = {}, d[step / 8][4] = {};
-		scores<width>(score, d, keys, values, queries, douts, mine);
+		scores(score, d, my_keys, my_values, queries, douts);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
+			Pack<2> sums = ::load<2>(log_sum + column_of(n));
 #pragma unroll
-			for (int e = 0; e < 2; e++) {
-				int i = column_of(n) + e;
+			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - sums[e % 2]);
+		}
+		if (s.parts > 1 || first + step > s.rows || s.row0 + first < j0 + 63) {
 #pragma unroll
-				for (int half = 0; half < 2; half++) {
-					int j = j0 + mine + 8 * half + lane() / 4;
-					float &x = score[n][2 * half + e], &y = d[n][2 * half + e], f = 1;
-					float p = j <= at[i] ? exp2_fast(x * scale - log_sum[i]) : 0;
-					if (s.threshold) mask.factors<1>(mask_row + (u64)at[i] * s.keys + j, &f);
-					x = p * f;
-					y = p * (f * y - d_i[i]);
-				}
+			for (int n = 0; n < step / 8; n++) {
+#pragma unroll
+				for (int e = 0; e < 4; e++) score[n][e] = j + e / 2 * 8 <= at[column_of(n) + e % 2] ? score[n][e] : 0;
 			}
 		}
+		u32 kept = 0;
+		if (s.threshold) {
+			u64 mask_key = s.mask_row(b, head) + j;
+#pragma unroll 1
+			for (int i = 0; i < step / 2; i++) {
+				kept |= mask.kept<1>(mask_key + (u64)at[column_of(i / 4) + i % 2] * s.keys + i / 2 % 2 * 8) << i;
+			}
+			drop(d, kept, s.keep);
+		}
+#pragma unroll
+		for (int n = 0; n < step / 8; n++) {
+			Pack<2> deltas = ::load<2>(d_i + column_of(n));
+#pragma unroll
+			for (int e = 0; e < 4; e++) d[n][e] = score[n][e] * (d[n][e] - deltas[e % 2]);
+		}
+		if (s.threshold) drop(score, kept, s.keep);
 #pragma unroll
 		for (int c = 0; c < step / 16; c++) {
 			u32 a[4], a2[4], b[4];
@@ -178,10 +216,9 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 				mma_pair(T(), out_v[2 * n], out_v[2 * n + 1], a2, b);
 			}
 		}
+		head = next_head, first = next;
 		sync_block(); // before the queries after the next come in their place
 	}
-	copy_wait<0>();
-	sync_block(); // where nothing was visited, keys and values may come only now
 	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
 	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
 }

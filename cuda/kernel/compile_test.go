@@ -48,7 +48,7 @@ func TestNVRTC(t *testing.T) {
 	if err != nil {
 		missing(t, "g++: %v\n%s", err, out)
 	}
-	for _, program := range kernel.Programs() {
+	for _, program := range kernel.Sources() {
 		for _, arch := range []string{"80", "90a"} {
 			t.Run(program+"/sm_"+arch, func(t *testing.T) {
 				source, ptx := filepath.Join(dir, program), filepath.Join(dir, program+".ptx")
@@ -119,7 +119,7 @@ func TestClang(t *testing.T) {
 		missing(t, "no clang on PATH")
 	}
 	dir := t.TempDir()
-	for _, program := range kernel.Programs() {
+	for _, program := range kernel.Sources() {
 		source := filepath.Join(dir, program)
 		require.NoError(t, os.WriteFile(source, []byte(kernel.Source(program)), 0o644))
 		out, err := exec.Command(clang, "-x", "cuda", "--cuda-device-only", "-nocudainc", "-nocudalib", "--cuda-gpu-arch=sm_80",

@@ -59,12 +59,16 @@ struct Heads {
 		return part * less + (part < rest ? part : rest) + at;
 	}
 
-	// last_position is that of the query of a tile of size rows from first on that sees the most keys.
+	// last_position is that of the query of a tile of size rows from first on that sees the most keys. Whole warps call it.
 	DEVICE int last_position(int first, int size) const {
 		int end = first + size < rows ? first + size : rows, last = 0;
 		if (parts <= 1) return row0 + end - 1;
-		for (int r = first; r < end; r++) {
+		for (int r = first + lane(); r < end; r += WARP) {
 			int p = position(r);
+			last = p > last ? p : last;
+		}
+		for (int mask = 16; mask > 0; mask /= 2) {
+			int p = as_bits(shuffle_xor(as_float(last), mask));
 			last = p > last ? p : last;
 		}
 		return last;

@@ -13,6 +13,7 @@ package kernel
 import (
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
@@ -20,7 +21,7 @@ import (
 
 // Launch is one run of a device function.
 type Launch struct {
-	Program string    // file of this package that has it, such as "norm.cu"
+	Program string    // what [Source] takes: file of this package that has it, and element type, such as "norm_bf16.cu"
 	Name    string    // extern "C" name; a variant for a type or size is a name of its own
 	Grid    [3]uint32 // blocks
 	Block   [3]uint32 // threads
@@ -89,9 +90,9 @@ type address uint64
 
 var block256 = [3]uint32{256, 1, 1}
 
-// launch encodes the parameters of a launch.
+// launch encodes the parameters of a launch of a function, whose name ends with the element type.
 func launch(program, name string, grid, block [3]uint32, shared int, args ...any) Launch {
-	l := Launch{Program: program, Name: name, Grid: grid, Block: block, Shared: uint32(shared)}
+	l := Launch{Program: typed(program, name[strings.LastIndex(name, "_")+1:]), Name: name, Grid: grid, Block: block, Shared: uint32(shared)}
 	for _, a := range args {
 		word, size := uint64(0), uint8(8)
 		switch a := a.(type) {

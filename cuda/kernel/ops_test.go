@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"bytes"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -180,6 +181,11 @@ func (d *device) once(g kernel.Group) error {
 	all, err := kernel.Launches(g, d.at, d.Base+uint64(scratch))
 	if err != nil {
 		return err
+	}
+	for _, l := range all {
+		if !slices.Contains(kernel.Sources(), l.Program) {
+			return fmt.Errorf("%s is of program %s, which there is not", l.Name, l.Program)
+		}
 	}
 	if err := d.Worker.Launch(all...); err != nil {
 		return err

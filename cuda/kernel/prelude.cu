@@ -11,7 +11,7 @@
 #define LARGE_KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most, 1) JOIN(name, TYPE)
 #define WARP 32
 
-DEVICE int lane() { return thread() % WARP; }
+DEVICE int lane() { return thread() & (WARP - 1); }
 DEVICE int warp() { return thread() / WARP; }
 
 // first_bit is the number of the lowest bit of x that is set; one is.
@@ -77,11 +77,11 @@ template <int n> struct Int { static const int value = n; };
 
 // each calls f(Int, i) so that the elements i, i+1, ... of n are visited 16 bytes of H at a time, the last and those that are
 // not aligned one by one, by the thread that is number at of so many.
-template <class H, class F> DEVICE void each(i64 n, bool aligned, i64 at, i64 many, F f) {
+template <class H, class N, class F> DEVICE void each(N n, bool aligned, decltype(n) at, decltype(n) many, F f) {
 	const int width = 16 / sizeof(H);
-	i64 packs = aligned ? n / width : 0;
-	for (i64 i = at; i < packs; i += many) f(Int<width>(), i * width);
-	for (i64 i = packs * width + at; i < n; i += many) f(Int<1>(), i);
+	N packs = aligned ? n / width : 0;
+	for (N i = at; i < packs; i += many) f(Int<width>(), i * width);
+	for (N i = packs * width + at; i < n; i += many) f(Int<1>(), i);
 }
 
 // each_of_all is each over all threads of the launch.
@@ -133,6 +133,16 @@ struct Mask {
 		}
 	}
 	DEVICE float of(u32 bits) const { return bits >= threshold ? scale : 0.0f; }
+
+	// kept has bit j set if element i+j is kept, of n.
+	template <int n> DEVICE u32 kept(u64 i) const {
+		u32 bits = 0;
+		float f[n];
+		factors<n>(i, f);
+#pragma unroll
+		for (int j = 0; j < n; j++) bits |= (u32)(f[j] != 0) << j;
+		return bits;
+	}
 
 	// factors sets f to what elements i, i+1, ... are multiplied by.
 	template <int n> DEVICE void factors(u64 i, float* f) const {

@@ -8,6 +8,7 @@
 #define __shared__ __attribute__((shared))
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
+#define __cvta_generic_to_shared(p) ((unsigned long long)(__attribute__((address_space(3))) const void*)(p))
 extern "C" __device__ float expf(float), logf(float), tanhf(float), erff(float), sqrtf(float), fmaxf(float, float);
 extern "C" __device__ double pow(double, double), sqrt(double), rint(double);
 extern "C" __device__ void sincos(double, double*, double*);
@@ -110,11 +111,8 @@ DEVICE float wide(f16 x) {
 	return y;
 }
 
-DEVICE u32 shared_address(const void* p) {
-	u64 y;
-	asm("cvta.to.shared.u64 %0, %1;" : "=l"(y) : "l"(p));
-	return (u32)y;
-}
+// shared_address is that within shared memory. Not an assembly of its own: the compiler adds what addresses differ by after it.
+DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
 // copy_async starts to copy 16 bytes to shared memory, or zeros where there is nothing to copy. copy_wait returns when
 // all but the last n groups of the thread's copies have arrived, each of which ends with a copy_commit.

@@ -25,6 +25,7 @@ func programs() []program {
 	return []program{
 		{name: "adamw.cu", types: all},
 		{name: "attention.cu", types: all, parts: heads},
+		{name: "attention_delta.cu", types: all},
 		{name: "attention_grad.cu", types: all, parts: heads},
 		{name: "attention_mma.cu", types: half, parts: tiles},
 		{name: "attention_mma_grad.cu", types: half, parts: tiles},
@@ -53,27 +54,40 @@ func Programs() []string {
 // Options are those of NVRTC that the programs need.
 func Options() []string { return []string{"--std=c++17", "-default-device"} }
 
-// Source returns the text of a program, prelude and all. It is compiled with [Options].
-func Source(program string) string { return text("primitives.cu") + Portable(program) }
-
-// Portable is Source without the file primitives.cu, of which tests have one for the CPU.
-func Portable(program string) string {
+// Source returns the text of a program for one element type, as a [Launch] names both: a model waits for the types that it has. It
+// is compiled with [Options].
+func Source(program string) string {
 	for _, p := range programs() {
-		if p.name == program {
-			return p.portable()
+		for _, d := range p.types {
+			if typed(p.name, d.String()) == program {
+				return text("primitives.cu") + p.portable(d)
+			}
 		}
 	}
 	panic(fmt.Sprintf("BUG: kernel: no program %q", program))
 }
 
-// portable is the prelude and the program once for every element type, each in a namespace.
-func (p program) portable() string {
+// typed names a program for an element type.
+func typed(program, d string) string { return strings.TrimSuffix(program, ".cu") + "_" + d + ".cu" }
+
+// Portable is a program for all types, without the file primitives.cu, of which tests have one for the CPU.
+func Portable(program string) string {
+	for _, p := range programs() {
+		if p.name == program {
+			return p.portable(p.types...)
+		}
+	}
+	panic(fmt.Sprintf("BUG: kernel: no program %q", program))
+}
+
+// portable is the prelude and the program once for each of some element types, in a namespace.
+func (p program) portable(types ...ir.DType) string {
 	var b strings.Builder
 	b.WriteString(text("prelude.cu"))
 	for _, part := range p.parts {
 		b.WriteString(text(part))
 	}
-	for _, d := range p.types {
+	for _, d := range types {
 		element := d.String()
 		if d == ir.F32 {
 			element = "float"

@@ -4,16 +4,22 @@
 
 // place is the index of the elements 8*chunk, ... of a row. Chunks are permuted so that eight rows of one column of chunks lie in
 // different banks.
-template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row % 8) * 8; }
+template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row & 7) * 8; }
 
 // load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
-template <int width, int rows, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
+template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
 	const int chunks = width / 8;
-#pragma unroll 4
+#pragma unroll at_once
 	for (int i = thread(); i < rows * chunks; i += 128) {
 		int r = i / chunks, c = i % chunks, source = at(r);
 		copy_async(tile + place<width>(r, c), from + (source < 0 ? 0 : source * row) + c * 8, source >= 0);
 	}
+}
+
+// load_keys does so for the keys or values of positions from j0 on. The long text of where those of folded sequences lie is there once.
+template <int width, int rows, class H> DEVICE void load_keys(H* tile, const H* from, const Heads& s, int j0) {
+	if (s.parts <= 1) load_tile<width, rows>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? j0 + r : -1; });
+	else load_tile<width, rows, 1>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
 }
 
 // left is a[16,16] of mma: rows from row on, columns from 16*k on.
@@ -31,6 +37,33 @@ template <int width, class H> DEVICE void right_rows(u32 (&b)[4], const H* tile,
 
 // An accumulator c[16,8] has of the thread the elements (lane/4, column) and (lane/4+8, column) with column lane%4*2 and the next.
 DEVICE int column_of(int n) { return n * 8 + lane() % 4 * 2; }
+
+// hide sets accumulators to x where the column, from j0 on, lies after the position of the row.
+template <int n8> DEVICE void hide(float (&c)[n8][4], const int (&at)[2], int j0, float x) {
+#pragma unroll
+	for (int n = 0; n < n8; n++) {
+#pragma unroll
+		for (int e = 0; e < 4; e++) c[n][e] = j0 + column_of(n) + e % 2 <= at[e / 2] ? c[n][e] : x;
+	}
+}
+
+// kept has bit 4*n+e set if a mask keeps what c[n][e] of accumulators stands for; the first columns of its rows are elements first
+// and second. It is a loop, of which the text is compiled once.
+template <int n8> DEVICE u32 kept(const Mask& mask, u64 first, u64 second) {
+	u32 bits = 0;
+#pragma unroll 1
+	for (int i = 0; i < 2 * n8; i++) bits |= mask.kept<2>((i % 2 ? second : first) + column_of(i / 2)) << 2 * i;
+	return bits;
+}
+
+// drop multiplies accumulators by the factors of a mask, of which kept has the bits.
+template <int n8> DEVICE void drop(float (&c)[n8][4], u32 kept, float scale) {
+#pragma unroll
+	for (int n = 0; n < n8; n++) {
+#pragma unroll
+		for (int e = 0; e < 4; e++) c[n][e] *= kept >> (4 * n + e) & 1 ? scale : 0;
+	}
+}
 
 // as_left rounds two accumulators that lie side by side to a[16,16].
 template <class H> DEVICE void as_left(H, u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
