@@ -9,6 +9,21 @@ func inTheDeviceCode() []mutant {
 		old:  "		copy_wait<0>();\n		sync_block(); // values have come, and nobody reads keys\n", new: "		sync_block();\n",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
 	}, {
+		bug: "device code: a query sees keys after it", how: "a tile on the diagonal is taken for one below it",
+		file: "cuda/kernel/attention_mma.cu",
+		old:  "if (j0 + step - 1 > least)", new: "if (j0 > least)",
+		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
+	}, {
+		bug: "device code: keys have gradients of queries before them", how: "a tile on the diagonal is taken for one below it",
+		file: "cuda/kernel/attention_mma_grad.cu",
+		old:  "s.row0 + first < j0 + 63", new: "s.row0 + first < j0",
+		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^2$",
+	}, {
+		bug: "device code: a query's product with its gradient has those of others", how: "of all rows of a warp",
+		file: "cuda/kernel/attention_delta.cu",
+		old:  "int mask = many / 2;", new: "int mask = 16;",
+		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^61$",
+	}, {
 		bug: "device code: probabilities are read before they are written", how: "no barrier in the gradient of keys",
 		file: "cuda/kernel/attention_grad.cu",
 		old:  "			sync_block();\n			add_product(out_k,", new: "			add_product(out_k,",

@@ -19,14 +19,14 @@ KERNEL(embedding, 256)(T* y, const T* table, const int* ids, i64 rows, i64 cols,
 	});
 }
 
-// embedding_grad sums the rows of dy with the same id, in their order. A block has 64 rows of the table, each of its 8 warps 8 of
-// them, and 256 columns. It goes through the ids 4096 at a time: the warps note those of the block's rows, in order, and then
-// each adds up its rows of dy.
-KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
-	const int span = 4096, mine = 8, per = 8; // ids; rows of a warp, and columns of a thread
+// embedding_grad sums the rows of dy with the same id, in their order. Each of a block's 8 warps has some rows of the table, and
+// 256 columns. The block goes through the ids 4096 at a time: the warps note those of the block's rows, in order, and then each
+// adds up its rows of dy.
+template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
+	const int span = 4096, per = 8, rows = 8 * mine; // ids; columns of a thread, and rows of the block
 	__shared__ int found[span]; // where the id is, and its row of the block in the low bits
 	__shared__ int counts[8];
-	int low = block_x() * 64;
+	int low = block_x() * rows;
 	i64 column = (i64)block_y() * 256 + lane() * per;
 	bool aligned = lines_up<T>(cols) && column + per <= cols;
 	float sum[mine][per];
@@ -40,7 +40,7 @@ KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 c
 		auto hit = [&](int i) {
 			i64 at = start + warp() * 512 + i;
 			int row = at < n ? ids[at] - first - low : -1;
-			return row >= 0 && row < 64 && low + row < local ? row : -1;
+			return row >= 0 && row < rows && low + row < local ? row : -1;
 		};
 		int count = 0;
 #pragma unroll 4
@@ -99,4 +99,11 @@ KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 c
 			if (row < local && column + j < cols) narrow(dtable[row * cols + column + j], sum[k][j]);
 		}
 	}
+}
+KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
+	embedding_grad<8>(dtable, dy, ids, n, cols, first, local, add);
+}
+// embedding_grad_few is for few rows, each of many ids: more warps share the sums.
+KERNEL(embedding_grad_few, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
+	embedding_grad<1>(dtable, dy, ids, n, cols, first, local, add);
 }

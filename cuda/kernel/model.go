@@ -104,9 +104,13 @@ func embeddingGrad(l *list) error {
 		return err
 	}
 	local, cols := int64(table.Slab.Local[0]), int64(table.Slab.Local[1])
-	grid := blocks(local, 64)
+	name, rows, ids := "embedding_grad", int64(64), l.Args[0].Slab.Elems()
+	if local <= 4096 && ids >= 16*local {
+		name, rows = "embedding_grad_few", 8
+	}
+	grid := blocks(local, rows)
 	grid[1] = blocks(cols, 256)[0]
-	l.run("embedding.cu", "embedding_grad", d, grid, block256, 0, l.result(0), l.arg(1), l.arg(0), l.Args[0].Slab.Elems(), cols,
+	l.run("embedding.cu", name, d, grid, block256, 0, l.result(0), l.arg(1), l.arg(0), ids, cols,
 		int32(table.Slab.Offset[0]), int32(local), l.accum(0))
 	return nil
 }
