@@ -135,25 +135,30 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
 	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;
+	float log_sum_of = 0, delta_of = 0; // statistics of the query of this thread, of the visit that is loaded
+	int at_of = -1;
 	auto load = [&](int visit, int head, int first) {
 		T* to = visited + visit % 2 * 2 * step * width;
 		auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
 		load_tile<width, step>(to, q + head * width, s.row_q, here);
 		load_tile<width, step>(to + step * width, dout + head * width, row_do, here);
-		if (thread() < step) {
-			float* of = statistics + visit % 2 * 3 * step;
-			int row = first + thread();
-			bool valid = row < s.rows;
-			i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
-			of[thread()] = valid ? lse[from] * LOG2E : 0;
-			of[step + thread()] = valid ? delta[from] : 0;
-			((int*)of)[2 * step + thread()] = valid ? s.position(row) : -1;
-		}
 		copy_commit();
+		int row = first + thread();
+		bool valid = thread() < step && row < s.rows;
+		i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
+		log_sum_of = valid ? lse[from] : 0, delta_of = valid ? delta[from] : 0, at_of = valid ? s.position(row) : -1;
+	};
+	// Nobody waits for statistics: they are stored when the visit before is over.
+	auto store_statistics = [&](int visit) {
+		if (thread() >= step) return;
+		float* of = statistics + visit % 2 * 3 * step;
+		of[thread()] = log_sum_of * LOG2E, of[step + thread()] = delta_of;
+		((int*)of)[2 * step + thread()] = at_of;
 	};
 	int head = h, first = skipped * step;
 	if (all > 0) load(0, head, first);
 	else copy_commit();
+	store_statistics(0);
 	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
 	Mask mask = s.mask();
 
@@ -217,6 +222,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 			}
 		}
 		head = next_head, first = next;
+		store_statistics(visit + 1);
 		sync_block(); // before the queries after the next come in their place
 	}
 	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);

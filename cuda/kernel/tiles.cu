@@ -8,11 +8,13 @@ template <int width> DEVICE int place(int row, int chunk) { return row * width +
 
 // load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
 template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
-	const int chunks = width / 8;
+	const int chunks = width / 8, lines = 128 / chunks;
+	int first = (u32)thread() / chunks, c = (u32)thread() % chunks, bytes = (int)row * (int)sizeof(H);
+	tile += place<width>(first, c), from += c * 8;
 #pragma unroll at_once
-	for (int i = thread(); i < rows * chunks; i += 128) {
-		int r = i / chunks, c = i % chunks, source = at(r);
-		copy_async(tile + place<width>(r, c), from + (source < 0 ? 0 : source * row) + c * 8, source >= 0);
+	for (int r = 0; r < rows; r += lines) { // a multiple of 8, so chunks keep their places
+		int source = at(first + r);
+		copy_async(tile + r * width, (const u8*)from + (i64)(source < 0 ? 0 : source) * bytes, source >= 0);
 	}
 }
 
