@@ -4,7 +4,7 @@
 
 // place is the index of the elements 8*chunk, ... of a row. Chunks are permuted so that eight rows of one column of chunks lie in
 // different banks.
-template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ row & 7) * 8; }
+template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ (row & 7)) * 8; }
 
 // load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
 template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
