@@ -43,8 +43,10 @@ func openBrowser(t *testing.T) *browser {
 	require.NoError(t, err)
 	from, out, err := os.Pipe()
 	require.NoError(t, err)
+	dir, err := os.MkdirTemp("", "autopar-browser")
+	require.NoError(t, err)
 	cmd := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--window-size=1300,1000",
-		"--user-data-dir="+t.TempDir(), "about:blank")
+		"--user-data-dir="+dir, "about:blank")
 	cmd.ExtraFiles = []*os.File{in, out} // 3 and 4
 	require.NoError(t, cmd.Start())
 	in.Close()
@@ -57,6 +59,8 @@ func openBrowser(t *testing.T) *browser {
 		cmd.Process.Kill()
 		cmd.Wait()
 		from.Close()
+		// Processes of the browser that outlive it for a moment still write there.
+		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, time.Minute, 50*time.Millisecond)
 	})
 	var target struct{ TargetID string }
 	b.call("Target.createTarget", map[string]any{"url": "about:blank"}, &target)
