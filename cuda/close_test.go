@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +26,60 @@ type endlessComm struct{ driver.Comm }
 
 func (endlessComm) Close() error { select {} }
 
+// refusing are collectives that refuse sums, and count groups of calls that are open.
+type refusing struct {
+	driver.Collectives
+	open *atomic.Int32
+}
+
+func (c refusing) GroupStart() error { c.open.Add(1); return c.Collectives.GroupStart() }
+func (c refusing) GroupEnd() error   { c.open.Add(-1); return c.Collectives.GroupEnd() }
+func (c refusing) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) {
+	comm, err := c.Collectives.Join(ranks, id, rank)
+	return refusingComm{comm}, err
+}
+
+type refusingComm struct{ driver.Comm }
+
+func (refusingComm) AllReduce(driver.Ptr, driver.Ptr, int64, ir.DType, ir.Reduction, driver.Stream) error {
+	return errors.New("refused")
+}
+
+// twoRanks opens a backend of two GPUs with collectives, and returns what has a rank sum numbers over both.
+func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*Backend, []runtime.Device, func(rank int) error) {
+	h := &hollow{Driver: fake.New(fake.Options{Devices: 2})}
+	b := New(&System{
+		Driver: h, BLAS: func(int) (driver.BLAS, error) { return hollowBLAS{h.BLAS(), h}, nil },
+		Engine:      func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90), nil },
+		Collectives: func() (driver.Collectives, error) { return nccl(h.Collectives()), nil },
+	}, Options{})
+	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
+	members := []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}
+	for _, d := range ds {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+	}
+	return b, ds, func(rank int) error {
+		return ds[rank].Collective(&runtime.Collective{Node: node, Group: 3, Position: rank, Members: members})
+	}
+}
+
+// TestGroupsEnd: a group of NCCL's calls in which one is refused is closed, as what the thread does next would be of it.
+func TestGroupsEnd(t *testing.T) {
+	var open atomic.Int32
+	_, ds, sum := twoRanks(t, func(c driver.Collectives) driver.Collectives { return refusing{c, &open} })
+	errs := make(chan error, 2)
+	for rank := range ds {
+		go func() { errs <- sum(rank) }()
+	}
+	for range ds {
+		require.ErrorContains(t, <-errs, "refused")
+	}
+	require.Zero(t, open.Load())
+}
+
 // TestCloseIsBounded: closing does not wait for ever for NCCL, nor for a stream, and says what it has left behind.
 func TestCloseIsBounded(t *testing.T) {
 	for name, tt := range map[string]struct {
@@ -35,26 +91,15 @@ func TestCloseIsBounded(t *testing.T) {
 		"a stream":       {func(c driver.Collectives) driver.Collectives { return c }, 2, "cuda: a stream of rank 0 is at work still after 50ms; GPU 0 (fake device 0) stays open"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := &hollow{Driver: fake.New(fake.Options{Devices: 2})}
-			b := New(&System{
-				Driver: h, BLAS: func(int) (driver.BLAS, error) { return hollowBLAS{h.BLAS(), h}, nil },
-				Engine:      func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90), nil },
-				Collectives: func() (driver.Collectives, error) { return tt.nccl(h.Collectives()), nil },
-			}, Options{})
+			b, ds, sum := twoRanks(t, tt.nccl)
 			b.bound = 50 * time.Millisecond
-			ds, err := b.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
-			require.NoError(t, err)
-			x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
-			node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
 			errs := make(chan error, 2)
-			for rank, d := range ds {
-				require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+			for rank := range ds {
 				go func() {
-					c := &runtime.Collective{Node: node, Group: 3, Position: rank, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}}
-					err := d.Collective(c)
+					err := sum(rank)
 					for range tt.sums - 1 {
 						if rank == 0 && err == nil {
-							err = d.Collective(c)
+							err = sum(rank)
 						}
 					}
 					errs <- err

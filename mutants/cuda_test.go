@@ -3,6 +3,11 @@ package mutants
 // inTheDevice has the bugs of the CUDA backend apart from its kernels.
 func inTheDevice() []mutant {
 	return []mutant{{
+		bug:  "a group of NCCL's calls in which one is refused stays open",
+		file: "cuda/nccl.go",
+		old:  "if err = errors.Join(err, lib.GroupEnd()); err != nil {", new: "if err != nil {\n\t\treturn errors.Join(err)\n\t}\n\tif err = lib.GroupEnd(); err != nil {",
+		pkg: "./cuda", run: "^TestGroupsEnd$",
+	}, {
 		bug:  "the script of the GPU machine writes the line with the ratio to PyTorch into a file",
 		file: "bench/gpu/run.sh",
 		old:  `(used > 0 ? sprintf("%.2f", used / 1024) : "-")`, new: `used > 0 ? sprintf("%.2f", used / 1024) : "-"`,
