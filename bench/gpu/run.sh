@@ -18,11 +18,11 @@
 # BATCHES (default "32", of second "8 16 32 64"), STEPS (20), PYTHON (python3) and AUTOPAR_TEST_SEED
 # (of the inputs of ops; in versions.txt) may be set.
 set -u
-cd "$(dirname "$0")" || exit 2
 OUT=${OUT:-results}
 mkdir -p "$OUT" || exit 2
 OUT=$(cd "$OUT" && pwd)
-PAGE=$OUT/gpu${1:+-$1}.md
+cd "$(dirname "$0")" || exit 2
+PAGE=$OUT/gpu-${1:-first}.md
 STEPS=${STEPS:-20}
 PYTHON=${PYTHON:-python3}
 BUDGET=${BUDGET:-570}

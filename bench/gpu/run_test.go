@@ -69,7 +69,8 @@ esac
 // run runs stages, and returns the page that they leave, and the exit status.
 func run(t *testing.T, dir string, page string, env []string, stages ...string) (string, int) {
 	cmd := exec.Command(filepath.Join(dir, "run.sh"), stages...)
-	cmd.Env = append(os.Environ(), "OUT="+filepath.Join(dir, "out"), "TMPDIR="+dir, "PYTHON=python", "PYTHONPATH=", "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
+	cmd.Dir = filepath.Join(dir, "data") // of which OUT is told, and not of the script's
+	cmd.Env = append(os.Environ(), "OUT=../out", "TMPDIR="+dir, "PYTHON=python", "PYTHONPATH=", "PATH="+filepath.Join(dir, "bin")+":"+os.Getenv("PATH"))
 	cmd.Env = append(cmd.Env, env...)
 	out, err := cmd.CombinedOutput()
 	status := 0
@@ -124,6 +125,9 @@ func TestScript(t *testing.T) {
 	again, err := os.ReadFile(filepath.Join(dir, "out", "gpu-first.md"))
 	require.NoError(t, err)
 	require.Equal(t, first, string(again))
+	page, status := run(t, dir, "gpu-first.md", nil)
+	require.Zero(t, status)
+	require.Contains(t, page, step(32), "what no stage is named for")
 	alone, status := run(t, dir, "gpu-rates.md", nil, "rates")
 	require.Zero(t, status)
 	require.Contains(t, alone, "| product | 700 |")
