@@ -133,10 +133,10 @@ func (c *cached) Compile(name, source, arch string, options []string) ([]byte, e
 		fmt.Fprintf(h, "%d:%s;", len(s), s)
 	}
 	file := filepath.Join(c.dir, fmt.Sprintf("%x.cubin", h.Sum(nil)))
-	if cubin, err := os.ReadFile(file); err == nil && len(cubin) > 0 {
-		return cubin, nil
-	}
 	cubin, err, _ := c.calls.Do(file, func() (any, error) {
+		if cubin, err := os.ReadFile(file); err == nil && len(cubin) > 0 {
+			return cubin, nil
+		}
 		c.cores <- struct{}{}
 		defer func() { <-c.cores }()
 		cubin, err := c.Compiler.Compile(name, source, arch, options)
