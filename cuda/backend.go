@@ -47,7 +47,7 @@ type Options struct {
 	// that of its work, and an error is that of the instruction it names.
 	Synchronous bool
 	// Reproducible has package kernel do products, each number of which has the same bits under every plan, and not a
-	// library, which is several times as fast: for train.reproducible.
+	// library: for train.reproducible.
 	Reproducible bool
 	// Eager keeps steps from being replayed as graphs.
 	Eager bool

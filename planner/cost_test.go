@@ -127,7 +127,7 @@ func holdSeeds(t *testing.T, pieces, extreme bool, seeds []uint64, more ...uint6
 			t.Parallel()
 			testCostIsSimulation(t, seed, 1, pieces, extreme)
 		})
-		if testing.Short() && !pieces {
+		if testing.Short() {
 			break
 		}
 	}

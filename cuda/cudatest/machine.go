@@ -18,8 +18,8 @@ func Machine(t *testing.T) *cuda.System {
 	if err != nil {
 		t.Skip(err)
 	}
-	// A backend releases its use of the GPU's context when it closes. Where it is the only one, the context is destroyed, and the next
-	// backend makes it anew, which takes a GPU some tenths of a second, for each of hundreds of backends of a suite.
+	// A backend releases its use of the GPU's context when it closes. Where it is the only one, the context is destroyed, and each
+	// of the hundreds of backends of a suite would make it anew.
 	if _, err := system.Driver.RetainPrimary(0); err == nil {
 		t.Cleanup(func() { _ = system.Driver.ReleasePrimary(0) })
 	}

@@ -7,7 +7,7 @@ import (
 )
 
 // matMul multiplies so that a number of the result has the same bits whatever else is in the product, as train.reproducible
-// needs. A library is several times as fast, but sums in an order that depends on the sizes of the whole.
+// needs. A library's products are tuned, but sum in an order that depends on the sizes of the whole.
 func matMul(l *list) error {
 	attr := l.Node.Attr.(ir.MatMulAttr)
 	a, b, y := l.Args[0], l.Args[1], l.Results[0]
