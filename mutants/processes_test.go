@@ -100,6 +100,16 @@ func inTheProcesses() []mutant {
 		old:  "c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)", new: "c.Resume || before.IsZero() && s.Number < 0",
 		pkg: "./cmd/autopar", run: elastic,
 	}, {
+		bug: "a job that is told to stop twice is killed before it has saved", how: "by its launcher, and by who stops all processes",
+		file: "cmd/autopar/main.go",
+		old:  "if !launch.ByAgent() {", new: "if true {",
+		pkg: "./cmd/autopar", run: "^TestSignalToAll$",
+	}, {
+		bug: "a job that is told to stop twice is killed before it has saved", how: "within a moment",
+		file: "cmd/autopar/main.go",
+		old:  "time.AfterFunc(sameWish, stop)", new: "stop()",
+		pkg: "./cmd/autopar", run: "^TestSignalToAll$",
+	}, {
 		bug:  "a process that has failed gathers what others sent before they knew",
 		file: "launch/peers.go",
 		old:  "if err := p.Err(); err != nil {", new: "if err := p.Err(); err != nil && false {",

@@ -276,6 +276,42 @@ func TestHangUp(t *testing.T) {
 	}
 }
 
+// TestSignalToAll stops a job as systemd and Slurm do, each of its processes by itself, beside which the launcher passes on what it
+// has heard, and on other machines some time later: all save and end. So does one process that hears it from two sides.
+func TestSignalToAll(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	j := w.launch(t, "--out", "all")
+	w.waitFor(t, "all", 20)
+	ranks := j.pids(t)
+	tell := func(signal syscall.Signal, pids ...int) {
+		for _, pid := range pids {
+			require.NoError(t, syscall.Kill(pid, signal))
+		}
+	}
+	tell(syscall.SIGSTOP, ranks[1]) // all wait for it in the middle of a step
+	tell(syscall.SIGTERM, append(ranks, j.Process.Pid)...)
+	time.Sleep(sameWish + 200*time.Millisecond)
+	tell(syscall.SIGTERM, ranks...)
+	tell(syscall.SIGCONT, ranks[1])
+	require.NoError(t, j.Wait(), "%s", &j.output)
+
+	alone := w.command("run", "plan.json", "--out", "alone")
+	require.NoError(t, alone.Start())
+	defer time.AfterFunc(time.Minute, func() { alone.Process.Kill() }).Stop()
+	w.waitFor(t, "alone", 20)
+	for range 2 {
+		tell(syscall.SIGTERM, alone.Process.Pid)
+		time.Sleep(time.Millisecond) // two, and not one that is pending still
+	}
+	require.NoError(t, alone.Wait())
+	for _, out := range []string{"all", "alone"} {
+		saved, err := checkpoint.Open(filepath.Join(w.dir, out))
+		require.NoError(t, err)
+		require.NoError(t, saved.Close())
+	}
+}
+
 // TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
 // address alone.
 func TestLaunchOverNetwork(t *testing.T) {

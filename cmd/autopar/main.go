@@ -10,15 +10,19 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/autopar/autopar/launch"
 )
 
 func main() {
-	// The first Ctrl-C asks the command to finish; from then on the next one
-	// kills the process, as without a handler.
+	// The first Ctrl-C asks the command to finish; a moment later the next one
+	// kills the process, as without a handler. One process of many hears the same wish several times: from who stops
+	// them all, as systemd and Slurm do, and from its launcher. The agent kills by other means.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop)
+	if !launch.ByAgent() {
+		context.AfterFunc(ctx, func() { time.AfterFunc(sameWish, stop) })
+	}
 	// So does the end of its terminal, unless nohup says that it is none of its concern. That is told twice, by the shell
 	// and by the kernel: the second is no wish to stop at once.
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -26,6 +30,9 @@ func main() {
 	}
 	os.Exit(launch.ExitStatus(execute(ctx, os.Args[1:], os.Stdout, os.Stderr)))
 }
+
+// sameWish is how long after an interrupt another one says nothing new.
+const sameWish = time.Second
 
 // endAtOnce ends the process of a command that does not heed an interrupt.
 func endAtOnce(con *console) {
