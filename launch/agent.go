@@ -34,9 +34,16 @@ type Agent struct {
 	Addr string
 	// Brief, on machine 0, makes the [Start.Brief] of a start that is otherwise complete.
 	Brief func(Start) ([]byte, error)
-	// MaxRestarts is how often the job is started anew when a process or a machine has failed. A
-	// process that says by its exit status that its input is wrong (2), or that there is no plan
-	// (3), ends the job: see [ExitStatus].
+	// MaxRestarts is how often the job is started anew when a process or a machine has failed. What
+	// becomes of the job follows from how a process has ended:
+	//
+	//	a signal, or a crash of Go's runtime    it is started anew
+	//	a failure (status 1)                    it is started anew: it may follow from another's end
+	//	a machine is gone                       it is started anew on those that are left, if these are enough
+	//	wrong input (2), no plan (3)            it ends
+	//	a failure that would come again         it ends: numbers that are not finite, or a BUG of the program
+	//
+	// The last two are those of which the process says so: see [ExitStatus].
 	MaxRestarts int
 	// Patience is how long machines wait for each other, and how long the processes that are left have to end when
 	// another has ended well.
@@ -63,6 +70,7 @@ type ExitError struct {
 	Signal syscall.Signal // that ended it, or 0
 	Late   time.Duration  // the signal is its agent's: it had not ended so long after another
 	Crash  bool           // Go's runtime has ended it, with status 2
+	Final  bool           // it has said that another start would end in the same way
 }
 
 func (e *ExitError) Error() string {
@@ -75,22 +83,26 @@ func (e *ExitError) Error() string {
 	if e.Crash {
 		return fmt.Sprintf("rank %d has crashed (exit status %d)", e.Rank, e.Status)
 	}
+	if e.Final && e.Status < crashed {
+		return fmt.Sprintf("rank %d ended with exit status %d, as it would again", e.Rank, e.Status)
+	}
 	return fmt.Sprintf("rank %d ended with exit status %d", e.Rank, e.Status)
 }
 
 const (
 	// agentVariable says to a process that an agent has started it.
 	agentVariable = "AUTOPAR_AGENT"
-	// said is what such a process adds to the statuses from crashed on, by which a program says why it ends.
-	said = 64
+	// said is what such a process adds to the status by which it says that it would end so again.
+	said     = 64
+	mostSaid = 3 // the last such status
 	// crashed is with what Go's runtime ends a program that cannot go on.
 	crashed = 2
 )
 
-// ExitStatus is with what a program ends, so that the [Agent] that has started it, if one has, tells what it says of its input
-// from a crash.
-func ExitStatus(status int) int {
-	if status >= crashed && ByAgent() {
+// ExitStatus is with what a program ends that would end so again if it is final: so that the [Agent] that has started it, if
+// one has, does not start it again, and tells what it says of its input from a crash.
+func ExitStatus(status int, final bool) int {
+	if final && ByAgent() {
 		return said + status
 	}
 	return status
@@ -358,8 +370,9 @@ func exitOf(e ended) error {
 		return e.err
 	}
 	failed := &ExitError{Rank: e.rank, Status: exit.ExitCode()}
-	if failed.Crash = failed.Status == crashed; failed.Status >= said+crashed {
-		failed.Status -= said
+	failed.Crash = failed.Status == crashed
+	if n := failed.Status - said; n >= 1 && n <= mostSaid {
+		failed.Status, failed.Final = n, true
 	}
 	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		failed.Signal = status.Signal()
@@ -389,7 +402,7 @@ func worse(now, before error) bool {
 func final(err error) bool {
 	var exit *ExitError
 	if errors.As(err, &exit) {
-		return !exit.Crash && (exit.Status == 2 || exit.Status == 3)
+		return exit.Final
 	}
 	var lost *MachineError
 	return !errors.As(err, &lost)

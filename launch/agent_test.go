@@ -106,6 +106,8 @@ func TestAgents(t *testing.T) {
 		"memory":    {`test -s /proc/self/fd/$AUTOPAR_MEMORY_FD && exec grep "of $RANK" /proc/self/fd/3; echo of $RANK > /proc/self/fd/3; exit 7`, 6, -1, []string{"[rank 5] of 5\n", "of 0\n"}, -1, 0},
 		"no memory": {`test -z "$AUTOPAR_MEMORY_FD"`, 0, 1, nil, -1, 0},
 		"input":     {`test $RANK != 2 || { sleep 0.3; exit 66; }; exit 1`, 5, 1, nil, 2, 2}, // as [launch.ExitStatus] has it
+		"again":     {`test $RANK != 2 || { sleep 0.3; exit 65; }; exit 1`, 5, 1, nil, 2, 1},
+		"no word":   {`test $RANK != 2 || exit 68; exec sleep 0.3`, 1, 2, []string{"rank 2 ended with exit status 68: restart 1 of at most 1"}, 2, 68},
 		"crash":     {`test $RANK != 2 || { sleep 0.3; exit 2; }; exit 1`, 1, 2, []string{"rank 2 has crashed (exit status 2): restart 1 of at most 1"}, 2, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -152,15 +154,16 @@ func TestOthersHaveEnded(t *testing.T) {
 	require.Contains(t, m.text(), "rank 1 had not ended 2s after the job was to end: restart 1 of at most 1")
 }
 
-// TestExitStatus: what a program says by its status is not what Go's runtime says by the same, to an agent alone.
+// TestExitStatus: a program that would end so again says it to an agent alone, so that it is not taken for Go's runtime.
 func TestExitStatus(t *testing.T) {
 	for _, agent := range []bool{false, true} {
 		for status := range 4 {
+			require.Equal(t, status, launch.ExitStatus(status, false))
 			want := status
-			if agent && status >= 2 {
+			if agent {
 				want += 64
 			}
-			require.Equal(t, want, launch.ExitStatus(status))
+			require.Equal(t, want, launch.ExitStatus(status, true))
 		}
 		t.Setenv("AUTOPAR_AGENT", "1")
 	}

@@ -72,8 +72,13 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "wrong input is tried again",
 		file: "launch/agent.go",
-		old:  "return !exit.Crash && (exit.Status == 2 || exit.Status == 3)", new: "return false",
+		old:  "return exit.Final\n", new: "return false\n",
 		pkg: "./launch", run: agents,
+	}, {
+		bug:  "numbers that are not finite are computed again",
+		file: "cmd/autopar/status.go",
+		old:  " || is[*train.DivergedError](err) }", new: " }",
+		pkg: "./cmd/autopar", run: "^TestStatusOfErrors$",
 	}, {
 		bug:  "another rank is blamed for one that the system has killed",
 		file: "launch/agent.go",

@@ -12,6 +12,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/launch"
 )
 
 // grammar is the command line.
@@ -96,7 +97,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		default:
 			verbose := con.verbose || slices.Contains(args, "-v") || slices.Contains(args, "--verbose")
 			con.bug(fmt.Sprint(r), string(debug.Stack()), verbose)
-			code = statusFailed
+			code = launch.ExitStatus(statusFailed, true)
 		}
 	}()
 	var cli grammar
@@ -131,14 +132,14 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	}
 	if what, trace, isPanic := strings.Cut(err.Error(), "\ngoroutine "); isPanic { // of a rank, which runtime hands on
 		con.bug(what, "goroutine "+trace, con.verbose)
-		return statusFailed
+		return launch.ExitStatus(statusFailed, true)
 	}
 	con.failure("%s", message(err))
 	var usage *kong.ParseError
 	if as(err, &usage) {
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
-	return status(err)
+	return launch.ExitStatus(status(err), final(err))
 }
 
 // idleFlag refuses a flag that does nothing without another, which its tag "with" names.

@@ -26,6 +26,7 @@ import (
 	"github.com/autopar/autopar/train"
 )
 
+// TestStatusOfErrors: what is wrong with the input, and numbers that are not finite, would come again if a rank were started anew.
 func TestStatusOfErrors(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -52,8 +53,11 @@ func TestStatusOfErrors(t *testing.T) {
 		{errors.New("disk full"), statusFailed},
 	} {
 		require.Equal(t, c.want, status(c.err), "%T", c.err)
+		_, diverged := c.err.(*train.DivergedError)
+		require.Equal(t, diverged || c.want > statusFailed, final(c.err), "%T", c.err)
 		if c.err != nil {
 			require.Equal(t, c.want, status(fmt.Errorf("wrapped: %w", c.err)), "wrapped %T", c.err)
+			require.Equal(t, final(c.err), final(fmt.Errorf("wrapped: %w", c.err)), "wrapped %T", c.err)
 		}
 	}
 }
@@ -89,12 +93,15 @@ func TestPanicsAreReported(t *testing.T) {
 		require.Contains(t, stderr.String(), "BUG: index out of range")
 		require.Equal(t, verbose, bytes.Contains(stderr.Bytes(), []byte("goroutine")))
 	}
-	// One that reaches the top ends in the same words, not in a trace.
-	var stderr bytes.Buffer
-	code := execute(nil, []string{"data", "prepare", "--input", "cli_test.go", "-o", t.TempDir()}, &bytes.Buffer{}, &stderr) //nolint:staticcheck // a nil context panics
-	require.Equal(t, statusFailed, code)
-	require.Contains(t, stderr.String(), "BUG: ")
-	require.NotContains(t, stderr.String(), "goroutine")
+	// One that reaches the top ends in the same words, not in a trace; an agent hears that it would come again.
+	for _, want := range []int{statusFailed, 64 + statusFailed} {
+		var stderr bytes.Buffer
+		code := execute(nil, []string{"data", "prepare", "--input", "cli_test.go", "-o", t.TempDir()}, &bytes.Buffer{}, &stderr) //nolint:staticcheck // a nil context panics
+		require.Equal(t, want, code)
+		require.Contains(t, stderr.String(), "BUG: ")
+		require.NotContains(t, stderr.String(), "goroutine")
+		t.Setenv("AUTOPAR_AGENT", "1")
+	}
 }
 
 // TestInterrupt interrupts a search that would take minutes: it ends, without a plan.

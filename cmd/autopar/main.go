@@ -28,7 +28,7 @@ func main() {
 	if !signal.Ignored(syscall.SIGHUP) {
 		ctx, _ = signal.NotifyContext(ctx, syscall.SIGHUP)
 	}
-	os.Exit(launch.ExitStatus(execute(ctx, os.Args[1:], os.Stdout, os.Stderr)))
+	os.Exit(execute(ctx, os.Args[1:], os.Stdout, os.Stderr))
 }
 
 // sameWish is how long after an interrupt another one says nothing new.

@@ -58,6 +58,10 @@ func status(err error) int {
 	return statusFailed
 }
 
+// final reports whether a rank that is started again would fail in the same way: from the same weights and batches come the
+// same numbers.
+func final(err error) bool { return status(err) > statusFailed || is[*train.DivergedError](err) }
+
 // blamesInput reports whether a command line, or a file or device that it names, is wrong.
 func blamesInput(err error) bool {
 	for _, blames := range []func(error) bool{
