@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"unsafe"
 )
 
@@ -21,11 +20,16 @@ func (d *Device) mapped(n int) ([]float32, error) {
 		if err := os.MkdirAll(d.backend.opts.HostDir, 0o755); err != nil {
 			return nil, fmt.Errorf("cpu: host arena: %w", err)
 		}
-		f, err := os.Create(filepath.Join(d.backend.opts.HostDir, fmt.Sprintf("rank-%d.host", d.rank)))
+		// Its own, as another job may have the same directory, and without a name, so that nothing stays of a process that is
+		// killed.
+		f, err := os.CreateTemp(d.backend.opts.HostDir, fmt.Sprintf("rank-%d.*.host", d.rank))
 		if err != nil {
 			return nil, fmt.Errorf("cpu: host arena: %w", err)
 		}
 		d.file.file = f
+		if err := os.Remove(f.Name()); err != nil {
+			return nil, fmt.Errorf("cpu: host arena: %w", err)
+		}
 	}
 	if err := d.file.grow(4 * n); err != nil {
 		return nil, fmt.Errorf("cpu: host arena of %d bytes in %s: %w", 4*n, d.file.file.Name(), err)
@@ -65,12 +69,12 @@ func (h *hostFile) unmap() error {
 	return unmapFile(memory)
 }
 
-// close unmaps and removes the file.
+// close unmaps the file and gives it back.
 func (h *hostFile) close() error {
 	if h.file == nil {
 		return nil
 	}
-	err := errors.Join(h.unmap(), h.file.Close(), os.Remove(h.file.Name()))
+	err := errors.Join(h.unmap(), h.file.Close())
 	h.file = nil
 	return err
 }
