@@ -116,8 +116,8 @@ func ByAgent() bool { return os.Getenv(agentVariable) != "" }
 const grace = 10 * time.Second
 
 // Run runs the job to its end. When ctx is cancelled it interrupts the processes everywhere and
-// waits for them; the job then goes on without this machine if enough are left. The error of a
-// job that has failed is an [*ExitError] or a [*MachineError].
+// waits for them; the job then goes on without this machine if enough are left, and is
+// [context.Canceled] everywhere if not. The error of a job that has failed is an [*ExitError] or a [*MachineError].
 func (a *Agent) Run(ctx context.Context) error {
 	if a.Node > 0 {
 		conn, err := a.come(ctx, a.Addr)
@@ -232,13 +232,18 @@ func (a *Agent) hello() []byte { return fmt.Appendf(nil, "autopar agent 1 %d %d"
 
 // outcome is how the processes of a machine, or the job, have ended, as agents tell each other.
 type outcome struct {
-	Exit *ExitError `json:",omitempty"`
-	Text string     `json:",omitempty"` // of any other failure
+	Exit        *ExitError `json:",omitempty"`
+	Interrupted bool       `json:",omitempty"`
+	Text        string     `json:",omitempty"` // of any other failure
 }
 
 func outcomeOf(err error) []byte {
 	var o outcome
-	if err != nil && !errors.As(err, &o.Exit) {
+	switch {
+	case err == nil || errors.As(err, &o.Exit):
+	case errors.Is(err, context.Canceled):
+		o.Interrupted = true
+	default:
 		o.Text = err.Error()
 	}
 	b, err := json.Marshal(o)
@@ -255,6 +260,8 @@ func readOutcome(b []byte) error {
 		return fmt.Errorf("launch: another agent does not speak as this version of autopar: %w", err)
 	case o.Exit != nil:
 		return o.Exit
+	case o.Interrupted:
+		return context.Canceled
 	case o.Text != "":
 		return errors.New(o.Text)
 	}

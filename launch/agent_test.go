@@ -201,8 +201,8 @@ func TestMachinesComeAndGo(t *testing.T) {
 	m.mu.Unlock()
 	require.Equal(t, []int{1, 2, 3, 2}, worlds)
 	end()
-	require.NoError(t, <-first)
-	require.NoError(t, <-third)
+	require.ErrorIs(t, <-first, context.Canceled)
+	require.ErrorIs(t, <-third, context.Canceled)
 }
 
 // TestBriefFails ends a job of which machine 0 has nothing to say.

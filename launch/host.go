@@ -159,7 +159,9 @@ func (h *host) run() (err error) {
 		case err != nil:
 			h.restarts++
 			h.note("%v: restart %d of at most %d", err, h.restarts, h.MaxRestarts)
-		case !again || h.ending:
+		case h.ending:
+			return context.Canceled
+		case !again:
 			return nil
 		}
 	}
@@ -236,10 +238,14 @@ func (h *host) attend(e event) (changed bool) {
 	return false
 }
 
-// dismiss lets a machine go.
+// dismiss lets a machine go, without which the job goes on or ends.
 func (h *host) dismiss(m *member) {
+	var err error
+	if h.ending {
+		err = context.Canceled
+	}
 	delete(h.members, m.node)
-	m.conn.write(kindBye, outcomeOf(nil))
+	m.conn.write(kindBye, outcomeOf(err))
 }
 
 // start tells the machines that are there to start their processes.

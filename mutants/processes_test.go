@@ -115,6 +115,16 @@ func inTheProcesses() []mutant {
 		old:  "time.AfterFunc(sameWish, stop)", new: "stop()",
 		pkg: "./cmd/autopar", run: "^TestSignalToAll$",
 	}, {
+		bug: "a run that was interrupted passes for one that is done", how: "to who has started it",
+		file: "cmd/autopar/run.go",
+		old:  "return context.Canceled\n", new: "return nil\n",
+		pkg: "./cmd/autopar", run: "^TestHangUp$",
+	}, {
+		bug: "a run that was interrupted passes for one that is done", how: "to the machines of a job",
+		file: "launch/host.go",
+		old:  "\t\t\treturn context.Canceled\n", new: "\t\t\treturn nil\n",
+		pkg: "./launch", run: "^TestMachinesComeAndGo$",
+	}, {
 		bug:  "a process that has failed gathers what others sent before they knew",
 		file: "launch/peers.go",
 		old:  "if err := p.Err(); err != nil {", new: "if err := p.Err(); err != nil && false {",

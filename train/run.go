@@ -90,7 +90,7 @@ type Result struct {
 	Last        Losses  // of the last evaluation
 	BestVal     float32 // +Inf before the first evaluation
 	Checkpoint  string  // the newest, or ""
-	Interrupted bool    // stopped by the context, with everything saved
+	Interrupted bool    // stopped by the context before its last update, with everything saved
 }
 
 // run is one call of Job.Run.
@@ -292,6 +292,9 @@ func (r *run) loop(ctx context.Context) error {
 func (r *run) interrupt(ctx context.Context) error {
 	if err := r.saveAndWait(ctx); err != nil {
 		return err
+	}
+	if r.result.Steps >= r.last && !r.Config.Train.EvalOnly {
+		return nil // the step in progress was the last
 	}
 	r.result.Interrupted = true
 	if r.result.Checkpoint == "" {

@@ -360,6 +360,14 @@ func TestInterrupt(t *testing.T) {
 	require.Equal(t, 8, r.Steps)
 	require.Contains(t, log.String(), "interrupted after 8 iterations, saved in "+r.Checkpoint)
 
+	// One whose last step was in progress is done.
+	ctx, observe = cancelAfter(t.Context(), 8)
+	log.Reset()
+	r, err = newJob(t, cfg, plan).Run(ctx, RunOptions{Steps: 8, Out: t.TempDir(), Progress: observe, Log: &log})
+	require.NoError(t, err)
+	require.False(t, r.Interrupted)
+	require.NotContains(t, log.String(), "interrupted")
+
 	// During an evaluation: nothing new to save, and the evaluation is made again.
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err = newJob(t, cfg, plan).Run(ctx, RunOptions{Out: out, Resume: true, Progress: func(p Progress) {

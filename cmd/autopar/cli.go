@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"reflect"
@@ -123,7 +124,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
 			defer context.AfterFunc(ctx, func() { endAtOnce(con) })()
 		}
-		if err = parsed.Run(); err == nil {
+		if err = parsed.Run(); con.lost != nil && (err == nil || errors.Is(err, context.Canceled)) { // maybe because of it
 			err = con.lost
 		}
 	}

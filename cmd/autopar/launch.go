@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -104,13 +105,20 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			return c.args(con, plan, b.Resume), nil
 		},
 	}
-	if err := agent.Run(ctx); err != nil {
+	err = agent.Run(ctx)
+	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	if c.Resume || checkpoint.Saved(c.Out).After(before) {
-		c.goOn(con, doc)
+	// The processes end well if they are interrupted, too, by whomever. Only the machine of rank 0 sees at once what that has saved.
+	saved := !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.Saved(c.Out).After(before))
+	switch {
+	case saved && c.done(doc):
+		return nil
+	case saved && (err != nil || c.NodeRank == 0):
+		c.goOn(con)
+		return context.Canceled
 	}
-	return nil
+	return err
 }
 
 // hasPort reports whether an address has a port, from 1 to 65535.
@@ -172,15 +180,18 @@ func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	return append(args, "--init-from", c.InitFrom)
 }
 
-// goOn says how the job goes on that has ended well, if it has not made all its updates.
-func (c *launchCmd) goOn(con *console, doc *planner.Document) {
+// done reports whether a job that has saved has made all its updates.
+func (c *launchCmd) done(doc *planner.Document) bool {
 	last := doc.Config.Train.MaxIters + 1
 	if c.Steps != nil {
 		last = *c.Steps
 	}
-	if _, step, err := checkpoint.Newest(c.Out); err != nil || step >= last || doc.Config.Train.EvalOnly {
-		return
-	}
+	_, step, err := checkpoint.Newest(c.Out)
+	return err == nil && step >= last
+}
+
+// goOn says how the job goes on that was interrupted.
+func (c *launchCmd) goOn(con *console) {
 	flags := c.flags()
 	if c.NProc != nil {
 		flags = give(flags, "nproc", *c.NProc)

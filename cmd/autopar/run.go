@@ -82,7 +82,8 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 	return peers, memory, err
 }
 
-// Run trains until it is done or interrupted.
+// Run trains until it is done. One that is interrupted before has saved, and fails: a script or a cluster's scheduler is not
+// to take it for one that is done.
 func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err := c.check(); err != nil {
 		return err
@@ -103,9 +104,10 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err != nil {
 		return err
 	}
+	interrupted := false // as all others, after the same step
 	if peers != nil {
 		defer func() {
-			if err != nil {
+			if err != nil && !interrupted {
 				peers.Fail(err)
 			}
 			peers.Close()
@@ -166,10 +168,13 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		return err
 	}
 	p.end()
-	if result.Interrupted && result.Checkpoint != "" && !launch.ByAgent() { // which knows how
+	if interrupted = result.Interrupted; !interrupted || launch.ByAgent() { // which has interrupted it, or sees what is saved
+		return nil
+	}
+	if result.Checkpoint != "" {
 		con.goOn("run", c.Plan, out, c.flags())
 	}
-	return nil
+	return context.Canceled
 }
 
 // flags are those given, but for where the run begins and writes.
