@@ -17,8 +17,8 @@ type Background struct {
 	// Patience is how long a snapshot without a byte may take to get to disk. Each 10 MB may take a second more.
 	Patience time.Duration
 
-	// Done, when set, is told by the methods below of each checkpoint that is on disk.
-	Done func(step int, path string)
+	// Done, when set, is told by the methods below of each checkpoint that is on disk, and of a [*StaleError] or nil.
+	Done func(step int, path string, stale error)
 
 	writing chan written // of the snapshot that is on its way; nil when none is
 	step    int          // its step
@@ -85,10 +85,13 @@ func (b *Background) Wait() error {
 
 func (b *Background) end(w written) error {
 	b.writing = nil
-	if w.err == nil && b.Done != nil {
-		b.Done(b.step, w.path)
+	if w.path == "" {
+		return w.err
 	}
-	return w.err
+	if b.Done != nil {
+		b.Done(b.step, w.path, w.err)
+	}
+	return nil
 }
 
 // Close waits, and gives the memory back if nobody reads it any more.

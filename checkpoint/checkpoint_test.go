@@ -215,6 +215,34 @@ func TestFailureAtEachStage(t *testing.T) {
 	requireHolds(t, dir, 1)
 }
 
+// TestOldOnesStay: a checkpoint that cannot be removed is said to be there, does not keep others from being removed, and does not
+// make one that is saved fail, whether anybody waits for it or not. The next one tries again.
+func TestOldOnesStay(t *testing.T) {
+	dir := t.TempDir()
+	manifest := filepath.Join(dir, rootDir, "step-00000001", manifestFile)
+	require.NoError(t, os.MkdirAll(filepath.Join(manifest, "x"), 0o755)) // as one that nobody may remove
+	mustSave(t, dir, snapshot(7), Retention{Last: 9, Every: 1})
+	path, err := Save(dir, snapshot(8), Retention{})
+	var stale *StaleError
+	require.ErrorAs(t, err, &stale)
+	require.ErrorContains(t, err, "old ones are not removed: remove "+manifest)
+	require.Equal(t, filepath.Join(dir, rootDir, "step-00000008"), path)
+	requireHolds(t, dir, 8)
+	require.Equal(t, []string{"step-00000001", "step-00000008"}, names(t, dir))
+
+	var done []error
+	b := &Background{Dir: dir, Memory: NewMemory(nil), Patience: time.Minute, Done: func(_ int, _ string, stale error) { done = append(done, stale) }}
+	require.NoError(t, b.Save(snapshot(9)))
+	require.NoError(t, b.Wait())
+	require.NoError(t, os.RemoveAll(manifest))
+	require.NoError(t, b.Save(snapshot(10)))
+	require.NoError(t, b.Close())
+	require.Len(t, done, 2)
+	require.ErrorAs(t, done[0], &stale)
+	require.NoError(t, done[1])
+	require.Equal(t, []string{"step-00000010"}, names(t, dir))
+}
+
 func names(t *testing.T, dir string) []string {
 	t.Helper()
 	entries, err := os.ReadDir(filepath.Join(dir, rootDir))

@@ -162,7 +162,7 @@ func TestBackground(t *testing.T) {
 	s := snapshot(5)
 	mustSave(t, want, s, Retention{})
 	var told []int
-	b := &Background{Dir: dir, Memory: NewMemory(nil), Patience: time.Minute, Done: func(step int, path string) {
+	b := &Background{Dir: dir, Memory: NewMemory(nil), Patience: time.Minute, Done: func(step int, path string, _ error) {
 		require.Equal(t, filepath.Join(dir, "ckpt", filepath.Base(path)), path)
 		told = append(told, step)
 	}}

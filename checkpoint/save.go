@@ -79,10 +79,22 @@ type Retention struct {
 // Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it removes the checkpoints
 // that are not retained, those of a later step too: they belong to a run that this one has replaced.
 //
-// Until Save returns without error, DIR/ckpt/latest leads to the checkpoint before.
+// With a directory the error is a [*StaleError]: the checkpoint is there. Until Save returns one, DIR/ckpt/latest leads to the
+// checkpoint before.
 func Save(dir string, s Snapshot, keep Retention) (string, error) {
 	return (&saver{root: filepath.Join(dir, rootDir), keep: keep}).save(s)
 }
+
+// A StaleError says that checkpoints which are not retained are still there: somebody keeps them from being removed, or reads
+// them on a network file system, where a file that is open has a name until it is closed. A later Save tries again.
+type StaleError struct{ Err error }
+
+func (e *StaleError) Error() string {
+	return "checkpoint: old ones are not removed: " + e.Err.Error()
+}
+
+// Unwrap returns the cause.
+func (e *StaleError) Unwrap() error { return e.Err }
 
 // saver is one call of Save.
 type saver struct {
@@ -127,13 +139,14 @@ func (w *saver) save(s Snapshot) (string, error) {
 		m.Files = append(m.Files, p.Files...)
 	}
 	var name string
+	var stale error
 	if first {
-		name, err = w.finish(temp, m)
+		name, stale, err = w.finish(temp, m)
 	}
 	if told, err = together(ctx, s.Peers, progress{Name: name}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
 	}
-	return filepath.Join(w.root, told[0].Name), nil
+	return filepath.Join(w.root, told[0].Name), stale
 }
 
 // progress is what a process tells the others when it has done its part of a stage.
@@ -208,32 +221,34 @@ func (w *saver) fill(temp string, m *Manifest, s Snapshot) (files []File, err er
 }
 
 // finish makes a checkpoint of the directory: it writes the manifest, gives the directory its
-// name and removes what is not retained.
-func (w *saver) finish(temp string, m Manifest) (string, error) {
+// name and removes what is not retained, as far as that goes.
+func (w *saver) finish(temp string, m Manifest) (name string, stale, err error) {
 	if err := m.validate(temp); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := w.stage("manifest"); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	text, err := json.MarshalIndent(m, "", " ")
 	if err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := writeFile(filepath.Join(temp, manifestFile), append(text, '\n')); err != nil {
-		return "", err
+		return "", nil, err
 	}
 	if err := syncDir(temp); err != nil {
-		return "", err
+		return "", nil, err
 	}
-	name, err := w.commit(temp, m.Step)
-	if err != nil {
-		return "", err
+	if name, err = w.commit(temp, m.Step); err != nil {
+		return "", nil, err
+	}
+	if err := w.stage("retention"); err != nil {
+		return "", nil, err
 	}
 	if err := w.retain(name, m.BestStep); err != nil {
-		return "", fmt.Errorf("removing old ones: %w", err)
+		return name, &StaleError{err}, nil
 	}
-	return name, nil
+	return name, nil, nil
 }
 
 // assign decides who saves what: each tensor's parts are those of the lowest ranks that together hold all of it. It
@@ -357,9 +372,6 @@ func parseName(name string) (saved, bool) {
 
 // retain removes what is neither latest nor kept, and what a killed writer has left.
 func (w *saver) retain(latest string, best int) error {
-	if err := w.stage("retention"); err != nil {
-		return err
-	}
 	entries, err := os.ReadDir(w.root)
 	if err != nil {
 		return err
@@ -388,16 +400,16 @@ func (w *saver) retain(latest string, best int) error {
 			drop = append(drop, s.name)
 		}
 	}
+	var failed error
 	for _, name := range drop {
 		// The manifest goes first: half a checkpoint must not pass for one.
-		if err := os.Remove(filepath.Join(w.root, name, manifestFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		err := os.Remove(filepath.Join(w.root, name, manifestFile))
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			err = os.RemoveAll(filepath.Join(w.root, name))
 		}
-		if err := os.RemoveAll(filepath.Join(w.root, name)); err != nil {
-			return err
-		}
+		failed = errors.Join(failed, err)
 	}
-	return nil
+	return failed
 }
 
 // writeFile writes a file and makes it durable.

@@ -37,8 +37,13 @@ func inCheckpoints() []mutant {
 	}, {
 		bug:  "nobody hears that a checkpoint could not be written",
 		file: "checkpoint/background.go",
-		old:  "\treturn w.err\n", new: "\treturn nil\n",
+		old:  "\t\treturn w.err\n", new: "\t\treturn nil\n",
 		pkg: "./checkpoint", run: "^TestBackgroundFails$",
+	}, {
+		bug:  "a run ends because an old checkpoint cannot be removed",
+		file: "checkpoint/save.go",
+		old:  "return name, &StaleError{err}, nil", new: "return \"\", nil, err",
+		pkg: "./train", run: "^TestOldCheckpointStays$",
 	}, {
 		bug:  "a run ends before its last checkpoint is on disk",
 		file: "train/save.go",

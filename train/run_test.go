@@ -387,6 +387,18 @@ func TestInterrupt(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
+// TestOldCheckpointStays: a run goes on beside a checkpoint that cannot be removed, and says so.
+func TestOldCheckpointStays(t *testing.T) {
+	cfg := tinyConfig(t, textData(t))
+	for _, blocking := range []bool{false, true} {
+		out := t.TempDir()
+		require.NoError(t, os.MkdirAll(filepath.Join(out, "ckpt", "step-00000001", "manifest.json", "x"), 0o755))
+		r, log := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: out, Steps: 3, Blocking: blocking})
+		require.Equal(t, filepath.Join(out, "ckpt", "step-00000003"), r.Checkpoint)
+		require.Contains(t, log, "saving checkpoint to "+r.Checkpoint+"\ncheckpoint: old ones are not removed: remove "+out)
+	}
+}
+
 // TestDiverged: a loss that is not finite stops the run, and the checkpoint from before is as it was.
 func TestDiverged(t *testing.T) {
 	dir := textData(t)

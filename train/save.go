@@ -44,10 +44,13 @@ func (r *run) reserveMemory() error {
 	return nil
 }
 
-// wrote takes note of a checkpoint that is on disk.
-func (r *run) wrote(_ int, dir string) {
+// wrote takes note of a checkpoint that is on disk. Old ones that stay are no reason to end.
+func (r *run) wrote(_ int, dir string, stale error) {
 	r.result.Checkpoint = dir
 	r.printf("saving checkpoint to %s\n", dir)
+	if stale != nil {
+		r.printf("%v\n", stale)
+	}
 }
 
 // pollCheckpoints returns why a checkpoint could not be written, without waiting for one that is being written.
@@ -84,8 +87,9 @@ func (r *run) save(ctx context.Context) error {
 		err = r.background.Save(snap)
 	} else {
 		var dir string
-		if dir, err = checkpoint.Save(r.opts.Out, snap, r.opts.Keep); err == nil {
-			r.wrote(step, dir)
+		if dir, err = checkpoint.Save(r.opts.Out, snap, r.opts.Keep); dir != "" {
+			r.wrote(step, dir, err)
+			err = nil
 		}
 	}
 	if err == nil {
