@@ -256,6 +256,24 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
+// TestSaved: that a checkpoint is new does not hang on the clock.
+func TestSaved(t *testing.T) {
+	dir := t.TempDir()
+	require.Zero(t, Saved(dir))
+	var before Mark
+	require.False(t, SavedSince(dir, before))
+	for i, step := range []int{5, 5, 3} {
+		mustSave(t, dir, snapshot(step), Retention{})
+		at := time.Unix(1e9, 0).Add(-time.Duration(i/2) * time.Hour) // the same, and earlier
+		require.NoError(t, os.Chtimes(filepath.Join(dir, LatestFile), at, at))
+		require.True(t, SavedSince(dir, before))
+		before = Saved(dir)
+		require.False(t, SavedSince(dir, before))
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, LatestFile)))
+	require.False(t, SavedSince(dir, before))
+}
+
 func TestRetention(t *testing.T) {
 	dir := t.TempDir()
 	save := func(step, best int, keep Retention) {

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/infile"
@@ -96,13 +95,30 @@ func locate(path string) (string, error) {
 	return filepath.Join(root, name), nil
 }
 
-// Saved returns when the newest checkpoint in the DIR of a run was made, the zero time if there is none.
-func Saved(dir string) time.Time {
+// Mark tells a checkpoint from those before and after; the zero Mark is none.
+type Mark struct {
+	path string
+	at   int64
+}
+
+// SavedSince reports whether a checkpoint has been saved in the DIR of a run since Saved returned a mark, whatever the clock
+// says: it may have been set back, or not have moved on.
+func SavedSince(dir string, before Mark) bool {
+	now := Saved(dir)
+	return now != before && now != Mark{}
+}
+
+// Saved returns the mark of the newest checkpoint in the DIR of a run.
+func Saved(dir string) Mark {
 	info, err := os.Stat(filepath.Join(dir, LatestFile))
 	if err != nil {
-		return time.Time{}
+		return Mark{}
 	}
-	return info.ModTime()
+	path, _, err := Newest(dir)
+	if err != nil {
+		return Mark{}
+	}
+	return Mark{path, info.ModTime().UnixNano()}
 }
 
 // Newest returns the directory and the step of the newest checkpoint in the DIR of a run, by its name alone.

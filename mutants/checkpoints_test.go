@@ -45,6 +45,11 @@ func inCheckpoints() []mutant {
 		old:  "return name, &StaleError{err}, nil", new: "return \"\", nil, err",
 		pkg: "./train", run: "^TestOldCheckpointStays$",
 	}, {
+		bug:  "a job whose clock was set back begins from the start",
+		file: "checkpoint/open.go",
+		old:  "now != before && now != Mark{}", new: "now.at > before.at",
+		pkg: "./checkpoint", run: "^TestSaved$",
+	}, {
 		bug:  "a run ends before its last checkpoint is on disk",
 		file: "train/save.go",
 		old:  "return r.background.Wait()", new: "return r.background.Poll()",

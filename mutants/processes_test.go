@@ -102,7 +102,7 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "a restarted job begins from the start",
 		file: "cmd/autopar/launch.go",
-		old:  "c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)", new: "c.Resume || before.IsZero() && s.Number < 0",
+		old:  "s.Number > 0 && checkpoint", new: "s.Number < 0 && checkpoint",
 		pkg: "./cmd/autopar", run: elastic,
 	}, {
 		bug: "a job that is told to stop twice is killed before it has saved", how: "by its launcher, and by who stops all processes",

@@ -82,7 +82,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
-			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.Saved(c.Out).After(before)}
+			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.SavedSince(c.Out, before)}
 			if n := s.Nodes * procs; n != ranks {
 				if b.Plan, err = c.planAnew(con, doc, n); err != nil {
 					return nil, err
@@ -110,7 +110,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		return err
 	}
 	// The processes end well if they are interrupted, too, by whomever. Only the machine of rank 0 sees at once what that has saved.
-	saved := !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.Saved(c.Out).After(before))
+	saved := !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.SavedSince(c.Out, before))
 	switch {
 	case saved && c.done(doc):
 		return nil
