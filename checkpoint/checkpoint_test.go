@@ -207,10 +207,19 @@ func TestFailureAtEachStage(t *testing.T) {
 		})
 	}
 	dir := t.TempDir()
+	mustSave(t, dir, snapshot(1), Retention{})
+	full := filepath.Join(dir, rootDir, nextFile)
+	require.NoError(t, os.Mkdir(full, 0o755))
+	_, err := Save(dir, snapshot(2), Retention{})
+	require.ErrorContains(t, err, full)
+	require.NoError(t, os.Remove(full))
+	require.Equal(t, []string{"step-00000001"}, names(t, dir), "nothing is left of one that latest cannot lead to")
+
+	dir = t.TempDir()
 	bad := snapshot(2)
 	bad.Shards[2].Read = func([]byte) error { return errors.New("rank is gone") }
 	mustSave(t, dir, snapshot(1), Retention{})
-	_, err := Save(dir, bad, Retention{})
+	_, err = Save(dir, bad, Retention{})
 	require.ErrorContains(t, err, "step 2: reading v on rank 0: rank is gone")
 	requireHolds(t, dir, 1)
 }

@@ -307,7 +307,7 @@ func writeShards(path string, shards []Shard) error {
 	return w.Commit()
 }
 
-// commit gives the finished directory its name and points latest at it. A step that was saved before gets a name of its
+// commit gives the finished directory its name and points latest at it. On a full disk it fails before the first of these. A step that was saved before gets a name of its
 // own, because one directory cannot replace another in one move.
 func (w *saver) commit(temp string, step int) (string, error) {
 	base := fmt.Sprintf("step-%08d", step)
@@ -326,6 +326,10 @@ func (w *saver) commit(temp string, step int) (string, error) {
 	if err := os.Chmod(temp, 0o755); err != nil { // MkdirTemp's are private
 		return "", err
 	}
+	next := filepath.Join(w.root, nextFile)
+	if err := writeFile(next, []byte(name+"\n")); err != nil { // the last that takes room
+		return "", err
+	}
 	if err := os.Rename(temp, filepath.Join(w.root, name)); err != nil {
 		return "", err
 	}
@@ -333,10 +337,6 @@ func (w *saver) commit(temp string, step int) (string, error) {
 		return "", err
 	}
 	if err := w.stage("latest"); err != nil {
-		return "", err
-	}
-	next := filepath.Join(w.root, nextFile)
-	if err := writeFile(next, []byte(name+"\n")); err != nil {
 		return "", err
 	}
 	if err := os.Rename(next, filepath.Join(w.root, latestFile)); err != nil {
