@@ -265,6 +265,25 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
+// TestOpenWhileSaving: a reader that is slower than a run, which removes what it reads, gets what the run has saved since.
+func TestOpenWhileSaving(t *testing.T) {
+	dir := t.TempDir()
+	mustSave(t, dir, snapshot(1), Retention{})
+	c, err := open(dir, func(path string) (string, error) {
+		at, err := locate(path)
+		if filepath.Base(at) == "step-00000001" {
+			mustSave(t, dir, snapshot(2), Retention{})
+		}
+		return at, err
+	})
+	require.NoError(t, err)
+	defer c.Close()
+	require.Equal(t, 2, c.Step)
+	require.NoError(t, os.Remove(filepath.Join(c.Dir, manifestFile)))
+	_, err = Open(dir)
+	require.ErrorIs(t, err, fs.ErrNotExist, "which nobody mends")
+}
+
 // TestSaved: that a checkpoint is new does not hang on the clock.
 func TestSaved(t *testing.T) {
 	dir := t.TempDir()

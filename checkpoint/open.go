@@ -28,16 +28,26 @@ type Checkpoint struct {
 // Open opens a checkpoint: its own directory, or the DIR of a run for the one that DIR/ckpt/latest names. It reads every
 // file once, to compare its SHA-256 with the manifest's. Errors have an *Error in their tree; that of a directory without a checkpoint
 // wraps [fs.ErrNotExist].
-func Open(path string) (*Checkpoint, error) {
+//
+// Of a run that saves meanwhile, and removes the checkpoint that is being read, it opens the next.
+func Open(path string) (*Checkpoint, error) { return open(path, locate) }
+
+func open(path string, locate func(path string) (string, error)) (*Checkpoint, error) {
 	dir, err := locate(path)
 	if err != nil {
 		return nil, err
 	}
-	c, err := openDir(dir)
-	if err != nil && dir != path {
-		err = beside(dir, err)
+	for again := 0; ; again++ {
+		c, err := openDir(dir)
+		if err == nil || dir == path {
+			return c, err
+		}
+		newest, moved := locate(path)
+		if moved != nil || newest == dir || again == 9 {
+			return nil, beside(dir, err)
+		}
+		dir = newest
 	}
-	return c, err
 }
 
 // beside says of the newest checkpoint, which cannot be used, how to go back to the one before, if that is there.

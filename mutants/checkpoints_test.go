@@ -50,6 +50,11 @@ func inCheckpoints() []mutant {
 		old:  "now != before && now != Mark{}", new: "now.at > before.at",
 		pkg: "./checkpoint", run: "^TestSaved$",
 	}, {
+		bug:  "a checkpoint that its run has removed meanwhile is read",
+		file: "checkpoint/open.go",
+		old:  "newest == dir || again == 9", new: "newest == dir || again == 0",
+		pkg: "./checkpoint", run: "^TestOpenWhileSaving$",
+	}, {
 		bug:  "a run ends before its last checkpoint is on disk",
 		file: "train/save.go",
 		old:  "return r.background.Wait()", new: "return r.background.Poll()",
