@@ -187,7 +187,7 @@ func together(ctx context.Context, peers *launch.Peers, mine progress, err error
 
 // begin makes the temporary directory.
 func (w *saver) begin() (string, error) {
-	if err := os.MkdirAll(w.root, 0o755); err != nil {
+	if err := os.MkdirAll(w.root, 0o777); err != nil {
 		return "", err
 	}
 	return os.MkdirTemp(w.root, tempPrefix)
@@ -323,7 +323,12 @@ func (w *saver) commit(temp string, step int) (string, error) {
 	if err := w.stage("rename"); err != nil {
 		return "", err
 	}
-	if err := os.Chmod(temp, 0o755); err != nil { // MkdirTemp's are private
+	// MkdirTemp's are private: for whom the directory is that it is in.
+	info, err := os.Stat(w.root)
+	if err == nil {
+		err = os.Chmod(temp, info.Mode())
+	}
+	if err != nil {
 		return "", err
 	}
 	next := filepath.Join(w.root, nextFile)

@@ -143,7 +143,7 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 	text := newTextReader(ctx, p.Corpus.Source, f)
 
 	cut := int64(0.9 * float64(p.Characters)) // int(n*0.9), in Python's arithmetic
-	if err := os.MkdirAll(p.Dir, 0o755); err != nil {
+	if err := os.MkdirAll(p.Dir, 0o777); err != nil {
 		return err
 	}
 	var files []*wholefile.File

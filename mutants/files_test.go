@@ -112,5 +112,15 @@ func inFiles() []mutant {
 		file: "cmd/autopar/explain.go",
 		old:  "if flag.given && !flag.shown {", new: "if flag.given && flag.where == \"\" {",
 		pkg: "./cmd/autopar", run: "^TestIdleFlags$",
+	}, {
+		bug:  "files are for all to read, whatever the umask says",
+		file: "wholefile/wholefile.go",
+		old:  "\tif err := f.Sync(); err != nil {", new: "\t_ = f.Chmod(0o644)\n\tif err := f.Sync(); err != nil {",
+		pkg: "./wholefile", run: "^TestUmask$",
+	}, {
+		bug:  "checkpoints are for their user alone, whatever the umask says",
+		file: "checkpoint/save.go",
+		old:  "err = os.Chmod(temp, info.Mode())", new: "_ = info",
+		pkg: "./checkpoint", run: "^TestUmask$",
 	}}
 }

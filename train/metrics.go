@@ -55,7 +55,7 @@ type metricsLog struct {
 // openMetrics opens the metrics of a run that begins at iteration from. What the files have of later iterations belongs to
 // a run that this one replaces, and is cut off. While they are open no other run writes to the directory.
 func openMetrics(dir string, from int) (*metricsLog, error) {
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}
 	f, _, err := openLog(dir, MetricsFile, func(f *bufio.Reader) (int64, error) { return metricsBefore(f, from) })
@@ -85,7 +85,7 @@ func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // to open a pipe is to wait
 		return nil, 0, &InputError{What: "out", Msg: path + " is not a regular file"}
 	}
-	if f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644); err != nil {
+	if f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666); err != nil {
 		return nil, 0, fmt.Errorf("train: %w", err)
 	}
 	if taken(f) {

@@ -4,7 +4,9 @@ package wholefile
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -22,7 +24,7 @@ func Create(path string) (*File, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EISDIR}
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*.tmp")
+	f, err := createTemp(path)
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: at.Err}
 	}
@@ -32,11 +34,19 @@ func Create(path string) (*File, error) {
 	return &File{File: f, path: path}, nil
 }
 
+// createTemp is os.CreateTemp beside a file, for whom the umask says, as any file: os's is for the user alone.
+func createTemp(path string) (*os.File, error) {
+	for try := 0; ; try++ {
+		name := fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32())
+		f, err := os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if !errors.Is(err, fs.ErrExist) || try == 100 {
+			return f, err
+		}
+	}
+}
+
 // Finish puts everything written on disk, under the temporary name still. Nothing can be written after it.
 func (f *File) Finish() error {
-	if err := f.Chmod(0o644); err != nil { // CreateTemp's are private
-		return err
-	}
 	if err := f.Sync(); err != nil {
 		return err
 	}
@@ -72,7 +82,7 @@ func (f *File) Discard() error {
 
 // Write writes a whole file, and makes its directory if there is none.
 func Write(path string, content []byte) error {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
 		return err
 	}
 	f, err := Create(path)

@@ -26,9 +26,6 @@ func TestWriteBytes(t *testing.T) {
 		header += " "
 	}
 	require.Equal(t, string(image(header, 0))+"\x01\x00\x00\x00\xfe\xff\xff\xff\x07", string(got))
-	stat, err := os.Stat(path)
-	require.NoError(t, err)
-	require.Equal(t, os.FileMode(0o644), stat.Mode())
 }
 
 func TestWriteEmpty(t *testing.T) {
