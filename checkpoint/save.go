@@ -74,6 +74,8 @@ type Shard struct {
 type Retention struct {
 	Last  int // so many newest ones, at least 1
 	Every int // those whose step is a multiple; 0 is none
+	// New is the first save of a run that has begun anew: none that is there is its own, and none stays.
+	New bool
 }
 
 // Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it removes the checkpoints
@@ -398,7 +400,7 @@ func (w *saver) retain(latest string, best int) error {
 	for _, s := range all {
 		switch {
 		case s.name == latest:
-		case s.step < now.step && !kept[s.step] &&
+		case s.step < now.step && !kept[s.step] && !w.keep.New &&
 			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
 			kept[s.step] = true
 		default:

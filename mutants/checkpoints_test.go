@@ -55,6 +55,16 @@ func inCheckpoints() []mutant {
 		old:  "newest == dir || again == 9", new: "newest == dir || again == 0",
 		pkg: "./checkpoint", run: "^TestOpenWhileSaving$",
 	}, {
+		bug:  "checkpoints of an earlier run stay beside those of one that has begun anew",
+		file: "checkpoint/save.go",
+		old:  " && !w.keep.New &&", new: " &&",
+		pkg: "./train", run: "^TestNewRunReplaces$",
+	}, {
+		bug:  "a run removes its own checkpoints as those of an earlier one",
+		file: "train/save.go",
+		old:  "r.background.Keep = r.opts.Keep", new: "_ = r.opts.Keep",
+		pkg: "./train", run: "^TestNewRunReplaces$",
+	}, {
 		bug:  "a run ends before its last checkpoint is on disk",
 		file: "train/save.go",
 		old:  "return r.background.Wait()", new: "return r.background.Poll()",

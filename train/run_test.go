@@ -387,6 +387,36 @@ func TestInterrupt(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
+// TestNewRunReplaces: of the checkpoints of an earlier run none stays, also of steps before the first that a new run saves, which
+// keeps its own.
+func TestNewRunReplaces(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.checkpoint_interval=2", "train.eval_interval=100")
+	for _, blocking := range []bool{false, true} {
+		out := t.TempDir()
+		steps := func() (names []string) {
+			entries, err := os.ReadDir(filepath.Join(out, "ckpt"))
+			require.NoError(t, err)
+			for _, e := range entries {
+				if e.IsDir() {
+					names = append(names, e.Name())
+				}
+			}
+			return names
+		}
+		opts := RunOptions{Out: out, Steps: 1, Blocking: blocking, Keep: checkpoint.Retention{Last: 3}}
+		train(t, cfg, planOf(2, 1, 1), opts)
+		opts.Steps = 2
+		train(t, cfg, planOf(2, 1, 1), opts)
+		require.Equal(t, []string{"step-00000002"}, steps(), "the other run's was of step 1")
+		opts.Steps, opts.Resume = 5, true
+		train(t, cfg, planOf(2, 1, 1), opts)
+		require.Equal(t, []string{"step-00000002", "step-00000004", "step-00000005"}, steps())
+		opts.Steps, opts.Resume = 6, false
+		train(t, cfg, planOf(2, 1, 1), opts)
+		require.Equal(t, []string{"step-00000002.1", "step-00000004", "step-00000006"}, steps(), "its own")
+	}
+}
+
 // TestOldCheckpointStays: a run goes on beside a checkpoint that cannot be removed, and says so.
 func TestOldCheckpointStays(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))

@@ -13,6 +13,7 @@ import (
 
 // openCheckpoints says how the run saves.
 func (r *run) openCheckpoints() {
+	r.opts.Keep.New = !r.opts.Resume
 	if r.opts.Out == "" || r.opts.Blocking || r.Config.Train.EvalOnly {
 		return
 	}
@@ -47,6 +48,10 @@ func (r *run) reserveMemory() error {
 // wrote takes note of a checkpoint that is on disk. Old ones that stay are no reason to end.
 func (r *run) wrote(_ int, dir string, stale error) {
 	r.result.Checkpoint = dir
+	r.opts.Keep.New = false
+	if r.background != nil {
+		r.background.Keep = r.opts.Keep
+	}
 	r.printf("saving checkpoint to %s\n", dir)
 	if stale != nil {
 		r.printf("%v\n", stale)
