@@ -72,11 +72,12 @@ func (b *stageBuilder) received(i int) bool {
 }
 
 // entries returns the first node of every block's backward pass that reads what the pass has made
-// in another block: after what is recomputed, a gradient. The first block of a stage waits for it
-// there to be received, and the others, which are to be like it, put nothing across.
+// in another block: after what is recomputed, a gradient, and before it what is gathered or cut for
+// that node besides. The first block of a stage waits there for the gradient to be received, and the
+// others, which are to be like it, put nothing across.
 func entries(nodes []*ir.Node) map[*ir.Node]bool {
 	entered, first := map[string]bool{}, map[*ir.Node]bool{}
-	for _, n := range nodes {
+	for i, n := range nodes {
 		if n.Phase != ir.Backward {
 			continue
 		}
@@ -84,10 +85,18 @@ func entries(nodes []*ir.Node) map[*ir.Node]bool {
 		if !entered[block] && slices.ContainsFunc(n.Args, func(a *ir.Value) bool {
 			return a.Def.Phase == n.Phase && a.Def.Op.Class() != ir.Leaf && a.Def.Block() != block
 		}) {
-			entered[block], first[n] = true, true
+			for i > 0 && rearranged(nodes[i-1]) && readsAny(n, nodes[i-1:i]) {
+				i--
+			}
+			entered[block], first[nodes[i]] = true, true
 		}
 	}
 	return first
+}
+
+// rearranged reports whether a node only changes where a value lies.
+func rearranged(n *ir.Node) bool {
+	return n.Op.Class() == ir.Comm && n.Op != ir.OpSend && n.Op != ir.OpRecv
 }
 
 // movable reports whether a node is a kernel, a copy or a collective of every micro-batch that

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"encoding/binary"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -17,6 +18,9 @@ type held struct {
 	block bool
 	apart bool // gradients of weights of a block read it, besides what else it is
 	kind  int  // of those that are as large: see sizesOn
+	// from and to are those of a temporary buffer without what kernels that run beside collectives do with it, and those
+	// collectives make: whatever else is put off or gathered early, it is there then. From is after to if it need not be there at all.
+	from, to int
 }
 
 // heldKind is what the size of a buffer follows from.
@@ -67,12 +71,12 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 
 // heldBy lists the buffers of a stage that take memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
-	used := usedBuffers(st)
+	used, lives := usedBuffers(st), inOrderLives(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for _, id := range b.readApart(st) {
 		x := &st.Buffers[id]
-		all = append(all, held{x, true, true, b.kindOf(st, x)})
+		all = append(all, held{Buffer: x, block: true, apart: true, kind: b.kindOf(st, x)})
 	}
 	for id := range st.Buffers {
 		x := &st.Buffers[id]
@@ -82,10 +86,53 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			all = append(all, held{x, x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, false, b.kindOf(st, x)})
+			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, kind: b.kindOf(st, x), from: x.From, to: x.To}
+			if lives != nil {
+				h.from, h.to = lives[id].from, lives[id].to
+			}
+			all = append(all, h)
 		}
 	}
 	return all
+}
+
+type life struct{ from, to int }
+
+// inOrderLives returns the lives of temporary buffers as [held] has them, nil if nothing runs beside collectives.
+func inOrderLives(st *codegen.Stage) []life {
+	lives := make([]life, len(st.Buffers))
+	for id := range lives {
+		lives[id] = life{math.MaxInt, -1}
+	}
+	some := false
+	for _, body := range st.Bodies {
+		beside := -1 // the last that runs beside the collective before
+		for i, in := range body.Instrs {
+			if in.Beside > 0 {
+				beside, some = i+in.Beside, true
+			} else if i <= beside {
+				continue
+			}
+			ids := in.Args
+			if in.Beside == 0 {
+				ids = slices.Concat(in.Args, in.Results)
+			}
+			for _, id := range ids {
+				for {
+					l := &lives[id]
+					l.from, l.to = min(l.from, i), max(l.to, i)
+					if !st.Buffers[id].View {
+						break
+					}
+					id = st.Buffers[id].Of
+				}
+			}
+		}
+	}
+	if !some {
+		return nil
+	}
+	return lives
 }
 
 // readApart lists the buffers that gradients of weights of a block read and others have

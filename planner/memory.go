@@ -22,6 +22,8 @@ type stageMemory struct {
 	slot  [extents]int64
 	temp  [extents]int64
 	calm  [extents]int64 // temp, but for the backward pass
+	// inOrder is temp of blocks that recompute nothing, whatever of it runs beside collectives.
+	inOrder int64
 	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
 	between [extents]int64
 	update  memoryShare // temp, in the update of many blocks: see updating
@@ -143,6 +145,9 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.sums, m.crest[e] = got.sums, got.crest
 			m.slot[e], m.temp[e], m.calm[e], m.between[e] = got.slot[0].bytes(), got.temp, got.calm, got.between
+			if e == kept {
+				m.inOrder = got.inOrder
+			}
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
@@ -177,12 +182,15 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 }
 
 // shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
-// lasts, and what is temporary then, which is the least, but for zero-bubble schedules, under which that may lie in slots. Of those
-// they have what any block keeps.
+// lasts, and what is temporary then, which is the least, but for what runs beside other collectives if blocks are recomputed, and
+// for zero-bubble schedules, under which that may lie in slots. Of those they have what any block keeps.
 func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
 		all[i].leaveSlots(slot)
+		for e := range extents {
+			all[i].temp[e], all[i].between[e] = min(all[i].temp[e], all[i].inOrder), min(all[i].between[e], all[i].inOrder)
+		}
 		if schedule == partition.ZeroBubble {
 			all[i].temp, all[i].between = [extents]int64{}, [extents]int64{}
 		}

@@ -478,7 +478,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 
 // mayGoAhead reports whether recomputation does what a node of the backward pass does, before there is a gradient.
 func mayGoAhead(n *ir.Node) bool {
-	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch
+	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch || n.Op == ir.OpKeysValues
 }
 
 // blockOperands counts the operands of an add_n that blocks of its stage make.
