@@ -314,12 +314,13 @@ func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	if t == nil {
 		return nil, errorf(c.Dir, name, "is not among its %d tensors", len(c.Tensors))
 	}
-	return readFloats(c, name, t.Shape)
+	return readFloats(c, name, ir.Whole(t.Shape))
 }
 
-func readFloats(r Reader, name string, shape []int) ([]float32, error) {
-	data := make([]byte, 4*ir.Elems(shape))
-	if err := r.Read(name, ir.F32, ir.Whole(shape), data); err != nil {
+// readFloats returns a part of a tensor.
+func readFloats(r Reader, name string, slab ir.Slab) ([]float32, error) {
+	data := make([]byte, 4*slab.Elems())
+	if err := r.Read(name, ir.F32, slab, data); err != nil {
 		return nil, err
 	}
 	out := make([]float32, len(data)/4)

@@ -197,8 +197,8 @@ func transposed(x []float32, rows, cols int) []float32 {
 	return y
 }
 
-// ExportWeights writes a model's weights, without optimizer state, to one safetensors file that nanoGPT or HuggingFace
-// reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
+// ExportWeights writes a model's weights, without optimizer state and adapters folded in, to one safetensors file that
+// nanoGPT or HuggingFace reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
 func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
 	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return err
@@ -218,7 +218,7 @@ func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) erro
 	}
 	defer w.Close()
 	for i, p := range parameters(cfg) {
-		values, err := readFloats(from, p, irShape(cfg, p))
+		values, err := readFloats(Folded(from, cfg), p, ir.Whole(irShape(cfg, p)))
 		if err != nil {
 			return err
 		}

@@ -14,6 +14,7 @@ type key struct {
 	section, name string
 	words         []string // the legal words of a text key; nil for any
 	index         []int    // path of struct fields from Config
+	optional      bool     // not printed if it is zero
 }
 
 // String is section.key.
@@ -66,7 +67,7 @@ func allKeys() []key {
 				continue // set by other keys
 			}
 			k := key{
-				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), index: []int{i, j},
+				section: section.Tag.Get("yaml"), name: field.Tag.Get("yaml"), index: []int{i, j}, optional: field.Tag.Get("print") == "nonzero",
 			}
 			if words := field.Tag.Get("enum"); words != "" {
 				k.words = strings.Split(words, ",")

@@ -2,14 +2,16 @@ package config
 
 import (
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 
 	"github.com/autopar/autopar/config/strictyaml"
 )
 
-// Marshal prints every key as YAML that Parse reads back to an equal Config. The text is a function of the values alone, so
-// it may be hashed.
+// Marshal prints keys as YAML that Parse reads back to an equal Config: all of them, but those tagged print:"nonzero" only
+// if they are. The text is a function of the values alone, so it may be hashed; a new key that is not used leaves it, and
+// plans and checkpoints that were written before, as they were.
 func (c *Config) Marshal() []byte {
 	var out strings.Builder
 	section := ""
@@ -17,6 +19,9 @@ func (c *Config) Marshal() []byte {
 		if k.section != section {
 			section = k.section
 			fmt.Fprintf(&out, "%s:\n", section)
+		}
+		if k.optional && reflect.ValueOf(k.target(c)).Elem().IsZero() {
+			continue
 		}
 		fmt.Fprintf(&out, "  %s: %s\n", k.name, formatValue(k.target(c)))
 	}

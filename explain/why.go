@@ -157,6 +157,9 @@ func shorten(names []string) string {
 func (r *Report) whyLeaf(out io.Writer, v *ir.Value) {
 	attr, isParam := v.Def.Attr.(ir.ParamAttr)
 	fmt.Fprintf(out, "  placement    %s %s\n  reason       %s\n", v.Type, r.spec(v), r.why.leaf(v))
+	if attr.Frozen {
+		fmt.Fprintln(out, "  trained      no, it is frozen")
+	}
 	for _, n := range r.why.readers[v] {
 		fmt.Fprintf(out, "  read by      %s (%s, %s)\n", n.Name, n.Op, n.Phase)
 	}

@@ -24,6 +24,8 @@ type ParamAttr struct {
 	Decay bool
 	// State marks optimizer state: it has no gradient and is not a weight.
 	State bool
+	// Frozen marks a weight that is not trained: it has no gradient and no optimizer state.
+	Frozen bool
 	// Master names the weight of which this state is the copy in full precision:
 	// both start as the same number, and the weight is this one rounded.
 	Master string

@@ -317,9 +317,12 @@ func (g *Graph) Renumber() {
 	}
 }
 
-// Prune drops nodes that no output, update or send needs. Leaves stay.
-func (g *Graph) Prune() {
+// Prune drops nodes that no output, update or send needs, and none of the values given. Leaves stay.
+func (g *Graph) Prune(also ...*Value) {
 	live := make([]bool, g.nextID) // by ID
+	for _, v := range also {
+		live[v.ID] = true
+	}
 	for _, o := range g.Outputs {
 		live[o.Value.ID] = true
 	}

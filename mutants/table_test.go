@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inLossSlices(), inPieces(), inShortMemory(), inSums(), inFiles())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inAdapters(), inLossSlices(), inPieces(), inShortMemory(), inSums(), inFiles())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -116,7 +116,7 @@ func inTheModel() []mutant {
 	}, {
 		bug:  "dropout in evaluation",
 		file: "models/gpt/step.go",
-		old:  "cfg.Dropout = 0\n\treturn fullSequence(", new: "return fullSequence(",
+		old:  "cfg.Dropout, cfg.LoRADropout = 0, 0\n\treturn fullSequence(", new: "return fullSequence(",
 		pkg: "./models/gpt", run: "^TestDropoutSites$",
 	}}
 }
@@ -309,7 +309,7 @@ func inThePartition() []mutant {
 		bug: "backward pass split wrongly", how: "what a kernel that stays reads is put off",
 		file: "partition/weightgrad.go",
 		old:  "&& !waited[n.ID()] && !handsOn {", new: "&& (!waited[n.ID()] || true) && !handsOn {",
-		pkg: "./partition", run: "^TestWeightGradsOfOneToken$",
+		pkg: "./partition", run: "^TestWeightGradsBehindACut$",
 	}, {
 		bug: "optimizer holding stale weights", how: "the new weight has a place of its own",
 		file: "codegen/layout.go",

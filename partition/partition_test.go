@@ -320,6 +320,52 @@ func TestWeightGradsOfBlocks(t *testing.T) {
 	require.Equal(t, apart["h.2"], apart["h.0"])
 }
 
+// TestWeightGradsBehindACut: what is cut for a node that stays on the way back stays, though it only makes the gradient of the
+// table, as that node does.
+func TestWeightGradsBehindACut(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Position = 2, 2, 12, 5, 17, gpt.RoPE
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, 2, 5)
+	require.NoError(t, err)
+	g, err = partition.Apply(g, newPlan(1, 2, partition.Stage{Last: 2}), 2)
+	require.NoError(t, err)
+	i := slices.IndexFunc(g.Nodes, func(n *ir.Node) bool { return n.Name == "h.0.ln_1/layer_norm@add" })
+	require.Positive(t, i)
+	reader := g.Nodes[i]
+	whole := reader.Args[1]
+	cut := reader.Copy()
+	cut.Op, cut.Name, cut.Args = ir.OpSlice, whole.Def.Name+"@slice_tp", []*ir.Value{whole}
+	cut.Results = []*ir.Value{{Type: whole.Type, Def: cut}}
+	reader.Args[1] = cut.Results[0]
+	g.Nodes = slices.Insert(g.Nodes, i, cut)
+	g.Renumber()
+	late := partition.WeightGrads(g)
+	require.NotEmpty(t, late)
+	require.False(t, late[reader], "it hands on to the table what it would to another block")
+	require.False(t, late[cut])
+}
+
+// TestWeightGradsOfFrozenWeights: where the embedding is frozen nothing reads the gradient of what the first block reads, which
+// stays on the way back all the same: the same of all blocks is put off.
+func TestWeightGradsOfFrozenWeights(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.LoRARank, c.LoRATargets = 3, 2, 12, 5, 17, 2, "."
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, 2, 5)
+	require.NoError(t, err)
+	g, err = partition.Apply(g, newPlan(1, 1, partition.Stage{Last: 3}), 2)
+	require.NoError(t, err)
+	late := map[string][]string{}
+	for n := range partition.WeightGrads(g) {
+		late[n.Block()] = append(late[n.Block()], strings.TrimPrefix(n.Name, n.Block()))
+	}
+	for _, names := range late {
+		slices.Sort(names)
+	}
+	require.Len(t, late["h.0"], 2*8, "products and sums of eight matrices")
+	require.Equal(t, late["h.1"], late["h.0"])
+	require.Equal(t, late["h.2"], late["h.0"])
+}
+
 // TestWeightGradsOfOneToken: where every rank has one token, gradients of what is left whole are gathered and cut again
 // inside a block. What waits for the cut stays, and so the cut does.
 func TestWeightGradsOfOneToken(t *testing.T) {

@@ -38,22 +38,23 @@ func splitBackward(g *ir.Graph) {
 // reach one gradient and nothing else, no other stage in particular. What reaches
 // several gradients is on the way back through the model, which other stages wait
 // for. What a block makes for the embedding alone stays on that way, as what it would make
-// for another block does, so that all blocks of a stage are alike.
+// for another block does, so that all blocks of a stage are alike; and so does the gradient of what the
+// first block reads where the embedding is frozen, which nothing reads.
 func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 	const many = -1
 	// By the ID of a node of the backward phase or of a value.
 	reach := make([]int, g.IDs())    // 0: nothing; k: the gradient that node k-1 sums; many
-	passed := make([]bool, g.IDs())  // reaches another stage
+	passed := make([]bool, g.IDs())  // reaches another stage, or the end of the way
+	read := make([]bool, g.IDs())    // by something
 	escapes := make([]bool, g.IDs()) // read in the update phase
 	for _, n := range g.Nodes {
-		if n.Phase == ir.Update {
-			for _, a := range n.Args {
-				escapes[a.ID] = true
-			}
+		for _, a := range n.Args {
+			read[a.Def.ID()] = true
+			escapes[a.ID] = escapes[a.ID] || n.Phase == ir.Update
 		}
 	}
 	for _, o := range g.Outputs {
-		escapes[o.Value.ID] = true
+		escapes[o.Value.ID], read[o.Value.Def.ID()] = true, true
 	}
 	join := func(id, other int) {
 		switch {
@@ -70,7 +71,7 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 			continue
 		}
 		id := n.ID()
-		passed[id] = passed[id] || n.Op == ir.OpSend || n.Op == ir.OpRecv
+		passed[id] = passed[id] || n.Op == ir.OpSend || n.Op == ir.OpRecv || !read[id]
 		if n.Op == ir.OpAccumulate || slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return escapes[r.ID] }) {
 			join(id, i+1)
 		}

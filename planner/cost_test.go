@@ -150,15 +150,28 @@ func TestCostOfSlowMemoryIsSimulation(t *testing.T) {
 	holdSeeds(t, true, true, []uint64{9140}, 9144)
 }
 
+// The same of models of which adapters alone are trained.
+func TestCostOfAdaptersIsSimulation(t *testing.T) {
+	t.Parallel()
+	cases := 30
+	if *exactAll {
+		cases = 300
+	}
+	holdCosts(t, adapterSeeds, cases, 1, false, false)
+}
+
 // FuzzCosts is the same of any seed, on clusters and with plans of any kind.
 func FuzzCosts(f *testing.F) {
-	f.Add(uint64(9100), false, true, true) // a gradient of which ranks read shares, under a zero-bubble schedule
+	f.Add(uint64(9100), false, true, true)            // a gradient of which ranks read shares, under a zero-bubble schedule
+	f.Add(uint64(133), false, true, false)            // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
+	f.Add(uint64(adapterSeeds+8), false, true, false) // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
+	f.Add(uint64(adapterSeeds+17), false, true, true) // recomputation takes keys and values out before the gradient comes in
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool) {
 		kinds := 1
 		if pools {
 			kinds = 2
 		}
-		holdCosts(t, seed, 20, kinds, pieces, extreme)
+		holdCosts(t, seed, 21, kinds, pieces, extreme)
 	})
 }
 
@@ -221,11 +234,26 @@ func (c *costCase) String() string {
 	return fmt.Sprintf("seed %d case %d: %+v batch %d units %d micro-batch %d %s %+v", c.seed, c.k, c.outline, c.batch, c.units, c.b, c.schedule, c.cut)
 }
 
+// adapterSeeds is the first of the seeds whose models may have adapters.
+const adapterSeeds = 50_000
+
+// drawAdapters freezes a model, beside adapters.
+func drawAdapters(r *rand.Rand, model *gpt.Config) {
+	targets := []string{"", ".", "c_proj", "mlp", "attn|c_fc"}
+	model.LoRARank, model.LoRATargets = 1+r.IntN(min(model.NEmbd, 9)), targets[r.IntN(len(targets))]
+	if r.IntN(3) == 0 {
+		model.LoRADropout = 0.1
+	}
+}
+
 // drawCost draws a plan; nil where there is none.
 func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, extreme bool) *costCase {
 	also := func(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(k)+stream)) } // apart from what others draw
 	blocks, batch := 1+r.IntN(8), 1+r.IntN(13)
 	model := drawModel(r, k, blocks, pieces)
+	if x := also(9); seed >= adapterSeeds && x.IntN(3) > 0 {
+		drawAdapters(x, &model)
+	}
 	d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
 	if r.IntN(3) == 0 {
 		d.cp += 1 + r.IntN(3)

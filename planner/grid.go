@@ -94,7 +94,7 @@ func (l *layouts) onGrid(tp int, x split) []partition.Placement {
 	var all []partition.Placement
 	for _, p := range columns {
 		if of(p) {
-			all = append(all, l.overRows(p))
+			all = append(all, l.overRows(p, x.rows))
 		}
 	}
 	for _, p := range line {
@@ -108,8 +108,8 @@ func (l *layouts) onGrid(tp int, x split) []partition.Placement {
 
 // overRows cuts a weight that is cut over columns of ranks over their rows too, in the largest
 // dimension on the other side of its product: inputs where columns have outputs. Vectors lie as
-// they did.
-func (l *layouts) overRows(p partition.Placement) partition.Placement {
+// they did, and so does a matrix of an adapter whose rank is less than there are rows.
+func (l *layouts) overRows(p partition.Placement, rows int) partition.Placement {
 	for _, n := range l.graph.Nodes {
 		if n.Phase != ir.Forward || n.Op != ir.OpMatMul || classOf(n.Args[1].Def.Name) != p.Match {
 			continue
@@ -126,8 +126,10 @@ func (l *layouts) overRows(p partition.Placement) partition.Placement {
 				at = d
 			}
 		}
-		words[at] = partition.AxisTPR
-		p.Spec = "[" + strings.Join(words, ",") + "]"
+		if shape[at] >= rows {
+			words[at] = partition.AxisTPR
+			p.Spec = "[" + strings.Join(words, ",") + "]"
+		}
 		break
 	}
 	return p

@@ -51,6 +51,18 @@ func TestGridSearchIsExact(t *testing.T) {
 	require.NotEmpty(t, winners)
 }
 
+// TestGridOfNarrowAdapters: what is shorter than a grid has rows is not cut over them.
+func TestGridOfNarrowAdapters(t *testing.T) {
+	model := tiny(1)
+	model.NHead, model.NKVHead, model.NEmbd, model.LoRARank, model.LoRATargets = 4, 4, 32, 1, "."
+	g := step(t, model, 4)
+	res, err := Search(g, 4, cluster(t, "h100"), Options{RuntimeNGPUs: 4, PlanNGPUs: 4, TP: 4, TPRows: 2})
+	require.NoError(t, err)
+	require.NotEmpty(t, res.Plan.OnGrid())
+	_, err = partition.Apply(g, res.Plan, 4)
+	require.NoError(t, err)
+}
+
 // TestGridOption: rows divide the ranks, and the weights of some module are cut in both dimensions.
 func TestGridOption(t *testing.T) {
 	model := tiny(2)

@@ -49,6 +49,7 @@ type shared struct {
 	value           *ir.Value
 	bytes           int64
 	state, gradient bool
+	frozen          bool               // a weight that has neither
 	read            [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
 	// wide is set of a gradient that is cast to be added up: reduced in every micro-batch,
 	// it is waited for (see codegen's overlap).
@@ -221,7 +222,7 @@ func (w *work) shelfOf(batch int) *shelf {
 			}
 			b.reduced += min(sizes[x.kind], even)
 		}
-		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients}
+		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
@@ -309,6 +310,7 @@ func (s *searcher) moved(o outline) *workTimes {
 			if v.read[ir.Backward] {
 				each.all += gather
 			}
+		case v.frozen: // it is not made anew
 		case o.overlap && o.zero == 0:
 			reduced[ir.OpAllReduce] += v.bytes
 		case o.overlap && cut:

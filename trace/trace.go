@@ -34,6 +34,7 @@ type Tracer struct {
 type recording struct {
 	graph *ir.Graph
 	err   error
+	asked []*ir.Value        // gradients, whether something reads them or not
 	lines map[uintptr]string // by program counter: see caller
 	pos   string             // of the call at hand, while one records many nodes: see hold
 }
@@ -83,6 +84,9 @@ func (t *Tracer) Float(d ir.DType) *Tracer {
 	return &s
 }
 
+// Path returns the module path at which t records: h.3.attn.
+func (t *Tracer) Path() string { return t.path }
+
 func (t *Tracer) join(name string) string {
 	if t.path == "" {
 		return name
@@ -91,12 +95,12 @@ func (t *Tracer) join(name string) string {
 }
 
 // Finish checks that nothing went wrong and returns the graph, without the nodes
-// that no output and no update needs.
+// that no output, no update and no gradient that Grad was asked for needs.
 func (t *Tracer) Finish() (*ir.Graph, error) {
 	if t.rec.err != nil {
 		return nil, t.rec.err
 	}
-	t.rec.graph.Prune()
+	t.rec.graph.Prune(t.rec.asked...)
 	return t.rec.graph, nil
 }
 
@@ -171,12 +175,12 @@ func (t *Tracer) Update(param, next Tensor) {
 	t.rec.graph.Updates = append(t.rec.graph.Updates, ir.StateUpdate{Param: param.v, New: next.v})
 }
 
-// Weights returns the parameters declared so far that are not state, in order of
+// Weights returns the parameters declared so far that are trained, neither state nor frozen, in order of
 // declaration.
 func (t *Tracer) Weights() []Tensor {
 	var out []Tensor
 	for _, v := range t.rec.graph.Params() {
-		if !v.Def.Attr.(ir.ParamAttr).State {
+		if attr := v.Def.Attr.(ir.ParamAttr); !attr.State && !attr.Frozen {
 			out = append(out, t.tensor(v))
 		}
 	}
@@ -201,6 +205,7 @@ func (t *Tracer) Grad(loss Tensor, wrt []Tensor, wide ir.DType) []Tensor {
 	}
 	for i, v := range values {
 		out[i] = t.tensor(grads[v])
+		t.rec.asked = append(t.rec.asked, grads[v])
 	}
 	return out
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
@@ -164,7 +165,8 @@ func (j *Job) openData() error {
 func (j *Job) Init() error { return j.exec.InitParams(j.Train, uint64(j.Config.Train.Seed)) }
 
 // Load reads the weights, and with state also the moments and the rest of the optimizer's state, each rank the part it
-// holds. Without, master copies of weights are read as the weights are.
+// holds. Without, master copies of weights are read as the weights are, and adapters that a [baseWeights] has not are
+// left.
 func (j *Job) Load(from checkpoint.Reader, state bool) error {
 	return load(j.exec, j.Train, from, state)
 }
@@ -175,7 +177,7 @@ func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader,
 		for _, s := range exec.Shards(prog, r) {
 			name := s.Name
 			if !state {
-				if name = sourceOf(s); name == "" {
+				if name = sourceOf(s); name == "" || lacks(from, name) {
 					continue
 				}
 			}
@@ -197,6 +199,14 @@ func sourceOf(s runtime.Shard) string {
 		return s.Attr.Master
 	}
 	return s.Name
+}
+
+// baseWeights is what holds the weights of a model without adapters.
+type baseWeights struct{ weightSource }
+
+func lacks(from checkpoint.Reader, param string) bool {
+	_, base := from.(baseWeights)
+	return base && gpt.IsAdapter(param)
 }
 
 // Snapshot describes the state of the job after step updates, for [checkpoint.Save].

@@ -15,6 +15,9 @@ func (r *run) printHeader(peak float64) {
 	decay, rest := m.ParamGroups()
 	r.printf("tokens per iteration will be: %s\n", grouped(int64(r.TokensPerStep())))
 	r.printf("number of parameters: %.2fM\n", float64(m.NumParamsNoPosition())/1e6)
+	if m.LoRARank > 0 {
+		r.printf("all frozen but adapters of rank %d beside %s\n", m.LoRARank, strings.Join(m.Adapted(), ", "))
+	}
 	r.printf("num decayed parameter tensors: %d, with %s parameters\n", decay.Tensors, grouped(decay.Elements))
 	r.printf("num non-decayed parameter tensors: %d, with %s parameters\n", rest.Tensors, grouped(rest.Elements))
 	r.printf("ranks: %d in %d units of %d; %s, micro-batches of %d; at most %.1f MiB each\n",

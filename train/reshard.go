@@ -58,13 +58,17 @@ func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) (*config.Co
 func sameModel(c *checkpoint.Checkpoint, is, want gpt.Config, what string) error {
 	var differs *gpt.ConfigError
 	if err := is.Same(want); errors.As(err, &differs) {
-		return &InputError{What: what, Msg: fmt.Sprintf("%s holds another model: its model.%s %s", c.Dir, differs.Key, differs.Msg)}
+		hint := ""
+		if is.LoRARank > 0 && want.LoRARank == 0 {
+			hint = "; autopar checkpoint merge --adapters makes its adapters part of its weights"
+		}
+		return &InputError{What: what, Msg: fmt.Sprintf("%s holds another model: its model.%s %s%s", c.Dir, differs.Key, differs.Msg, hint)}
 	}
 	return nil
 }
 
-// Initial is the checkpoint of a run that has not begun: the weights as given, their master copies too, moments and other
-// state as at the start of any run.
+// Initial is the checkpoint of a run that has not begun: the weights of the model without adapters as given, their master
+// copies too, adapters, moments and other state as at the start of any run.
 func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot, error) {
 	g, err := cfg.TrainStep()
 	if err != nil {
@@ -75,12 +79,26 @@ func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot
 		attr := v.Def.Attr.(ir.ParamAttr)
 		shard := runtime.Shard{Name: v.Def.Name, Type: v.Type, Attr: attr, Slab: ir.Whole(v.Type.Shape)}
 		read := func(dst []byte) error { return weights.Read(sourceOf(shard), v.Type.DType, shard.Slab, dst) }
-		if attr.State && attr.Master == "" {
+		if source := sourceOf(shard); source == "" || gpt.IsAdapter(source) {
 			read = func(dst []byte) error { copy(dst, shard.Initial(uint64(cfg.Train.Seed))); return nil }
 		}
 		snap.Shards = append(snap.Shards, checkpoint.Shard{Name: shard.Name, Type: v.Type, Slab: shard.Slab, Read: read})
 	}
 	return snap, nil
+}
+
+// WithoutAdapters is [Initial] of the model that a checkpoint of one with adapters is when these are part of its weights.
+func WithoutAdapters(c *checkpoint.Checkpoint) (checkpoint.Snapshot, error) {
+	cfg, err := configOf(c)
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
+	if cfg.Model.LoRARank == 0 {
+		return checkpoint.Snapshot{}, &InputError{What: "adapters", Msg: c.Dir + " has none: its model.lora_rank is 0"}
+	}
+	weights := checkpoint.Folded(c, cfg.Model)
+	cfg.Model = cfg.Model.Base()
+	return Initial(cfg, weights)
 }
 
 // shards lists the parts of parameters that the ranks of a program hold.

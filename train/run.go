@@ -205,7 +205,11 @@ func (r *run) openWeights(from string) (weightSource, error) {
 		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume", Err: err}
 	}
 	if !info.IsDir() {
-		return checkpoint.OpenWeights(from, r.Config.Model)
+		w, err := checkpoint.OpenWeights(from, r.Config.Model)
+		if err != nil {
+			return nil, err
+		}
+		return baseWeights{w}, nil
 	}
 	c, err := checkpoint.Open(from)
 	if err != nil {
@@ -218,11 +222,17 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, errors.Join(err, c.Close())
 	}
-	cfg := was.Model
+	cfg, want := was.Model, r.Config.Model
 	positions := cfg.BlockSize
-	cfg.BlockSize = min(positions, r.Config.Model.BlockSize)
-	if err := sameModel(c, cfg, r.Config.Model, "init-from"); err != nil {
+	cfg.BlockSize = min(positions, want.BlockSize)
+	if cfg.LoRARank == 0 { // adapters are new
+		want = want.Base()
+	}
+	if err := sameModel(c, cfg, want, "init-from"); err != nil {
 		return nil, errors.Join(err, c.Close())
+	}
+	if cfg.LoRARank == 0 {
+		return baseWeights{cropped{c, positions}}, nil
 	}
 	return cropped{c, positions}, nil
 }

@@ -101,7 +101,8 @@ func (c *checkpointInspectCmd) Run(con *console) error {
 // checkpointMergeCmd writes a checkpoint with one file.
 type checkpointMergeCmd struct {
 	fromDir
-	Out toDir `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints; any plan can resume from it."`
+	Out      toDir `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints; any plan can resume from it."`
+	Adapters bool  `help:"Make adapters (LoRA) part of the weights beside them: the checkpoint is that of the model without adapters, of which all is trained, at step 0."`
 }
 
 // Example is shown by --help.
@@ -113,7 +114,11 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 		return err
 	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
-		s, err := ck.Snapshot(nil)
+		merge := func() (checkpoint.Snapshot, error) { return ck.Snapshot(nil) }
+		if c.Adapters {
+			merge = func() (checkpoint.Snapshot, error) { return train.WithoutAdapters(ck) }
+		}
+		s, err := merge()
 		if err != nil {
 			return "", err
 		}

@@ -20,6 +20,7 @@ func (sizeCmd) Example() string { return "autopar size examples/gpt2.yaml" }
 type sizes struct {
 	Parameters           int64       `json:"parameters"`
 	ParametersNoPosition int64       `json:"parameters_without_positions"` // what nanoGPT prints
+	Trained              int64       `json:"trained,omitempty"`            // with adapters (LoRA), of which they are
 	Decayed              group       `json:"decayed"`
 	NotDecayed           group       `json:"not_decayed"`
 	FLOPs                flops       `json:"flops"`
@@ -55,9 +56,14 @@ func measure(m gpt.Config, master bool, global, micro int) sizes {
 	forward := m.ForwardFLOPs()
 	bytes := m.TrainingBytes(micro, master)
 	perSequence := m.FLOPsPerToken() * int64(m.BlockSize)
+	trained := int64(0)
+	if m.LoRARank > 0 {
+		trained = m.NumTrained()
+	}
 	return sizes{
 		Parameters:           m.NumParams(),
 		ParametersNoPosition: m.NumParamsNoPosition(),
+		Trained:              trained,
 		Decayed:              group(decay),
 		NotDecayed:           group(noDecay),
 		FLOPs: flops{
@@ -90,19 +96,26 @@ func (c *sizeCmd) Run(con *console) error {
 	con.heading("%s: %d layers, %s, C %d, T %d, V %d", name, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 	share := func(part int64) string { return percentText(float64(part) / float64(s.FLOPs.ForwardPerSequence)) }
 	con.heading("parameters")
-	con.table([][]string{
+	parameters := [][]string{
 		{"all", explain.Grouped(s.Parameters)},
 		{"without the position table", explain.Grouped(s.ParametersNoPosition), fmt.Sprintf("%.2fM", float64(s.ParametersNoPosition)/1e6)},
-		{"decayed", explain.Grouped(s.Decayed.Elements), fmt.Sprintf("%d tensors", s.Decayed.Tensors)},
-		{"not decayed", explain.Grouped(s.NotDecayed.Elements), fmt.Sprintf("%d tensors", s.NotDecayed.Tensors)},
-	})
+	}
+	counted := "6N + 12 L C T"
+	if s.Trained > 0 {
+		parameters = append(parameters, []string{"trained, of adapters", explain.Grouped(s.Trained), percentText(float64(s.Trained) / float64(s.Parameters))})
+		counted = "4N + 2 trained + 12 L C T"
+	}
+	con.table(append(parameters,
+		[]string{"decayed", explain.Grouped(s.Decayed.Elements), fmt.Sprintf("%d tensors", s.Decayed.Tensors)},
+		[]string{"not decayed", explain.Grouped(s.NotDecayed.Elements), fmt.Sprintf("%d tensors", s.NotDecayed.Tensors)},
+	))
 	con.heading("FLOPs")
 	con.table([][]string{
 		{"forward, one sequence", explain.Grouped(s.FLOPs.ForwardPerSequence)},
 		{"  attention", explain.Grouped(s.FLOPs.Attention), share(s.FLOPs.Attention)},
 		{"  MLP", explain.Grouped(s.FLOPs.MLP), share(s.FLOPs.MLP)},
 		{"  head", explain.Grouped(s.FLOPs.Head), share(s.FLOPs.Head)},
-		{"training, one token", explain.Grouped(s.FLOPs.TrainingPerToken), "6N + 12 L C T"},
+		{"training, one token", explain.Grouped(s.FLOPs.TrainingPerToken), counted},
 		{"training, one sequence", explain.Grouped(s.FLOPs.TrainingPerSequence)},
 		{fmt.Sprintf("training, one step of %d", cfg.Batch.Global), fmt.Sprintf("%.4g", float64(s.FLOPs.TrainingPerStep))},
 	})

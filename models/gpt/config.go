@@ -9,7 +9,7 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset. The yaml, enum
+// Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset. The yaml, enum, print
 // and help tags are what package config reads keys, legal words and documentation from.
 type Config struct {
 	Preset        string  `yaml:"preset" help:"a named model; it replaces every other model key, keys beside it override it"`
@@ -27,6 +27,12 @@ type Config struct {
 	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
 	RopeTheta     float64 `yaml:"rope_theta" help:"base of rope's angles; 0 is 10000"`
 	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
+
+	// Low-rank adapters beside frozen weights: see lora.go.
+	LoRARank    int     `yaml:"lora_rank" print:"nonzero" help:"rank of the adapters that are trained beside frozen weights (LoRA); 0 trains all weights"`
+	LoRAAlpha   float64 `yaml:"lora_alpha" print:"nonzero" help:"adapters are scaled by lora_alpha over lora_rank; 0 is lora_rank"`
+	LoRADropout float64 `yaml:"lora_dropout" print:"nonzero" help:"probability of dropping what adapters read"`
+	LoRATargets string  `yaml:"lora_targets" print:"nonzero" help:"regular expression of the linear layers with adapters, among attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj; empty is attn.c_attn"`
 
 	// Float is the type of weights and activations. It is no key of the model: a run chooses it.
 	Float trace.DType
@@ -59,6 +65,10 @@ type ConfigError struct {
 }
 
 func (e *ConfigError) Error() string { return fmt.Sprintf("gpt: %s: %s", e.Key, e.Msg) }
+
+func refuse(key, format string, args ...any) error {
+	return &ConfigError{key, fmt.Sprintf(format, args...)}
+}
 
 // DefaultConfig is nanoGPT's GPTConfig: GPT-2 124M with the vocabulary padded from 50257 to a multiple of 64.
 func DefaultConfig() Config {
@@ -191,7 +201,7 @@ func (c Config) Theta() float64 {
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
 // Same reports, as a *ConfigError, the first key by which c computes something else of the same weights than other does.
-// The preset is a name, dropout is not part of the model that is trained, Float is no key, and rotary positions have no end.
+// The preset is a name, dropout (of adapters too) is not part of the model that is trained, Float is no key, and rotary positions have no end.
 func (c Config) Same(other Config) error {
 	for _, k := range []struct {
 		key      string
@@ -201,7 +211,9 @@ func (c Config) Same(other Config) error {
 		{"n_embd", c.NEmbd, other.NEmbd}, {"ffn_hidden", c.FFN(), other.FFN()}, {"block_size", c.BlockSize, other.BlockSize},
 		{"vocab_size", c.VocabSize, other.VocabSize}, {"bias", c.Bias, other.Bias}, {"activation", c.Activation, other.Activation},
 		{"norm", c.Norm, other.Norm}, {"position", c.Position, other.Position}, {"rope_theta", c.Theta(), other.Theta()},
-		{"tie_embeddings", c.TieEmbeddings, other.TieEmbeddings},
+		{"tie_embeddings", c.TieEmbeddings, other.TieEmbeddings}, {"lora_rank", c.LoRARank, other.LoRARank},
+		{"lora_alpha", c.loraFactor() * float64(c.LoRARank), other.loraFactor() * float64(other.LoRARank)},
+		{"lora_targets", strings.Join(c.Adapted(), " "), strings.Join(other.Adapted(), " ")},
 	} {
 		rotary := c.Position == RoPE
 		if k.is != k.want && (k.key != "rope_theta" || rotary) && (k.key != "block_size" || !rotary) {
@@ -213,9 +225,6 @@ func (c Config) Same(other Config) error {
 
 // Validate reports the first value that makes no model, as a *ConfigError.
 func (c Config) Validate() error {
-	refuse := func(key, format string, args ...any) error {
-		return &ConfigError{key, fmt.Sprintf(format, args...)}
-	}
 	for _, size := range []struct {
 		key   string
 		value int
@@ -265,9 +274,16 @@ func (c Config) Validate() error {
 			return refuse(word.key, "is %q, must be one of %s", word.value, strings.Join(word.legal, ", "))
 		}
 	}
+	if err := c.validateLoRA(); err != nil {
+		return err
+	}
 	// An upper bound on one sequence's training FLOPs, in floating point: beyond it the counts of count.go overflow int64.
 	L, C, T, F := float64(c.NLayer), float64(c.NEmbd), float64(c.BlockSize), float64(c.FFN())
-	if flops := 6 * T * (L*(4*C*C+3*C*F+2*T*C) + 2*C*float64(c.VocabSize)); c.FFN() < 0 || flops > math.MaxInt64/2 {
+	flops := 6 * T * (L*(4*C*C+3*C*F+2*T*C) + 2*C*float64(c.VocabSize))
+	if c.LoRARank > 0 { // at most n_embd, with which an adapter is no more than twice what it stands beside
+		flops *= 3
+	}
+	if c.FFN() < 0 || flops > math.MaxInt64/2 {
 		return refuse("n_embd", "%d wide, %d layers, %d tokens is %.1e FLOPs per sequence, beyond what can be counted",
 			c.NEmbd, c.NLayer, c.BlockSize, flops)
 	}

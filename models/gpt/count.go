@@ -1,5 +1,7 @@
 package gpt
 
+import "strings"
+
 // This file counts parameters, FLOPs and bytes in closed form, for reports and as a check on what the compiler derives from
 // the graph itself. Every function wants a Config whose shape is valid; a multiply-add counts as two FLOPs.
 
@@ -9,9 +11,32 @@ type ParamGroup struct {
 	Elements int64
 }
 
-// ParamGroups splits the parameters as nanoGPT's configure_optimizers does: matrices and tables are decayed, biases and
-// norms are not. A tied table counts once.
+// ParamGroups splits the parameters that are trained as nanoGPT's configure_optimizers does: matrices and tables are
+// decayed, biases and norms are not. A tied table counts once. With adapters it is they alone.
 func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
+	if c.LoRARank > 0 {
+		return c.adapters(c.Adapted()), ParamGroup{}
+	}
+	return c.baseGroups()
+}
+
+// adapters counts the matrices of the adapters of so many linear layers of a block, in all blocks.
+func (c Config) adapters(names []string) ParamGroup {
+	C, F := int64(c.NEmbd), int64(c.FFN())
+	sides := map[string]int64{ // in + out
+		"attn.c_attn": 2*C + 2*c.kvWidth(), "attn.c_proj": 2 * C,
+		"mlp.c_fc": C + c.upProjections()*F, "mlp.c_proj": F + C,
+	}
+	var g ParamGroup
+	for _, name := range names {
+		g.Tensors += 2 * c.NLayer
+		g.Elements += int64(c.NLayer) * int64(c.LoRARank) * sides[name]
+	}
+	return g
+}
+
+// baseGroups are the groups of the model without adapters.
+func (c Config) baseGroups() (decay, noDecay ParamGroup) {
 	L, C, F := int64(c.NLayer), int64(c.NEmbd), int64(c.FFN())
 	qkv := C + 2*c.kvWidth()
 	up := c.upProjections()
@@ -40,8 +65,14 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	return decay, noDecay
 }
 
-// NumParams is the number of trained parameters.
+// NumParams is the number of parameters, frozen ones too.
 func (c Config) NumParams() int64 {
+	decay, noDecay := c.baseGroups()
+	return decay.Elements + noDecay.Elements + c.adapters(c.Adapted()).Elements
+}
+
+// NumTrained is the number of parameters that are trained.
+func (c Config) NumTrained() int64 {
 	decay, noDecay := c.ParamGroups()
 	return decay.Elements + noDecay.Elements
 }
@@ -51,17 +82,21 @@ func (c Config) NumParamsNoPosition() int64 { return c.NumParams() - c.positionP
 
 // FLOPsPerToken is nanoGPT's estimate for one token of training, forward and backward: 6N + 12 L NH (C/NH) T, with N as
 // NumParamsNoPosition [Chowdhery et al. 2022, PaLM, appendix B]. A token table that is not the head too is only looked up,
-// like the position table, and does not count.
+// like the position table, and does not count. Frozen parameters count four times: they have no gradient.
 func (c Config) FLOPsPerToken() int64 {
 	n := c.NumParamsNoPosition()
 	if !c.TieEmbeddings {
 		n -= int64(c.VocabSize) * int64(c.NEmbd)
 	}
-	return 6*n + 12*int64(c.NLayer)*int64(c.NEmbd)*int64(c.BlockSize)
+	trained := n
+	if c.LoRARank > 0 {
+		trained = c.NumTrained()
+	}
+	return 4*n + 2*trained + 12*int64(c.NLayer)*int64(c.NEmbd)*int64(c.BlockSize)
 }
 
 // ForwardFLOPs is the matrix-multiply work of one forward pass over one sequence of BlockSize tokens, as counted in
-// nanoGPT's transformer_sizing notebook (attention without the causal saving). Training takes three times as much.
+// nanoGPT's transformer_sizing notebook (attention without the causal saving). Training takes three times as much, of frozen weights twice.
 type ForwardFLOPs struct {
 	Attention int64 // projections, scores and weighted sum of all layers
 	MLP       int64 // all layers
@@ -74,9 +109,17 @@ func (f ForwardFLOPs) Total() int64 { return f.Attention + f.MLP + f.Head }
 // ForwardFLOPs counts one forward pass.
 func (c Config) ForwardFLOPs() ForwardFLOPs {
 	L, C, T := int64(c.NLayer), int64(c.NEmbd), int64(c.BlockSize)
+	var attn, mlp []string // that have adapters
+	for _, name := range c.Adapted() {
+		if strings.HasPrefix(name, "attn.") {
+			attn = append(attn, name)
+		} else {
+			mlp = append(mlp, name)
+		}
+	}
 	return ForwardFLOPs{
-		Attention: L * (2*T*C*(2*C+2*c.kvWidth()) + 4*T*T*C),
-		MLP:       L * 2 * T * C * int64(c.FFN()) * (c.upProjections() + 1),
+		Attention: L*(2*T*C*(2*C+2*c.kvWidth())+4*T*T*C) + 2*T*c.adapters(attn).Elements,
+		MLP:       L*2*T*C*int64(c.FFN())*(c.upProjections()+1) + 2*T*c.adapters(mlp).Elements,
 		Head:      2 * T * C * int64(c.VocabSize),
 	}
 }
@@ -95,9 +138,9 @@ func (b TrainingBytes) Total() int64 { return b.Weights + b.Gradients + b.Optimi
 // TrainingBytes sizes a step that holds the given number of sequences at once, in c.Float and with float32 master weights
 // if that has two bytes and master is set.
 func (c Config) TrainingBytes(sequences int, master bool) TrainingBytes {
-	n, size := c.NumParams(), c.Float.Size()
+	n, size := c.NumTrained(), c.Float.Size()
 	b := TrainingBytes{
-		Weights: size * n, Gradients: size * n, Optimizer: 2 * size * n,
+		Weights: size * c.NumParams(), Gradients: size * n, Optimizer: 2 * size * n,
 		Activations: c.ActivationBytes(sequences, int(size)),
 	}
 	if c.Float.Half() && master {
@@ -108,7 +151,8 @@ func (c Config) TrainingBytes(sequences int, master bool) TrainingBytes {
 
 // ActivationBytes estimates what the forward pass keeps for the backward pass, for elements of the given size, with
 // unfused attention: per layer sbh(34 + 5as/h) bytes at two bytes per element with dropout [Korthikanti et al. 2023,
-// table 2], plus embedding mask, final norm, head input, float32 logits and two int32 ids per token.
+// table 2], plus embedding mask, final norm, head input, float32 logits and two int32 ids per token. What A makes is kept
+// for B, and what adapters read where some of it is dropped; that frozen layers need no inputs is not taken off.
 func (c Config) ActivationBytes(sequences, elementSize int) int64 {
 	T, C, F, e := int64(c.BlockSize), int64(c.NEmbd), int64(c.FFN()), int64(elementSize)
 	tokens := int64(sequences) * T
@@ -121,6 +165,16 @@ func (c Config) ActivationBytes(sequences, elementSize int) int64 {
 	norms := 2 * e * C
 	attention := e*(3*C+2*c.kvWidth()) + mask*C // qkv input, q, k, v, projection input
 	mlp := e*(C+(c.upProjections()+1)*F) + mask*C
+	for _, name := range c.Adapted() {
+		attention += e * int64(c.LoRARank)
+		if c.LoRADropout > 0 { // what A reads
+			in := C
+			if name == "mlp.c_proj" {
+				in = F
+			}
+			attention += e * in
+		}
+	}
 	probabilities := e * scores
 	if c.Dropout > 0 {
 		probabilities += (1 + e) * scores // mask, and the probabilities after it

@@ -22,6 +22,11 @@ const (
 type model struct {
 	Config
 	random trace.Stream // of dropout
+
+	adapted   []string     // linear layers of a block
+	loraScale trace.Tensor // of what adapters make
+	stream    trace.Tensor // what the first block reads
+
 	// attention maps packed queries, keys and values [B,T,G+2,KV,D] to [B,T,G,KV,D],
 	// with G of 1 to [B,T,NH,D]: over the whole sequence, or from one token to a cache
 	// of those before it.
@@ -31,12 +36,16 @@ type model struct {
 // logits maps ids [B,T] at positions [T] to [B,T,V].
 func (m *model) logits(t *trace.Tracer, ids, positions trace.Tensor) trace.Tensor {
 	wte, wpe, embed, head := t.Scope("wte"), t.Scope("wpe"), t.Scope("embed"), t.Scope("lm_head")
+	if m.LoRARank > 0 {
+		m.loraScale = t.Const("lora_scale", trace.F32, m.loraFactor())
+	}
 	table := m.matrix(wte, initStd, m.VocabSize, m.NEmbd)
 	x := wte.Embedding(table, ids)
 	if m.Position == Learned {
 		x = embed.Add(x, wpe.Embedding(m.matrix(wpe, initStd, m.BlockSize, m.NEmbd), positions))
 	}
 	x = embed.Dropout(x, m.Dropout, m.random)
+	m.stream = x
 	for i := range m.NLayer {
 		x = m.block(t.Scope("h", i), x, positions)
 	}
@@ -62,11 +71,11 @@ func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	if m.QueryGroup() > 1 {
 		heads = append([]int{m.QueryGroup()}, heads...)
 	}
-	qkv := m.linear(t.Scope("c_attn"), x, initStd, packed, []int{m.NEmbd})
+	qkv := m.linear(t, "c_attn", x, initStd, packed, []int{m.NEmbd})
 	if m.Position == RoPE {
 		qkv = t.RoPE(qkv, positions, m.Theta())
 	}
-	y := m.linear(t.Scope("c_proj"), m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, heads)
+	y := m.linear(t, "c_proj", m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, heads)
 	return t.Dropout(y, m.Dropout, m.random)
 }
 
@@ -76,11 +85,11 @@ func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	C, F := []int{m.NEmbd}, []int{m.FFN()}
 	if m.Activation == SwiGLU {
-		x = t.SwiGLU(m.linear(t.Scope("c_fc"), x, initStd, []int{2, m.FFN()}, C))
+		x = t.SwiGLU(m.linear(t, "c_fc", x, initStd, []int{2, m.FFN()}, C))
 	} else {
-		x = t.GELU(m.linear(t.Scope("c_fc"), x, initStd, F, C), m.Activation == GELUTanh)
+		x = t.GELU(m.linear(t, "c_fc", x, initStd, F, C), m.Activation == GELUTanh)
 	}
-	x = m.linear(t.Scope("c_proj"), x, m.residualStd(), C, F)
+	x = m.linear(t, "c_proj", x, m.residualStd(), C, F)
 	return t.Dropout(x, m.Dropout, m.random)
 }
 
@@ -88,14 +97,19 @@ func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 // stream, which 2L of them add to.
 func (m *model) residualStd() float64 { return initStd / math.Sqrt(2*float64(m.NLayer)) }
 
-// linear maps the last len(in) dimensions of x to out, by a weight [out..., in...].
-func (m *model) linear(t *trace.Tracer, x trace.Tensor, std float64, out, in []int) trace.Tensor {
+// linear maps the last len(in) dimensions of x to out, by a weight [out..., in...] and, where there is one, its adapter.
+func (m *model) linear(t *trace.Tracer, name string, x trace.Tensor, std float64, out, in []int) trace.Tensor {
+	t = t.Scope(name)
 	w := m.matrix(t, std, append(out[:len(out):len(out)], in...)...)
-	return t.Linear(x, w, m.bias(t, out), len(in))
+	y := t.Linear(x, w, m.bias(t, out), len(in))
+	if hasAdapter(m.adapted, t.Path()) {
+		y = m.adapter(t.Scope("lora"), x, y, out, in)
+	}
+	return y
 }
 
 func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
-	w := t.Param("weight", []int{m.NEmbd}, trace.ParamAttr{Init: trace.InitOnes})
+	w := m.param(t, "weight", []int{m.NEmbd}, trace.ParamAttr{Init: trace.InitOnes})
 	if m.Norm == RMSNorm {
 		return t.RMSNorm(x, w, normEps)
 	}
@@ -104,7 +118,7 @@ func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 
 // matrix declares a weight that is decayed; norms and biases are not.
 func (m *model) matrix(t *trace.Tracer, std float64, shape ...int) trace.Tensor {
-	return t.Param("weight", shape, trace.ParamAttr{Init: trace.InitNormal, Std: std, Decay: true})
+	return m.param(t, "weight", shape, trace.ParamAttr{Init: trace.InitNormal, Std: std, Decay: true})
 }
 
 // bias is missing in a model without biases.
@@ -112,5 +126,11 @@ func (m *model) bias(t *trace.Tracer, shape []int) trace.Tensor {
 	if !m.Bias {
 		return trace.Tensor{}
 	}
-	return t.Param("bias", shape, trace.ParamAttr{Init: trace.InitZeros})
+	return m.param(t, "bias", shape, trace.ParamAttr{Init: trace.InitZeros})
+}
+
+// param declares a weight of the model without adapters, beside which it is frozen.
+func (m *model) param(t *trace.Tracer, name string, shape []int, attr trace.ParamAttr) trace.Tensor {
+	attr.Frozen = m.LoRARank > 0
+	return t.Param(name, shape, attr)
 }

@@ -76,7 +76,13 @@ func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, erro
 	if opt.NoMaster {
 		wide = cfg.Float
 	}
-	grads := t.Grad(scaled, weights, wide)
+	wrt := weights
+	if cfg.LoRARank > 0 {
+		// Nothing reads the gradient of what the first block reads. With it all blocks are alike: what is true of one is of each,
+		// and its recomputation, which begins there, too.
+		wrt = append(weights[:len(weights):len(weights)], m.stream)
+	}
+	grads := t.Grad(scaled, wrt, wide)[:len(weights)]
 
 	t = t.Phase(trace.Update)
 	norm, clip := clipped(t, opt.GradClip, adamw.Scaler, weights, grads)
@@ -152,8 +158,8 @@ func Decode(cfg Config, batch, maxLen int) (*trace.Graph, error) {
 	ids := t.Input("ids", trace.I32, batch, 1)
 	positions := t.Input("positions", trace.I32, 1)
 	pos := t.Input("pos", trace.I32)
-	cfg.Dropout = 0
-	m := &model{Config: cfg}
+	cfg.Dropout, cfg.LoRADropout = 0, 0
+	m := &model{Config: cfg, adapted: cfg.Adapted()}
 	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
 		shape := []int{batch, maxLen, 2, cfg.KVHeads(), cfg.HeadDim()}
 		return t.AttentionDecode(qkv, t.Param("cache", shape, trace.ParamAttr{State: true}), pos)
@@ -177,7 +183,7 @@ func inputs(t *trace.Tracer, batch, seqLen int) (ids, targets, positions trace.T
 
 // fullSequence is the model that attends over all of a sequence.
 func fullSequence(cfg Config, random trace.Stream) *model {
-	m := &model{Config: cfg, random: random}
+	m := &model{Config: cfg, random: random, adapted: cfg.Adapted()}
 	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
 		return t.Attention(qkv, m.Dropout, m.random)
 	}
@@ -186,7 +192,7 @@ func fullSequence(cfg Config, random trace.Stream) *model {
 
 // withoutDropout is fullSequence for evaluation: nothing is drawn.
 func withoutDropout(t *trace.Tracer, cfg Config) *model {
-	cfg.Dropout = 0
+	cfg.Dropout, cfg.LoRADropout = 0, 0
 	return fullSequence(cfg, trace.Stream{Seed: t.Const("seed", trace.I32, 0), Step: t.Const("step", trace.I32, 0)})
 }
 
