@@ -14,6 +14,11 @@ func inSlowRanks() []mutant {
 		old:  "return !met(round, rank, other)", new: "return met(round, rank, other)",
 		pkg: "./nodecheck", run: finds,
 	}, {
+		bug: "the partner of a bad rank is blamed", how: "who waits for that partner until both have no time left",
+		file: "nodecheck/check.go",
+		old:  "1+before(meetings[:i], m)", new: "1+0*before(meetings[:i], m)",
+		pkg: "./nodecheck", run: "^TestFindsTheStuckRank$",
+	}, {
 		bug:  "a bad rank is well in one of two rounds",
 		file: "nodecheck/judge.go",
 		old:  "if failed := failure(rank, x, round); failed != \"\" {", new: "if failed := x.Err; failed != \"\" {",

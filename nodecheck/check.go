@@ -102,13 +102,14 @@ func round(ctx context.Context, peers *launch.Peers, work Work, meetings []pair,
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range meetings {
+	began := time.Now()
+	for i, m := range meetings {
 		partner, ok := m.with(peers.Rank())
 		if !ok {
 			continue
 		}
 		conn := conns[partner]
-		if err := conn.SetDeadline(time.Now().Add(opts.Timeout)); err != nil {
+		if err := conn.SetDeadline(began.Add(time.Duration(1+before(meetings[:i], m)) * opts.Timeout)); err != nil {
 			return nil, err
 		}
 		took, failed := least(opts.Repeats, func() (time.Duration, error) { return work.Exchange(conn) })

@@ -128,6 +128,31 @@ func TestFindsTheRank(t *testing.T) {
 	}
 }
 
+// stuck is a rank whose exchanges do not end, as where a network loses long messages.
+type stuck struct{ *work }
+
+func (stuck) Exchange(conn net.Conn) (time.Duration, error) {
+	_, err := io.ReadAll(conn)
+	return 0, err
+}
+
+// TestFindsTheStuckRank: a rank is not at fault for having waited, in vain or not, until another was free to meet it.
+func TestFindsTheStuckRank(t *testing.T) {
+	for n, bad := range map[int]int{3: 0, 5: 2} { // who meets it meets another next, in the first round and in the second
+		t.Run(fmt.Sprintf("%d in %d", bad, n), func(t *testing.T) {
+			t.Parallel()
+			_, errs := check(t, n, nodecheck.Options{Repeats: 1, Timeout: time.Second}, func(rank int) nodecheck.Work {
+				w := healthy(-1, nil)(rank).(*work)
+				if rank == bad {
+					return stuck{w}
+				}
+				return w
+			})
+			require.Equal(t, []int{bad}, ranksOf(t, errs), "%v", errs[0])
+		})
+	}
+}
+
 // TestFindsTwo: of two ranks neither can be told to be at fault for an exchange that fails, but a slow product is its own.
 func TestFindsTwo(t *testing.T) {
 	_, errs := check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.exchangeErr = errBroken }))

@@ -16,6 +16,18 @@ func (p pair) with(rank int) (other int, ok bool) {
 	return 0, false
 }
 
+// before counts the meetings of either of two ranks that come before theirs: one of the two waits until the other is free.
+func before(earlier []pair, m pair) (n int) {
+	for _, other := range earlier {
+		if _, ok := other.with(m.a); ok {
+			n++
+		} else if _, ok := other.with(m.b); ok {
+			n++
+		}
+	}
+	return n
+}
+
 // firstMeetings are those of neighbours. All take place at once, but the last of an odd number of ranks then meets one that
 // has met another: every rank exchanges with somebody in every round.
 func firstMeetings(n int) (meetings []pair) {
