@@ -60,6 +60,11 @@ func inTheProcesses() []mutant {
 		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
 		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^TCP$/^transfers$",
 	}, {
+		bug: "a rank waits for an event that has happened", how: "whom another machine answers late forgets what was asked since",
+		file: "runtime/cpu/others.go",
+		old:  "least == 0 || least > n || ", new: "least == 0 || ",
+		pkg: "./runtime/cpu", run: "^TestLateAnswer$",
+	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
