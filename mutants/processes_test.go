@@ -65,6 +65,11 @@ func inTheProcesses() []mutant {
 		old:  "least == 0 || least > n || ", new: "least == 0 || ",
 		pkg: "./runtime/cpu", run: "^TestLateAnswer$",
 	}, {
+		bug:  "two machines wait for each other to read",
+		file: "runtime/cpu/link.go",
+		old:  "o.readers.Go(func() { o.ring(l.rank, c, now) })", new: "o.ring(l.rank, c, now)",
+		pkg: "./runtime/cpu", run: "^TestLongMessagesBothWays$",
+	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",

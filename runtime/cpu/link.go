@@ -113,7 +113,8 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 		c := o.counter(a)
 		c.least[l.rank].Store(int64(b))
 		if now := c.n.Load(); now >= int64(b) {
-			o.ring(l.rank, c, now)
+			// Not by who reads: a long message on its way there may wait for one on its way here to be read.
+			o.readers.Go(func() { o.ring(l.rank, c, now) })
 		}
 	case kindPut:
 		o.mu.Lock()

@@ -1,14 +1,52 @@
 package cpu
 
 import (
+	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
+
+// TestLongMessagesBothWays: two machines send each other operands that are longer than what connections hold, on a stream, while
+// each asks for events of the other, whose answers go the same way.
+func TestLongMessagesBothWays(t *testing.T) {
+	s := &several{node: func(rank int) string { return fmt.Sprint(rank) }, threads: func(int) int { return 1 }}
+	devices, err := s.Open(runtime.World{Ranks: 2, Timeout: 20 * time.Second})
+	require.NoError(t, err)
+	all, _, _ := collectives(t, devices, ir.OpAllReduce, 4<<20)
+	const rounds = 10
+	var ranks sync.WaitGroup
+	for r, d := range devices {
+		ranks.Go(func() {
+			for range rounds {
+				all[r].Stream = runtime.Communication
+				if err := errors.Join(d.Collective(all[r]), d.Record(runtime.Communication)); err != nil {
+					t.Error(err)
+				}
+			}
+			for n := range int64(300) {
+				err := errors.Join(d.Record(runtime.Compute), d.Wait(runtime.Compute, runtime.Event{Rank: 1 - r, N: n + 1}))
+				if err != nil {
+					t.Error(r, n, err)
+					return
+				}
+			}
+			if err := d.Wait(runtime.Host, runtime.Event{Rank: r, Stream: runtime.Communication, N: rounds}); err != nil {
+				t.Error(r, err)
+			}
+		})
+	}
+	ranks.Wait()
+	for _, d := range devices {
+		require.NoError(t, d.Close())
+	}
+}
 
 // TestLateAnswer: who answers late, when another has answered for it and more is asked for, leaves that to be answered.
 func TestLateAnswer(t *testing.T) {
