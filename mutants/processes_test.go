@@ -67,8 +67,13 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "two machines wait for each other to read",
 		file: "runtime/cpu/link.go",
-		old:  "o.readers.Go(func() { o.ring(l.rank, c, now) })", new: "o.ring(l.rank, c, now)",
+		old:  "o.start(func() { o.ring(l.rank, c, now) })", new: "o.ring(l.rank, c, now)",
 		pkg: "./runtime/cpu", run: "^TestLongMessagesBothWays$",
+	}, {
+		bug: "memory that processes share goes while it is in use", how: "by a stream that has done its work",
+		file: "runtime/cpu/stream.go",
+		old:  "s.lane.backend.others.start(s.serve)", new: "go s.serve()",
+		pkg: "./runtime/cpu", run: "^TestSharedMemoryWaits$",
 	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",

@@ -75,7 +75,7 @@ func (o *others) listen() {
 		if l == nil {
 			continue
 		}
-		o.readers.Go(func() {
+		o.start(func() {
 			err := o.read(l)
 			if !errors.Is(err, io.EOF) && !l.done.Load() {
 				_ = o.Peers.Lost(l.rank, l.conn.RemoteAddr(), err) // it is the job's
@@ -114,7 +114,7 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 		c.least[l.rank].Store(int64(b))
 		if now := c.n.Load(); now >= int64(b) {
 			// Not by who reads: a long message on its way there may wait for one on its way here to be read.
-			o.readers.Go(func() { o.ring(l.rank, c, now) })
+			o.start(func() { o.ring(l.rank, c, now) })
 		}
 	case kindPut:
 		o.mu.Lock()

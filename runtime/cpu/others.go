@@ -30,10 +30,10 @@ type others struct {
 	local   []int // ranks of this machine
 	links   []*link
 
-	memory  window   // of the own arena
-	table   window   // of counters
-	windows []window // all that is mapped
-	readers sync.WaitGroup
+	memory  window         // of the own arena
+	table   window         // of counters
+	windows []window       // all that is mapped
+	users   sync.WaitGroup // of what is mapped: who reads the links, and the streams
 
 	mu       sync.Mutex
 	counters map[int]*counter // by id
@@ -299,8 +299,18 @@ func (o *others) await(rank int, c *counter, n int64) {
 	}
 }
 
-// close ends the links. The memory goes when they have ended: a process that has not
-// come so far may still ring, but nobody has work in progress unless the run has failed.
+// start has a goroutine use what is mapped.
+func (o *others) start(f func()) {
+	if o == nil {
+		go f()
+		return
+	}
+	o.users.Go(f)
+}
+
+// close ends the links. The memory goes when they and the streams have ended: a process that has not
+// come so far may still ring, and a stream wake those it has done its work for, but nobody has work in
+// progress unless the run has failed.
 func (o *others) close(failed bool) {
 	if o == nil {
 		return
@@ -312,7 +322,7 @@ func (o *others) close(failed bool) {
 	}
 	if !failed {
 		go func() {
-			o.readers.Wait()
+			o.users.Wait()
 			_ = o.unmap() // it is of no consequence for a run that has ended
 		}()
 	}

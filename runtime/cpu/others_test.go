@@ -97,32 +97,56 @@ func TestConformanceOfProcesses(t *testing.T) {
 	}
 }
 
+// shared returns the lines of this process's memory map about what processes share, but for some: those of others may go
+// meanwhile.
+func shared(t *testing.T, but []string) (lines []string) {
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Skip(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		if strings.Contains(line, "memfd:autopar") && !slices.Contains(but, line) {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
 // TestSharedMemoryGoes checks that what processes share is unmapped when they have closed.
 func TestSharedMemoryGoes(t *testing.T) {
-	mapped := func(but []string) (lines []string) { // others' may go meanwhile
-		maps, err := os.ReadFile("/proc/self/maps")
-		if err != nil {
-			t.Skip(err)
-		}
-		for line := range strings.Lines(string(maps)) {
-			if strings.Contains(line, "memfd:autopar") && !slices.Contains(but, line) {
-				lines = append(lines, line)
-			}
-		}
-		return lines
-	}
-	before := mapped(nil)
+	before := shared(t, nil)
 	s := oneMachine()
 	devices, err := s.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 	require.NoError(t, err)
 	for _, d := range devices {
 		require.NoError(t, d.Alloc(runtime.OnDevice, 1<<20))
 	}
-	require.Len(t, mapped(before), 3*(3+1), "each maps three arenas and the table")
+	require.Len(t, shared(t, before), 3*(3+1), "each maps three arenas and the table")
 	for _, d := range devices {
 		require.NoError(t, d.Close())
 	}
-	require.Eventually(t, func() bool { return len(mapped(before)) == 0 }, time.Minute, time.Millisecond)
+	require.Eventually(t, func() bool { return len(shared(t, before)) == 0 }, time.Minute, time.Millisecond)
+}
+
+// TestSharedMemoryWaits: it stays until a stream that has said that its work is done has woken whoever waits for that.
+func TestSharedMemoryWaits(t *testing.T) {
+	before := shared(t, nil)
+	s := oneMachine()
+	devices, err := s.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+	require.NoError(t, err)
+	done := s.backends[0].devices[0].stream(runtime.Communication).events
+	done.least[0].Store(1)
+	done.mu.Lock() // as who is about to wait does
+	require.NoError(t, devices[0].Record(runtime.Communication))
+	require.Eventually(t, func() bool { return done.n.Load() == 1 }, time.Minute, time.Millisecond)
+	for _, d := range devices {
+		require.NoError(t, d.Close())
+	}
+	require.Eventually(t, func() bool { return len(shared(t, before)) == 2+1 }, 10*time.Second, time.Millisecond, "that of the other rank goes")
+	time.Sleep(50 * time.Millisecond)
+	require.Len(t, shared(t, before), 2+1)
+	done.mu.Unlock()
+	require.Eventually(t, func() bool { return len(shared(t, before)) == 0 }, time.Minute, time.Millisecond)
 }
 
 // TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have, and

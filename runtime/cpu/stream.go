@@ -57,7 +57,7 @@ func (s *stream) give(w work) {
 	defer s.mu.Unlock()
 	if !s.started {
 		s.started = true
-		go s.serve()
+		s.lane.backend.others.start(s.serve)
 	}
 	if s.head == len(s.queue) {
 		s.queue, s.head = s.queue[:0], 0
