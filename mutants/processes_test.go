@@ -75,6 +75,16 @@ func inTheProcesses() []mutant {
 		old:  "s.lane.backend.others.start(s.serve)", new: "go s.serve()",
 		pkg: "./runtime/cpu", run: "^TestSharedMemoryWaits$",
 	}, {
+		bug: "a rank waits without end", how: "for a machine that takes nothing of what it sends",
+		file: "runtime/cpu/link.go",
+		old:  "if time.Since(last) >= l.timeout {", new: "if time.Since(last) < 0 {",
+		pkg: "./runtime/cpu", run: "^TestWhoReadsNothing$",
+	}, {
+		bug: "a failed run waits", how: "for a machine that takes nothing of what it sends",
+		file: "runtime/cpu/link.go",
+		old:  "case <-l.stopped:\n\t\t\tl.end(true)", new: "case <-make(chan struct{}):\n\t\t\tl.end(true)",
+		pkg: "./runtime/cpu", run: "^TestWhoReadsNothing$",
+	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/autopar/autopar/runtime"
 )
@@ -16,9 +18,11 @@ import (
 // link is a connection with another process, over which both send messages: a byte for the kind,
 // two numbers, the bytes that follow and how many those are.
 type link struct {
-	rank int
-	conn net.Conn
-	done atomic.Bool // this process sends no more
+	rank    int
+	conn    net.Conn
+	done    atomic.Bool   // this process sends no more
+	timeout time.Duration // of a wait until the other takes bytes
+	stopped chan struct{} // closed when nothing is waited for any more
 
 	mu   sync.Mutex
 	head [25]byte
@@ -32,7 +36,9 @@ const (
 	kindOperand             // of a collective of group a, of the member at position b
 )
 
-func newLink(conn net.Conn, rank int) *link { return &link{conn: conn, rank: rank} }
+func newLink(b *Backend, conn net.Conn, rank int) *link {
+	return &link{conn: conn, rank: rank, timeout: b.world.Timeout, stopped: b.stopped}
+}
 
 func (l *link) send(kind byte, a, b int, parts ...[]byte) error {
 	l.mu.Lock()
@@ -45,14 +51,36 @@ func (l *link) send(kind byte, a, b int, parts ...[]byte) error {
 	for i, x := range [...]int{a, b, n} {
 		binary.LittleEndian.PutUint64(l.head[1+8*i:], uint64(x))
 	}
-	var err error
-	if n == 0 {
-		_, err = l.conn.Write(l.head[:])
-	} else {
-		buffers := append(net.Buffers{l.head[:]}, parts...)
-		_, err = buffers.WriteTo(l.conn)
+	return l.write(append(net.Buffers{l.head[:]}, parts...))
+}
+
+// look is how often who sends looks whether the other takes bytes, and whether the run has failed.
+const look = 100 * time.Millisecond
+
+// write sends what is in buffers. A message of which the other has taken a part is the last.
+func (l *link) write(buffers net.Buffers) error {
+	for last := time.Now(); ; {
+		if err := l.conn.SetWriteDeadline(time.Now().Add(min(look, l.timeout))); err != nil {
+			return err
+		}
+		n, err := buffers.WriteTo(l.conn)
+		if !errors.Is(err, os.ErrDeadlineExceeded) {
+			return err
+		}
+		if n > 0 {
+			last = time.Now()
+		}
+		select {
+		case <-l.stopped:
+			l.end(true)
+			return runtime.ErrAborted
+		default:
+		}
+		if time.Since(last) >= l.timeout {
+			l.end(true)
+			return &runtime.WaitError{Ranks: []int{l.rank}, After: l.timeout}
+		}
 	}
-	return err
 }
 
 // end says that nothing more comes. After a failure nothing more is wanted either.

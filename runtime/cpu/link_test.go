@@ -67,3 +67,50 @@ func TestLateAnswer(t *testing.T) {
 		require.NoError(t, d.Close())
 	}
 }
+
+// TestWhoReadsNothing: to send to a process that stands still takes no longer than any other wait, and its error names the rank.
+// Abort ends it at once.
+func TestWhoReadsNothing(t *testing.T) {
+	const n = 16 << 20 // more than connections hold
+	for name, c := range map[string]struct {
+		timeout time.Duration
+		send    func(d runtime.Device, c *runtime.Collective) error
+		want    string
+	}{
+		"send": {500 * time.Millisecond, func(d runtime.Device, c *runtime.Collective) error {
+			return d.Send(&runtime.Transfer{Node: c.Node, Peer: 1, Local: c.Members[0].In})
+		}, "waited 500ms for rank 1"},
+		"stream": {500 * time.Millisecond, func(d runtime.Device, c *runtime.Collective) error {
+			c.Stream = runtime.Communication
+			return errors.Join(d.Collective(c), d.Record(c.Stream), d.Wait(runtime.Compute, runtime.Event{Stream: c.Stream, N: 1}))
+		}, "all_reduce bench: waited 500ms for rank 1"},
+		"abort": {time.Minute, func(d runtime.Device, c *runtime.Collective) error {
+			time.AfterFunc(50*time.Millisecond, d.(*Device).backend.Abort)
+			return d.Collective(c)
+		}, runtime.ErrAborted.Error()},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s := &several{node: func(rank int) string { return fmt.Sprint(rank) }, threads: func(int) int { return 1 }}
+			devices, err := s.Open(runtime.World{Ranks: 2, Timeout: c.timeout})
+			require.NoError(t, err)
+			all, _, _ := collectives(t, devices, ir.OpAllReduce, n)
+			still := s.backends[1].others
+			still.mu.Lock() // for which who reads waits, once there is a message of a counter
+			require.NoError(t, s.backends[0].others.links[1].send(kindCount, 0, 0))
+			over := make(chan error, 1)
+			go func() { over <- c.send(devices[0], all[0]) }()
+			select {
+			case err := <-over:
+				require.EqualError(t, err, c.want)
+			case <-time.After(20 * time.Second):
+				t.Error("it does not end")
+			}
+			s.Abort()
+			still.mu.Unlock()
+			for _, d := range devices {
+				require.NoError(t, d.Close())
+			}
+		})
+	}
+}

@@ -124,7 +124,7 @@ func meet(b *Backend) (*others, error) {
 	}
 	for rank, conn := range conns {
 		if conn != nil {
-			o.links[rank] = newLink(conn, rank)
+			o.links[rank] = newLink(b, conn, rank)
 		}
 	}
 	return o, nil
@@ -271,13 +271,15 @@ func (o *others) put(t *runtime.Transfer, src []float32) error {
 	return o.deliver(t.Peer, kindPut, t.Wire, int(t.Remote), bytesOf(src))
 }
 
-// deliver sends what another process needs. It fails with the first failure of the job.
+// deliver sends what another process needs. It fails as a wait for it does, or with the first failure of the job.
 func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
 	l := o.links[rank]
-	if err := l.send(kind, a, b, parts...); err != nil {
-		return o.Peers.Lost(rank, l.conn.RemoteAddr(), err)
+	err := l.send(kind, a, b, parts...)
+	var late *runtime.WaitError
+	if err == nil || errors.Is(err, runtime.ErrAborted) || errors.As(err, &late) {
+		return err
 	}
-	return nil
+	return o.Peers.Lost(rank, l.conn.RemoteAddr(), err)
 }
 
 // ring wakes those of another process who wait for a count that has been reached.
