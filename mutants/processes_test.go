@@ -85,6 +85,11 @@ func inTheProcesses() []mutant {
 		old:  "case <-l.stopped:\n\t\t\tl.end(true)", new: "case <-make(chan struct{}):\n\t\t\tl.end(true)",
 		pkg: "./runtime/cpu", run: "^TestWhoReadsNothing$",
 	}, {
+		bug:  "a process leaves processors idle on which no other may run",
+		file: "runtime/cpu/others.go",
+		old:  "n := len(o.beside)", new: "n := len(o.local)",
+		pkg: "./runtime/cpu", run: "^TestProcessorsOfOthers$",
+	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",

@@ -28,6 +28,7 @@ type others struct {
 	backend *Backend
 	self    int   // rank
 	local   []int // ranks of this machine
+	beside  []int // of these, who may run on processors of this process, it itself among them
 	links   []*link
 
 	memory  window         // of the own arena
@@ -167,6 +168,9 @@ func (o *others) mapAll(ctx context.Context) (err error) {
 				return fmt.Errorf("the counters of rank %d: %w", rank, err)
 			}
 		}
+		if rank == o.self || overlap(os.Getpid(), pid) {
+			o.beside = append(o.beside, rank)
+		}
 		if rank != o.self {
 			if o.windows[rank], err = openWindow(pid, memory, int64(len(o.memory.memory))); err != nil {
 				return fmt.Errorf("the arena of rank %d: %w", rank, err)
@@ -176,13 +180,14 @@ func (o *others) mapAll(ctx context.Context) (err error) {
 	return nil
 }
 
-// share returns how many of the machine's processors are this process's: at least one.
+// share returns how many of so many processors, all on which this process may run, are its own: at least one. Launchers
+// such as mpirun and srun may have given it some where no other runs.
 func (o *others) share(processors int) int {
-	if o == nil {
+	if !o.together() {
 		return processors
 	}
-	n := len(o.local)
-	return max(1, (processors+n-1-slices.Index(o.local, o.self))/n)
+	n := len(o.beside)
+	return max(1, (processors+n-1-slices.Index(o.beside, o.self))/n)
 }
 
 // patience is how long a rank looks for what another process does before it parks. To be woken
@@ -193,7 +198,7 @@ const patience = 2 * time.Millisecond
 // linger waits for a moment longer until c has reached n, which it reports, unless the core is
 // wanted.
 func (o *others) linger(d *Device, c *counter, n int64) bool {
-	if !o.together() || len(o.local) > goruntime.GOMAXPROCS(0) {
+	if !o.together() || len(o.beside) > goruntime.GOMAXPROCS(0) {
 		return false
 	}
 	for start := time.Now(); time.Since(start) < patience && !d.backend.cores.Wanted() && !d.aborted(); {

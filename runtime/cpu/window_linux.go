@@ -28,6 +28,20 @@ func arenaWindow(ranks int) int64 {
 	return min(int64(info.Totalram)*int64(info.Unit), most/int64(ranks)) / page * page
 }
 
+// overlap reports whether two processes may run on the same processor, as far as the system tells.
+func overlap(pid, other int) bool {
+	var a, b unix.CPUSet
+	if unix.SchedGetaffinity(pid, &a) != nil || unix.SchedGetaffinity(other, &b) != nil {
+		return true
+	}
+	for i := range a {
+		if a[i]&b[i] != 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // newWindow makes an empty file.
 func newWindow(name string, bytes int64) (window, error) {
 	fd, err := unix.MemfdCreate("autopar-"+name, unix.MFD_CLOEXEC)
