@@ -44,6 +44,9 @@ func TestTilesAreAsExactAsMultiplyAdds(t *testing.T) {
 	rnd := random(t, 82)
 	const m, n = 64, 64
 	sets := instructionSets()
+	if len(sets) == 1 {
+		t.Skip("plain Go rounds every product")
+	}
 	p := newPool(1, sets[len(sets)-1])
 	defer p.Close()
 	for _, k := range []int{32, 384, 3000} {
