@@ -21,6 +21,15 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 		return conns, nil
 	}
 	start := time.Now()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() { // who is waited for may never come
+		select {
+		case <-p.failed:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
 	defer func() {
 		if err == nil {
 			return

@@ -233,6 +233,25 @@ func TestLostHearsWhy(t *testing.T) {
 	}
 }
 
+// TestConnectHearsOfFailure: who is waiting to be connected with hears when another never will be.
+func TestConnectHearsOfFailure(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	began := time.Now()
+	errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
+		if p.Rank() < 2 {
+			_, err := p.Connect(ctx)
+			return err
+		}
+		_, err := p.Gather(ctx, []byte("1")) // its port
+		return errors.Join(err, p.Fail(errors.New("no route to rank 0")))
+	})
+	require.Less(t, time.Since(began), 20*time.Second)
+	for rank, err := range errs {
+		require.ErrorContains(t, err, "no route to rank 0", "rank %d", rank)
+	}
+}
+
 // TestLate bounds every wait, and its error names who is waited for, where, and for how long.
 func TestLate(t *testing.T) {
 	short := func() context.Context {

@@ -90,6 +90,11 @@ func inTheProcesses() []mutant {
 		old:  "n := len(o.beside)", new: "n := len(o.local)",
 		pkg: "./runtime/cpu", run: "^TestProcessorsOfOthers$",
 	}, {
+		bug:  "who waits for a connection does not hear that another rank has failed",
+		file: "launch/connect.go",
+		old:  "case <-p.failed:\n\t\t\tcancel()", new: "case <-p.failed:",
+		pkg: "./launch", run: "^TestConnectHearsOfFailure$",
+	}, {
 		bug: "processes stop before different steps", how: "each heeds its own signal",
 		file: "runtime/peers.go",
 		old:  "e.shared.stop = e.shared.stop || b[0] != 0", new: "e.shared.stop = e.shared.stop || b[0] != 0 && rank == e.first",
