@@ -68,7 +68,7 @@ func inTheProcesses() []mutant {
 		bug:  "two machines wait for each other to read",
 		file: "runtime/cpu/link.go",
 		old:  "o.start(func() { o.ring(l.rank, c, now) })", new: "o.ring(l.rank, c, now)",
-		pkg: "./runtime/cpu", run: "^TestLongMessagesBothWays$",
+		pkg: "./runtime/cpu", run: "^TestReaderDoesNotWait$",
 	}, {
 		bug: "memory that processes share goes while it is in use", how: "by a stream that has done its work",
 		file: "runtime/cpu/stream.go",
