@@ -138,7 +138,7 @@ func TestTamperedCertificates(t *testing.T) {
 	pool := []*proven{{g: step(t, tiny(2), 4), batch: 4, cluster: nodes, opts: Options{RuntimeNGPUs: 8, TP: 2, ZeRO: stage(0), Offload: "none"}}}
 	require.True(t, pool[0].prove(t))
 	for len(pool) < 30 {
-		if p := provenJob(t, r); p.prove(t) {
+		if p := provenJob(t, 0, r); p.prove(t) {
 			pool = append(pool, p)
 		}
 	}

@@ -67,7 +67,7 @@ func randomNetwork(t *testing.T, r *rand.Rand, ranks int) *cost.Cluster {
 
 // smallJob is a random model, batch and cluster of which a search with some options takes a fraction of a second, as a case of a fuzz
 // target must end within ten: for many ranks more is given.
-func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
+func smallJob(t *testing.T, seed uint64, r *rand.Rand, opts Options) *proven {
 	opts.RuntimeNGPUs = []int{2, 2, 2, 3, 4, 4, 8}[r.IntN(7)]
 	if opts.RuntimeNGPUs > 2 {
 		opts.PlanNGPUs = opts.RuntimeNGPUs
@@ -79,6 +79,9 @@ func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
 		opts.TP, opts.PP = 2*opts.TP, 1+r.IntN(2)
 	}
 	model := randomModel(r)
+	if x := rand.New(rand.NewPCG(seed, 9)); seed >= adapterSeeds && x.IntN(2) == 0 {
+		drawAdapters(x, &model)
+	}
 	p := &proven{batch: 2 + r.IntN(6), cluster: randomNetwork(t, r, opts.RuntimeNGPUs), opts: opts}
 	if p.opts.Offload == "" {
 		p.opts.ZeRO = stage(p.batch % 4)
@@ -88,8 +91,8 @@ func smallJob(t *testing.T, r *rand.Rand, opts Options) *proven {
 }
 
 // provenJob is a small job of one unit or, with fewer options, of any number of them, with memory to spare or little.
-func provenJob(t *testing.T, r *rand.Rand) *proven {
-	p := smallJob(t, r, Options{Offload: []string{"", "none"}[r.IntN(2)], TopK: r.IntN(3)})
+func provenJob(t *testing.T, seed uint64, r *rand.Rand) *proven {
+	p := smallJob(t, seed, r, Options{Offload: []string{"", "none"}[r.IntN(2)], TopK: r.IntN(3)})
 	if r.IntN(2) == 0 {
 		p.opts.PlanNGPUs = 0
 	}
@@ -107,7 +110,7 @@ func FuzzCertificates(f *testing.F) {
 
 func searchIsProven(t *testing.T, seed uint64) (audits []*Audit) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	p := provenJob(t, r)
+	p := provenJob(t, seed, r)
 	for range 1 + r.IntN(2) {
 		if !p.prove(t) {
 			p.checkInfeasible(t)
@@ -138,7 +141,7 @@ func FuzzInfeasible(f *testing.F) { fuzzSeeds(f, errorIsTrue, 0, 1, 2, 5) }
 
 func errorIsTrue(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	p := smallJob(t, r, Options{MemoryLimit: 1 << 10, Offload: []string{"", "none"}[r.IntN(2)]})
+	p := smallJob(t, seed, r, Options{MemoryLimit: 1 << 10, Offload: []string{"", "none"}[r.IntN(2)]})
 	if r.IntN(2) == 0 {
 		given(r, p)
 	}
@@ -172,7 +175,7 @@ func FuzzOptions(f *testing.F) { fuzzSeeds(f, optionsAreNoFaster, 0, 2, 3, 4, 6)
 
 func optionsAreNoFaster(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
-	p := smallJob(t, r, Options{})
+	p := smallJob(t, seed, r, Options{})
 	if r.IntN(3) == 0 {
 		given(r, p)
 	}

@@ -176,6 +176,9 @@ func (r *run) parameters(ctx context.Context) error {
 	case r.opts.Resume:
 		return r.resume()
 	case from == "" || from == scratch:
+		if r.Config.Model.LoRARank > 0 {
+			r.printf("the frozen weights are random: --init-from names trained ones\n")
+		}
 		return r.Init()
 	}
 	source, err := r.openWeights(from)
