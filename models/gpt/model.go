@@ -1,7 +1,7 @@
 // Package gpt is nanoGPT's model, written in the user's own API: the forward pass
-// (model.go) and the graphs that are made of it, a training step, evaluation,
-// logits and decoding (step.go), both against package trace alone; its
-// configuration, counts and the names that checkpoints of others use.
+// (model.go), adapters beside its linear layers (lora.go) and the graphs that are made of
+// them, a training step, evaluation, logits and decoding (step.go), all against package
+// trace alone; its configuration, counts and the names that checkpoints of others use.
 package gpt
 
 import (
