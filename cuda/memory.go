@@ -129,7 +129,7 @@ func (d *Device) grow(bytes int64) error {
 	if err := d.drv.Copy(place, old, oldBytes, d.compute.stream); err != nil {
 		return err
 	}
-	if err := d.drv.SyncStream(d.compute.stream); err != nil {
+	if err := d.drain(); err != nil {
 		return err
 	}
 	return d.drv.Free(old)
