@@ -18,7 +18,7 @@
 // and the header of every file; what does not fit is an [*Error] that names the file, the tensor and the numbers.
 //
 // Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's GPT-2, as one
-// safetensors file.
+// safetensors file; files of torch.save are read too.
 package checkpoint
 
 import (

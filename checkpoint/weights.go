@@ -3,7 +3,10 @@ package checkpoint
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -11,7 +14,9 @@ import (
 	"strings"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/checkpoint/torchfile"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -27,10 +32,20 @@ const (
 
 const headName = "lm_head.weight"
 
-// Weights is an open safetensors file of a GPT's weights, by nanoGPT's names or HuggingFace's.
+// tensorFile is what a weights file has: a [safetensors.File] or a [torchfile.File].
+type tensorFile interface {
+	Names() []string // sorted
+	Info(name string) (safetensors.Info, error)
+	Tensor(name string) (safetensors.Tensor, error)
+	Metadata() map[string]string
+}
+
+// Weights is an open file of a GPT's weights, by nanoGPT's names or HuggingFace's: safetensors, or what torch.save writes, be it
+// the weights alone or nanoGPT's ckpt.pt, whose optimizer state is not read.
 type Weights struct {
 	path   string
-	file   *safetensors.File
+	closer io.Closer
+	file   tensorFile
 	cfg    gpt.Config
 	prefix string // of names: "transformer.", or "" in the files of the Hub
 	layout Layout
@@ -56,11 +71,16 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 }
 
 func openWeights(path string, cfg gpt.Config) (*Weights, error) {
-	f, err := safetensors.Open(path)
+	r, err := infile.Open(path)
 	if err != nil {
 		return nil, &Error{File: path, Err: err}
 	}
-	w := &Weights{path: path, file: f, cfg: cfg, layout: NanoGPT}
+	f, err := openTensors(path, r)
+	if err != nil {
+		r.Close()
+		return nil, &Error{File: path, Err: err}
+	}
+	w := &Weights{path: path, closer: r, file: f, cfg: cfg, layout: NanoGPT}
 	if slices.ContainsFunc(f.Names(), func(n string) bool { return strings.HasPrefix(n, "transformer.") }) {
 		w.prefix = "transformer."
 	}
@@ -70,8 +90,20 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 	return w, nil
 }
 
+// openTensors reads what a file of either kind says of its tensors.
+func openTensors(path string, r *os.File) (tensorFile, error) {
+	stat, err := r.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if torchfile.Is(r) {
+		return torchfile.New(path, r, stat.Size())
+	}
+	return safetensors.NewFile(path, r, stat.Size())
+}
+
 // Close closes the file.
-func (w *Weights) Close() error { return w.file.Close() }
+func (w *Weights) Close() error { return w.closer.Close() }
 
 // bufferForm matches the causal masks that HuggingFace's files hold beside the weights.
 var bufferForm = regexp.MustCompile(`\.attn\.(bias|masked_bias)$`)
@@ -281,8 +313,8 @@ func metadata(cfg gpt.Config) map[string]string {
 var blockForm = regexp.MustCompile(`^h\.(\d+)\.`)
 
 // WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the tensors; the number of
-// heads and the activation, which no tensor shows, come from the file's metadata (as [ExportWeights] writes it) or the
-// config.json beside it.
+// heads and the activation, which no tensor shows, come from the file's metadata (as [ExportWeights] writes it), nanoGPT's
+// model_args, whose activation is the exact GELU, or the config.json beside it. What these say of sizes must hold.
 func WeightsConfig(path string) (gpt.Config, error) {
 	w, err := openWeights(path, gpt.Config{})
 	if err != nil {
@@ -319,6 +351,12 @@ func WeightsConfig(path string) (gpt.Config, error) {
 	if err := cfg.Validate(); err != nil {
 		return gpt.Config{}, &Error{File: path, Err: err}
 	}
+	is, meta := metadata(cfg), w.file.Metadata()
+	for _, key := range slices.Sorted(maps.Keys(is)) {
+		if said, ok := meta[key]; ok && key != "format" && said != is[key] {
+			return gpt.Config{}, errorf(path, "", "says %s %.40s, but its tensors are of %s", key, said, is[key])
+		}
+	}
 	return cfg, nil
 }
 
@@ -328,18 +366,23 @@ func (w *Weights) heads(cfg *gpt.Config) error {
 	if text, ok := meta["n_head"]; ok {
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return errorf(w.path, "", "metadata n_head is %.40q, want an integer", text)
+			return errorf(w.path, "", "n_head is %.40q, want an integer", text)
 		}
 		cfg.NHead = n
 		if activation, ok := meta["activation"]; ok {
 			cfg.Activation = activation
+		}
+		if text, ok := meta["dropout"]; ok { // nanoGPT's; who trains on may choose another
+			if cfg.Dropout, err = strconv.ParseFloat(text, 64); err != nil {
+				return errorf(w.path, "", "dropout is %.40q, want a number", text)
+			}
 		}
 		return nil
 	}
 	beside := filepath.Join(filepath.Dir(w.path), "config.json")
 	hf, err := config.Load(beside, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errorf(w.path, "", "says nothing of the number of heads: its metadata has no n_head, and there is no %s", beside)
+		return errorf(w.path, "", "says nothing of the number of heads: it states no n_head, and there is no %s", beside)
 	}
 	if err != nil {
 		return err

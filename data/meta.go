@@ -1,11 +1,14 @@
 package data
 
 import (
+	"encoding/binary"
 	"fmt"
 	"io"
+	"math"
 	"unicode/utf8"
 
 	"github.com/autopar/autopar/infile"
+	"github.com/autopar/autopar/pickle"
 )
 
 // Meta is what meta.pkl says about the bins beside it.
@@ -42,9 +45,13 @@ func readMeta(path string) (*Meta, error) {
 }
 
 func parseMeta(b []byte) (*Meta, error) {
-	d, err := readPickle(b)
+	v, err := pickle.Read(b)
 	if err != nil {
 		return nil, err
+	}
+	d, ok := v.(pickle.Dict)
+	if !ok {
+		return nil, fmt.Errorf("the pickle is %s, not a dict", pickle.Describe(v))
 	}
 	size, ok := d["vocab_size"].(int64)
 	if !ok {
@@ -54,8 +61,8 @@ func parseMeta(b []byte) (*Meta, error) {
 		return nil, fmt.Errorf("vocab_size %d is not in [1, 65536]", size)
 	}
 	meta := &Meta{VocabSize: int(size)}
-	itos, okI := d["itos"].(pickleDict)
-	stoi, okS := d["stoi"].(pickleDict)
+	itos, okI := d["itos"].(pickle.Dict)
+	stoi, okS := d["stoi"].(pickle.Dict)
 	if !okI && !okS {
 		return meta, nil
 	}
@@ -70,9 +77,44 @@ func parseMeta(b []byte) (*Meta, error) {
 			return nil, fmt.Errorf("itos[%d] is not one character", id)
 		}
 		if back, ok := stoi[s].(int64); !ok || back != int64(id) {
-			return nil, fmt.Errorf("itos[%d] is %q, but stoi[%q] is %v", id, s, s, stoi[s])
+			return nil, fmt.Errorf("itos[%d] is %q, but stoi[%q] is %s", id, s, s, pickle.Describe(stoi[s]))
 		}
 		meta.Symbols[id] = c
 	}
 	return meta, nil
+}
+
+// appendMeta appends the pickle, in protocol 2, of the dictionary that nanoGPT
+// stores: {'vocab_size': n, 'itos': {0: 'a', ...}, 'stoi': {'a': 0, ...}}.
+func appendMeta(b []byte, symbols []rune) []byte {
+	const begin, end = "}(", "u" // of a dict: EMPTY_DICT and MARK, SETITEMS
+	if len(symbols) > math.MaxInt32 {
+		panic(fmt.Sprintf("BUG: data: %d symbols", len(symbols)))
+	}
+	str := func(s string) {
+		b = append(b, 'X') // BINUNICODE
+		b = binary.LittleEndian.AppendUint32(b, uint32(len(s)))
+		b = append(b, s...)
+	}
+	num := func(i int) {
+		b = append(b, 'J') // BININT
+		b = binary.LittleEndian.AppendUint32(b, uint32(i))
+	}
+	b = append(b, "\x80\x02"+begin...)
+	str("vocab_size")
+	num(len(symbols))
+	str("itos")
+	b = append(b, begin...)
+	for id, c := range symbols {
+		num(id)
+		str(string(c))
+	}
+	b = append(b, end...)
+	str("stoi")
+	b = append(b, begin...)
+	for id, c := range symbols {
+		str(string(c))
+		num(id)
+	}
+	return append(b, end+end+"."...)
 }

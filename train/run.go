@@ -27,7 +27,7 @@ type RunOptions struct {
 	// Resume goes on from the newest checkpoint in Out.
 	Resume bool
 	// InitFrom is where the weights of a new run come from: "" or "scratch", a directory with a checkpoint, or a
-	// safetensors file.
+	// file that [checkpoint.OpenWeights] reads.
 	InitFrom string
 	// Memory is a file of memory that outlives this process, see [launch.Place.Memory]; nil is none. If all processes
 	// of the run find what they have left there together, and nothing newer is on disk, the run goes on from there.

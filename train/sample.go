@@ -21,7 +21,7 @@ import (
 
 // SampleOptions are those of nanoGPT's sample.py.
 type SampleOptions struct {
-	// From is the directory of a run or checkpoint, or a safetensors file.
+	// From is the directory of a run or checkpoint, or a file that checkpoint.OpenWeights reads.
 	From string
 	// Start is the text to go on from, or FILE:path for the text of a file. It must not be empty.
 	Start        string

@@ -55,8 +55,8 @@ func NewFile(name string, r io.ReaderAt, size int64) (*File, error) {
 	}
 	length := binary.LittleEndian.Uint64(prefix[:])
 	if length > uint64(size-headerStart) {
-		if string(prefix[:4]) == "PK\x03\x04" {
-			return nil, formatErrorf(name, "", "is a zip archive, as torch.save writes: save the weights as safetensors")
+		if torchBefore16(r, prefix[:]) {
+			return nil, formatErrorf(name, "", "is a pickle or a tar archive, as torch.save wrote before PyTorch 1.6: save the weights with a newer PyTorch, or as safetensors")
 		}
 		return nil, formatErrorf(name, "", "is another kind of file, or cut short: its header length %d is more than the %d bytes after it", length, size-headerStart)
 	}
@@ -73,6 +73,14 @@ func NewFile(name string, r io.ReaderAt, size int64) (*File, error) {
 		return nil, err
 	}
 	return &File{name: name, data: r, dataStart: dataStart, header: h}, nil
+}
+
+// torchBefore16 reports whether a file with such a beginning is a pickle of the protocols 2 to 5, or a tar archive.
+func torchBefore16(r io.ReaderAt, begin []byte) bool {
+	const tarMagic, tarMagicAt = "ustar", 257
+	var magic [len(tarMagic)]byte
+	err := readFull(r, magic[:], tarMagicAt)
+	return begin[0] == 0x80 && begin[1] >= 2 && begin[1] <= 5 || err == nil && string(magic[:]) == tarMagic
 }
 
 // Close closes a file that Open opened.
