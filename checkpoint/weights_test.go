@@ -244,3 +244,69 @@ func TestOnlyGPT2IsExchanged(t *testing.T) {
 		require.ErrorContains(t, err, tt.key+" is not GPT-2")
 	}
 }
+
+// torchOracle is a directory of files of PyTorch and the model in them: see testdata/oracle/README.md.
+const torchOracle = "../testdata/oracle/torchfile/"
+
+func torchModel() gpt.Config {
+	cfg := gpt.DefaultConfig()
+	cfg.NLayer, cfg.NHead, cfg.NEmbd, cfg.BlockSize, cfg.VocabSize, cfg.Dropout = 2, 2, 6, 5, 11, 0
+	return cfg
+}
+
+// TestTorchFiles: the weights are the same in every file, part by part; nanoGPT's says what model it is of.
+func TestTorchFiles(t *testing.T) {
+	cfg := torchModel()
+	want, err := safetensors.Open(torchOracle + "weights.safetensors")
+	require.NoError(t, err)
+	defer want.Close()
+	for _, name := range []string{"pytorch_model.bin", "half.bin", "views.pt", "ckpt.pt"} {
+		w, err := OpenWeights(torchOracle+name, cfg)
+		require.NoError(t, err)
+		for _, p := range parameters(cfg) {
+			x, err := want.Tensor("transformer." + p)
+			require.NoError(t, err)
+			values, err := x.Float32s()
+			require.NoError(t, err)
+			got, err := readFloats(w, p, ir.Whole(irShape(cfg, p)))
+			require.NoError(t, err)
+			require.Equal(t, values, got, "%s of %s", p, name)
+		}
+		require.NoError(t, w.Close())
+	}
+	got, err := WeightsConfig(torchOracle + "ckpt.pt")
+	require.NoError(t, err)
+	cfg.Dropout = 0.25
+	require.Equal(t, cfg, got)
+
+	_, err = WeightsConfig(torchOracle + "pytorch_model.bin")
+	require.ErrorContains(t, err, "pytorch_model.bin: says nothing of the number of heads: it states no n_head")
+	cfg.NHead = 3
+	_, err = OpenWeights(torchOracle+"ckpt.pt", cfg)
+	require.ErrorContains(t, err, "ckpt.pt: is of a model with n_head 2, not 3")
+	cfg = torchModel()
+	cfg.NLayer = 3
+	_, err = OpenWeights(torchOracle+"half.bin", cfg)
+	require.ErrorContains(t, err, `half.bin: tensor "h.2.ln_1.weight": is missing; the model wants it with shape [6]`)
+
+	text, err := os.ReadFile(torchOracle + "views.pt")
+	require.NoError(t, err)
+	cut := filepath.Join(t.TempDir(), "cut.pt")
+	require.NoError(t, os.WriteFile(cut, text[:5000], 0o644))
+	_, err = WeightsConfig(cut)
+	var bad *Error
+	require.ErrorAs(t, err, &bad)
+	require.ErrorContains(t, err, cut+": is a zip archive that is cut short or damaged")
+}
+
+// TestStatedSizes: what a file says of its model is what its tensors are.
+func TestStatedSizes(t *testing.T) {
+	for key, want := range map[string]string{"n_layer": "2", "n_embd": "12", "block_size": "5", "vocab_size": "7", "bias": "true"} {
+		path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", key: "4"}, func(map[string]safetensors.Tensor) {})
+		_, err := WeightsConfig(path)
+		require.ErrorContains(t, err, path+": says "+key+" 4, but its tensors are of "+want)
+	}
+	path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", "dropout": "x"}, func(map[string]safetensors.Tensor) {})
+	_, err := WeightsConfig(path)
+	require.ErrorContains(t, err, `dropout is "x", want a number`)
+}

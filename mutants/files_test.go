@@ -28,6 +28,26 @@ func inFiles() []mutant {
 		old:  `if r.opts.Out != "" && !r.Config.Train.EvalOnly && sameFile(`, new: `if r.opts.Out == "" && !r.Config.Train.EvalOnly && sameFile(`,
 		pkg: "./train", run: "^TestRefusals$",
 	}, {
+		bug: "weights of PyTorch are read from the wrong place", how: "strides are ignored",
+		file: "checkpoint/torchfile/torchfile.go",
+		old:  "if !t.contiguous() {", new: "if false {",
+		pkg: "./checkpoint/torchfile", run: "^TestViews$|^TestFilesOfPyTorch$",
+	}, {
+		bug: "weights of PyTorch are read from the wrong place", how: "so is the offset in a shared storage",
+		file: "checkpoint/torchfile/torchfile.go",
+		old:  "begin: begin + offset*int64(dtype.Size())}", new: "begin: begin}",
+		pkg: "./checkpoint/torchfile", run: "^TestViews$|^TestFilesOfPyTorch$",
+	}, {
+		bug:  "a checkpoint of a compiled nanoGPT has no weights that anybody knows",
+		file: "checkpoint/torchfile/torchfile.go",
+		old:  "name := strings.TrimPrefix(key, compiledPrefix)", new: "name := key",
+		pkg: "./train", run: "^TestTorchFiles$",
+	}, {
+		bug:  "a few bytes ask for the memory of a tensor that no storage has",
+		file: "checkpoint/torchfile/torchfile.go",
+		old:  "if t.elems > left/int64(n) || steps > 0", new: "if steps > 0",
+		pkg: "./checkpoint/torchfile", run: "^TestRefusals$",
+	}, {
 		bug:  "two runs write to one directory",
 		file: "train/metrics.go",
 		old:  "if taken(f) {", new: "if false && taken(f) {",

@@ -124,6 +124,42 @@ func TestCacheEqualsFull(t *testing.T) {
 	}
 }
 
+// TestTorchFiles: PyTorch's logits come from the files that it wrote. nanoGPT's says what model it is of; the others have
+// HuggingFace's config.json beside them, with the other GELU.
+func TestTorchFiles(t *testing.T) {
+	oracle := filepath.Join("..", "testdata", "oracle", "torchfile")
+	f, err := safetensors.Open(filepath.Join(oracle, "weights.safetensors"))
+	require.NoError(t, err)
+	defer f.Close()
+	ids, dir := ints(t, f, "ids")[5:10], t.TempDir() // of the second sequence
+	config := `{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 6, "n_positions": 5, "vocab_size": 11, "activation_function": "gelu_new"}`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o644))
+	for name, gelu := range map[string]string{"ckpt.pt": "erf", "pytorch_model.bin": "tanh", "half.bin": "tanh", "views.pt": "tanh"} {
+		path := filepath.Join(oracle, name)
+		if gelu == "tanh" {
+			text, err := os.ReadFile(path)
+			require.NoError(t, err)
+			path = filepath.Join(dir, name)
+			require.NoError(t, os.WriteFile(path, text, 0o644))
+		}
+		cfg, _, weights, err := openModel(path)
+		require.NoError(t, err)
+		defer weights.Close()
+		d, err := newDecoder(cfg, weights, cfg.BlockSize, JobOptions{})
+		require.NoError(t, err)
+		x, err := f.Tensor("logits." + gelu)
+		require.NoError(t, err)
+		want, err := x.Float32s()
+		require.NoError(t, err)
+		for p := range ids {
+			got, err := d.next(t.Context(), ids[:p+1])
+			require.NoError(t, err)
+			require.InDeltaSlice(t, want[(5+p)*11:(6+p)*11], got, 1e-5, "position %d of %s", p, name)
+		}
+		require.NoError(t, d.Close())
+	}
+}
+
 // TestChoose: tokens come as often as the softmax says, among the k most likely alone.
 func TestChoose(t *testing.T) {
 	logits := []float32{1, 3, float32(math.Inf(-1)), 2, 3, -1}

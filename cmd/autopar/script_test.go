@@ -35,9 +35,11 @@ func TestMain(m *testing.M) {
 //	waitfor FILE TEXT              waits until FILE says TEXT
 //	samelosses FILE FILE           compares every loss of two metrics.jsonl, to the bit
 //
-// and $EXAMPLES is the directory of the example configurations.
+// and $EXAMPLES is the directory of the example configurations, $ORACLE that of the files of PyTorch.
 func TestScripts(t *testing.T) {
 	examples, err := filepath.Abs("../../examples")
+	require.NoError(t, err)
+	oracle, err := filepath.Abs("../../testdata/oracle")
 	require.NoError(t, err)
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -46,6 +48,7 @@ func TestScripts(t *testing.T) {
 		RequireUniqueNames:  true,
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("EXAMPLES", examples)
+			env.Setenv("ORACLE", oracle)
 			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, ".cache"))
 			return nil
 		},
