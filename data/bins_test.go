@@ -69,7 +69,7 @@ func TestOpenBinsErrors(t *testing.T) {
 		"short":       {"aabbcc", "aabb", BinsOptions{BlockSize: 2}, "", ValFile, "2 ids are too few for block_size 2, which needs at least 3"},
 		"id of meta":  {"\x04\x00\x04\x00\x04\x00", "\x00\x00\x01\x00\x05\x00", BinsOptions{BlockSize: 2}, string(meta), ValFile, "id 5 at byte 4 is not below vocab_size 5"},
 		"id of model": {"\x02\x00\x00\x00\x03\x00", "\x00\x00\x01\x00\x02\x00", BinsOptions{BlockSize: 2, VocabSize: 3}, string(meta), TrainFile, "id 3 at byte 4 is not below vocab_size 3"},
-		"meta":        {"aabbcc", "aabbcc", BinsOptions{BlockSize: 2}, "x", MetaFile, "not a vocabulary: pickle opcode 0x78 at byte 0: refused: a table of characters does not need it"},
+		"meta":        {"aabbcc", "aabbcc", BinsOptions{BlockSize: 2}, "x", MetaFile, "not a vocabulary: pickle opcode 0x78 at byte 0: refused: data needs no such thing"},
 		"block size":  {"aabbcc", "aabbcc", BinsOptions{}, "", "", "block_size 0 is not positive"},
 	} {
 		t.Run(name, func(t *testing.T) {
