@@ -36,6 +36,10 @@ type (
 	Persistent struct{ ID any }
 )
 
+// maxName is the longest name of a class, and key of a dict, that is read. A long text is once in a file, however many times it
+// is named: to put a name together, or to look up a key, must not take so long again each time.
+const maxName = 1000
+
 // mark is the stack's MARK object.
 type mark struct{}
 
@@ -237,7 +241,7 @@ func (r *reader) build(op uint64) {
 		r.setItems(r.popMark())
 	case opGlobal:
 		module, name := r.line(), r.line()
-		r.push(Global(module + "." + name))
+		r.global(module, name)
 	case opStackGlobal:
 		parts := r.popN(2)
 		module, ok1 := parts[0].(string)
@@ -245,7 +249,7 @@ func (r *reader) build(op uint64) {
 		if !ok1 || !ok2 {
 			r.fail(errors.New("a name is no str"))
 		}
-		r.push(Global(module + "." + name))
+		r.global(module, name)
 	case opReduce, opNewObj:
 		r.call(r.popN(2))
 	case opNewObjEx:
@@ -371,6 +375,15 @@ func (r *reader) get(i uint64) {
 
 func (r *reader) put(i uint64) { r.memo[i] = r.top() }
 
+// global pushes a name.
+func (r *reader) global(module, name string) {
+	if len(module)+len(name) > maxName {
+		r.fail(fmt.Errorf("a name of %d bytes", len(module)+len(name)))
+		return
+	}
+	r.push(Global(module + "." + name))
+}
+
 // call pushes what a function, parts[0], would return for a tuple of arguments, parts[1].
 func (r *reader) call(parts []any) {
 	f, _ := parts[0].(Global)
@@ -405,9 +418,15 @@ func (r *reader) setItems(pairs []any) {
 	switch to := r.top().(type) {
 	case Dict:
 		for i := 0; i < len(pairs); i += 2 {
-			switch pairs[i].(type) {
-			case int64, string:
-				to[pairs[i]] = pairs[i+1]
+			switch key := pairs[i].(type) {
+			case int64:
+				to[key] = pairs[i+1]
+			case string:
+				if len(key) > maxName {
+					r.fail(fmt.Errorf("a key of %d bytes", len(key)))
+					return
+				}
+				to[key] = pairs[i+1]
 			}
 		}
 	case *Object:

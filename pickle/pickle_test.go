@@ -128,4 +128,13 @@ func TestMemory(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(400*n), "%q", text)
 	}
+	// What the file has once is not copied, nor looked up, as often as it is named.
+	long := "X\x00\x00\x01\x00" + strings.Repeat("m", 1<<16) + "\x94"
+	for text, want := range map[string]string{
+		"h\x00h\x00\x93.": "opcode 0x93 at byte 65546: a name of 131072 bytes",
+		"}h\x00Ns.":       "opcode 0x73 at byte 65546: a key of 65536 bytes",
+	} {
+		_, err := Read([]byte(long + text))
+		require.ErrorContains(t, err, want)
+	}
 }

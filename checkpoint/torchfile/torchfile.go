@@ -244,7 +244,7 @@ func (a *archive) tensor(name string, v any) (tensor, error) {
 	shape, ok1 := integers(o.Args[2])
 	strides, ok2 := integers(o.Args[3])
 	if !ok || !ok1 || !ok2 || offset < 0 || offset > numel || len(shape) != len(strides) {
-		return tensor{}, fmt.Errorf("is no view of its storage of %d elements: its offset, shape or strides are not integers from 0 on, or as many", numel)
+		return tensor{}, fmt.Errorf("is no view of its storage of %d elements: its offset, shape or strides are not integers from 0 on, as many of each and at most %d", numel, maxRank)
 	}
 	t := tensor{Info: safetensors.Info{Name: name, DType: dtype}, strides: strides, begin: begin + offset*int64(dtype.Size())}
 	for _, d := range shape {
@@ -301,9 +301,15 @@ func (a *archive) storage(v any) (dtype safetensors.DType, numel, begin int64, e
 	return dtype, numel, begin, nil
 }
 
-// integers returns the items of a tuple of integers, none negative and none more than a dimension can be.
+// maxRank is PyTorch's. Many tensors may name one tuple of the pickle, and each has its own shape here.
+const maxRank = 64
+
+// integers returns the items of a tuple of integers, not too many, none negative and none more than a dimension can be.
 func integers(v any) ([]int64, bool) {
 	items, ok := v.(pickle.Tuple)
+	if len(items) > maxRank {
+		return nil, false
+	}
 	out := make([]int64, len(items))
 	for i, item := range items {
 		n, is := item.(int64)

@@ -221,6 +221,7 @@ func TestRefusals(t *testing.T) {
 		one(of(0, tuple(-1), tuple(1))):                                                                                         "is no view of its storage",
 		one(of(0, tuple(2), tuple(-1))):                                                                                         "is no view of its storage",
 		one(of(0, tuple(1, 1), tuple(1))):                                                                                       "is no view of its storage",
+		one(of(0, tuple(make([]int, 65)...), tuple(make([]int, 65)...))):                                                        "is no view of its storage",
 		one(of(0, "]", tuple())):                                                                                                "is no view of its storage",
 		one(of(0, "("+str("a")+"t", tuple(1))):                                                                                  "is no view of its storage",
 		one(of(0, "\x8a\x08\x00\x00\x00\x00\x00\x00\x00\x40\x85", tuple(1))):                                                    "is no view of its storage",
