@@ -63,12 +63,18 @@ func freeAddr(t *testing.T) string {
 
 // each runs do for every process of a job at once, and returns their errors by rank.
 func each(ctx context.Context, addr string, world int, do func(p *launch.Peers) error) []error {
+	return eachWhen(ctx, addr, world, func(int) {}, do)
+}
+
+// eachWhen is each for processes that come when ready returns.
+func eachWhen(ctx context.Context, addr string, world int, ready func(rank int), do func(p *launch.Peers) error) []error {
 	errs := make([]error, world)
 	done := make(chan struct{})
 	for rank := range world {
 		go func() {
 			defer func() { done <- struct{}{} }()
 			time.Sleep(time.Duration((rank*3+2)%world) * 20 * time.Millisecond)
+			ready(rank)
 			p, err := launch.Join(ctx, launch.Place{Rank: rank, World: world, Addr: addr, Node: fmt.Sprint(rank / 2)})
 			if err == nil {
 				err = errors.Join(do(p), p.Close())
@@ -102,10 +108,15 @@ func TestPeers(t *testing.T) {
 		_, err := launch.Join(ctx, launch.Place{Rank: 7, World: 9, Addr: addr})
 		refused <- err
 	}()
-	errs := each(ctx, addr, world, func(p *launch.Peers) error {
-		if p.Rank() == 4 {
-			require.ErrorContains(t, <-refused, "rank 7 of 9 has come to rank 0 of 5")
+	last := func(rank int) { // rank 0 listens until all have come
+		if rank != 4 {
+			return
 		}
+		if err := <-refused; err == nil || !strings.Contains(err.Error(), "rank 7 of 9 has come to rank 0 of 5") {
+			t.Errorf("a rank of another job: %v", err)
+		}
+	}
+	errs := eachWhen(ctx, addr, world, last, func(p *launch.Peers) error {
 		local := p.Local()
 		if want := p.Rank() / 2 * 2; local[0] != want || p.LocalRank() != p.Rank()-want || len(local) != min(2, world-want) {
 			return fmt.Errorf("rank %d is with %v", p.Rank(), local)
