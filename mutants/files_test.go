@@ -133,6 +133,11 @@ func inFiles() []mutant {
 		old:  "if flag.given && !flag.shown {", new: "if flag.given && flag.where == \"\" {",
 		pkg: "./cmd/autopar", run: "^TestIdleFlags$",
 	}, {
+		bug:  "a plan is written over the configuration it is made of",
+		file: "cmd/autopar/output.go",
+		old:  "|| sameFile(out, other)) {", new: "&& sameFile(out, other)) {",
+		pkg: "./cmd/autopar", run: "^TestOutputsReplaceNoInput$",
+	}, {
 		bug:  "files are for all to read, whatever the umask says",
 		file: "wholefile/wholefile.go",
 		old:  "\tif err := f.Sync(); err != nil {", new: "\t_ = f.Chmod(0o644)\n\tif err := f.Sync(); err != nil {",

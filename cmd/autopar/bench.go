@@ -89,6 +89,9 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if err := c.validate("bench"); err != nil {
 		return err
 	}
+	if err := apart("bench: --profile", c.Trace, c.Config); err != nil {
+		return err
+	}
 	doc, system, err := c.plan(con)
 	if err != nil {
 		return err

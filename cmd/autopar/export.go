@@ -26,6 +26,9 @@ func (c *exportCmd) Run(con *console) error {
 	if c.Image == "" {
 		return usagef("export: --image is empty, want the name of a container image")
 	}
+	if err := apart("export: -o", c.Out, c.Plan); err != nil {
+		return err
+	}
 	doc, err := c.loadPlan()
 	if err != nil {
 		return err

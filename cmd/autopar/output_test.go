@@ -27,6 +27,46 @@ func TestLostResults(t *testing.T) {
 	}
 }
 
+// TestOutputsReplaceNoInput: what a command reads, or writes besides, is there after it, whatever name the output is given.
+func TestOutputsReplaceNoInput(t *testing.T) {
+	dir := t.TempDir()
+	yaml, link := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "link")
+	text := []byte("model: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: 8}\nbatch: {global: 2}\n")
+	plan, cluster := filepath.Join(dir, "plan.json"), filepath.Join(dir, "cluster.yaml")
+	require.NoError(t, os.WriteFile(yaml, text, 0o666))
+	require.NoError(t, os.WriteFile(cluster, text, 0o666))
+	require.NoError(t, os.Symlink(yaml, link))
+	run := func(args ...string) (int, string) {
+		var stderr bytes.Buffer
+		return execute(t.Context(), args, &bytes.Buffer{}, &stderr), stderr.String()
+	}
+	status, stderr := run("plan", yaml, "-o", plan)
+	require.Zero(t, status, stderr)
+	planned, err := os.ReadFile(plan)
+	require.NoError(t, err)
+	for _, args := range [][]string{
+		{"plan", yaml, "-o", yaml}, {"plan", yaml, "-o", link}, {"plan", link, "-o", yaml}, {"plan", yaml, "-o", cluster, "--cluster", cluster},
+		{"plan", yaml, "-o", dir + "/new", "--certificate", dir + "//new"}, {"plan", yaml, "-o", dir + "/new", "--lp", yaml},
+		{"plan", yaml, "-o", "-", "--certificate", dir + "/new", "--lp", dir + "/new"},
+		{"explain", plan, "-o", plan}, {"explain", plan, "--format", "html", "--versus", yaml, "-o", link}, {"explain", plan, "--cluster", cluster, "-o", cluster},
+		{"export", plan, "--format", "slurm", "-o", dir + "/./plan.json"}, {"bench", yaml, "--profile", yaml},
+	} {
+		status, stderr := run(args...)
+		require.Equal(t, statusInput, status, "%v: %s", args, stderr)
+		require.Contains(t, stderr, " would replace ", args)
+	}
+	for name, want := range map[string][]byte{yaml: text, cluster: text, plan: planned} {
+		there, err := os.ReadFile(name)
+		require.NoError(t, err)
+		require.Equal(t, string(want), string(there))
+	}
+	require.NoFileExists(t, filepath.Join(dir, "new"))
+	for _, out := range []string{"-", "/dev/null"} {
+		status, stderr := run("explain", plan, "-o", out)
+		require.Zero(t, status, stderr)
+	}
+}
+
 // TestWriteFile: a file is replaced, also by the name of a link, and what is none stays what it is.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()

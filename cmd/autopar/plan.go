@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	goruntime "runtime"
 
@@ -120,12 +121,24 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
+// apart refuses outputs that are one file, or one that is read.
+func (c *planCmd) apart() error {
+	return errors.Join(
+		apart("plan: -o", c.Out, c.Config, c.Cluster),
+		apart("plan: --certificate", c.Certificate, c.Config, c.Cluster, c.Out),
+		apart("plan: --lp", c.LP, c.Config, c.Cluster, c.Out, c.Certificate),
+	)
+}
+
 // Run searches, prints and writes the plan.
 func (c *planCmd) Run(con *console) error {
 	// What a search makes it mostly keeps to its end, some tens of megabytes: collecting it while the heap is small would
 	// take a fifth of a short search. Memory that is held and never touched has the heap begin there.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
+	if err := c.apart(); err != nil {
+		return err
+	}
 	cfg, err := config.Load(c.Config, c.Set)
 	if err != nil {
 		return err
