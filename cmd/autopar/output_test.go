@@ -90,3 +90,23 @@ func TestWriteFile(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, all, 3)
 }
+
+// TestSettingsThatContradictThePlan: explain --set names the file and the key that a setting goes badly with, which stands in
+// the plan.
+func TestSettingsThatContradictThePlan(t *testing.T) {
+	dir := t.TempDir()
+	yaml, plan := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "plan.json")
+	text := "model: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: 8, lora_rank: 2, lora_alpha: 4}\nbatch: {global: 2}\n"
+	require.NoError(t, os.WriteFile(yaml, []byte(text), 0o666))
+	var stderr bytes.Buffer
+	require.Zero(t, execute(t.Context(), []string{"plan", yaml, "-o", plan}, &bytes.Buffer{}, &stderr), stderr.String())
+	for set, want := range map[string]string{
+		"model.lora_rank=0": plan + ": config.model.lora_alpha: is of adapters, and lora_rank 0 has none\n",
+		"model.n_head=3":    plan + ": config.model.n_embd: 8 does not divide by n_head 3\n",
+		"model.n_head=0":    "--set: model.n_head: is 0, must be at least 1\n",
+	} {
+		var stderr bytes.Buffer
+		require.Equal(t, statusInput, execute(t.Context(), []string{"explain", plan, "--set", set}, &bytes.Buffer{}, &stderr))
+		require.Equal(t, "autopar: "+want, stderr.String())
+	}
+}

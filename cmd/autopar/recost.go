@@ -36,7 +36,7 @@ func (c *explainCmd) recost(con *console) error {
 			return err
 		}
 	}
-	cfg, err := config.Parse("plan", doc.Config.Marshal(), c.Set)
+	cfg, err := config.Parse("", doc.Config.Marshal(), c.Set)
 	if err != nil {
 		return err
 	}
@@ -46,6 +46,10 @@ func (c *explainCmd) recost(con *console) error {
 		return usagef("explain: --set: a plan is priced as it is: parallel.plan_ngpus, runtime_ngpus and pin, and batch.micro, are for autopar plan")
 	}
 	r, err := explain.NewRecost(doc, cluster, cfg)
+	var key *config.Error
+	if as(err, &key) && key.File == "" { // it is of the plan, and goes badly with what is set
+		err = &planner.DocumentError{Key: "config." + key.Key, Msg: key.Msg}
+	}
 	if err != nil {
 		if is[*planner.DocumentError](err) {
 			return c.blame(err)
