@@ -25,6 +25,9 @@ func newCase(r Row, e *planner.Estimator) (*Case, error) {
 	if err != nil {
 		return nil, err
 	}
+	if _, stated := cluster.Device.FLOPS["f8"]; r.DType == "fp8" && !stated {
+		return nil, fmt.Errorf("dtype is fp8, which %s does not compute in", cluster.Device.Name)
+	}
 	return &Case{r, e, e.Footprints(), cluster.Device.Memory}, nil
 }
 

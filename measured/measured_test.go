@@ -123,15 +123,21 @@ func TestReadRefuses(t *testing.T) {
 func TestSkipsWithAReason(t *testing.T) {
 	rows := read(t, header+
 		strings.Replace(gptRow, ",2,16,none", ",,16,none", 1)+
-		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1))
+		strings.Replace(strings.Replace(llamaRow, "r2", "r3", 1), "full", "unstated", 1)+
+		strings.Replace(strings.Replace(gptRow, "r1", "r4", 1), "bf16", "fp32", 1)+
+		strings.Replace(strings.Replace(gptRow, "r1", "r5", 1), "bf16", "fp8", 1)+
+		strings.Replace(strings.Replace(llamaRow, "r2", "r6", 1), "bf16", "fp8", 1))
 	outcomes, skipped := Evaluate(rows, nil)
-	require.Empty(t, outcomes)
+	require.Len(t, outcomes, 1)
+	require.Equal(t, "r6", outcomes[0].ID, "an H100 computes in 8 bits")
 	var reasons []string
 	for _, s := range skipped {
 		reasons = append(reasons, s.ID+": "+s.Reason)
 	}
 	require.Equal(t, []string{
 		"r1: micro_batch is not stated", "r3: recompute is not stated",
+		"r4: dtype is fp32: what is known of software, kernels and memory, is of training in 16 bits",
+		"r5: dtype is fp8, which A100-80GB-SXM does not compute in",
 	}, reasons)
 }
 

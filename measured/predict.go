@@ -55,6 +55,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		return nil, fmt.Errorf("micro_batch is not stated")
 	case r.Recompute == "unstated":
 		return nil, fmt.Errorf("recompute is not stated")
+	case r.DType == "fp32":
+		return nil, fmt.Errorf("dtype is fp32: what is known of software, kernels and memory, is of training in 16 bits")
 	}
 	stages := r.PP * max(r.VirtualStages, 1)
 	if stages > r.Layers {
