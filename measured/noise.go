@@ -47,11 +47,17 @@ func NoiseOf(outcomes []Outcome) []Noise {
 func (n *Noise) measure(settings [][]Outcome) {
 	squares, free := 0.0, 0
 	for _, g := range settings {
+		var plans []choice // in the order of the table: sums have the same bits every time
 		times := map[choice][]float64{}
 		for _, o := range g {
-			times[o.choice()] = append(times[o.choice()], math.Log(o.StepSeconds))
+			c := o.choice()
+			if times[c] == nil {
+				plans = append(plans, c)
+			}
+			times[c] = append(times[c], math.Log(o.StepSeconds))
 		}
-		for _, logs := range times {
+		for _, c := range plans {
+			logs := times[c]
 			if len(logs) == 1 {
 				continue
 			}

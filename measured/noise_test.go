@@ -1,6 +1,7 @@
 package measured
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
@@ -32,4 +33,19 @@ func TestNoise(t *testing.T) {
 	require.Greater(t, n.Spearman, 0.3)
 	require.Less(t, n.Spearman, 0.99)
 	require.Empty(t, NoiseOf(nil))
+}
+
+// TestSumsHaveOneOrder: what is said of a table has the same bits every time.
+func TestSumsHaveOneOrder(t *testing.T) {
+	var outcomes []Outcome
+	for i := range 60 { // 20 plans of 4 sources, each measured three times
+		seconds := 1 + float64(i*i%37)/7
+		row := Row{Source: fmt.Sprint(i % 4), MicroBatch: i % 20, SeqLen: 1, GPUs: 1, GlobalBatch: 8, StepSeconds: seconds}
+		outcomes = append(outcomes, Outcome{Row: row, PredictedSeconds: 1 + float64(i%11)/3})
+	}
+	noise, mean := NoiseOf(outcomes), MeanMAPE(Summarize(outcomes))
+	for range 20 {
+		require.Equal(t, noise, NoiseOf(outcomes))
+		require.Equal(t, mean, MeanMAPE(Summarize(outcomes)))
+	}
 }
