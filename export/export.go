@@ -11,6 +11,7 @@ import (
 	"io"
 	"slices"
 	"strings"
+	"unicode"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
@@ -102,9 +103,24 @@ func (p *plan) header(o Options, lines ...string) string {
 		text = append(text, "Differs: "+n+".")
 	}
 	for i, line := range text {
-		text[i] = "# " + strings.ReplaceAll(line, "\n", " ") + "\n"
+		text[i] = "# " + oneLine(line) + "\n"
 	}
 	return strings.Join(text, "")
+}
+
+// oneLine has spaces for all that a shell, TOML or YAML could take for the end of a line, and for what may not be in one.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if strange(r) || r == '\n' {
+			return ' '
+		}
+		return r
+	}, text)
+}
+
+// strange reports whether a character of a name cannot stand for itself in a block of YAML: it may not be there, or ends a line.
+func strange(r rune) bool {
+	return unicode.IsControl(r) && r != '\n' || strings.ContainsRune("\u2028\u2029\ufeff\ufffd", r)
 }
 
 // foreign lists what no system but autopar runs.

@@ -7,10 +7,12 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/goccy/go-yaml"
 	"github.com/stretchr/testify/require"
@@ -175,6 +177,48 @@ func TestSyntax(t *testing.T) {
 					require.Equal(t, c.want, status)
 				})
 			}
+		}
+	}
+}
+
+// TestNames: whatever a plan and a directory are called, they are one word of the script, and no line of what is written.
+func TestNames(t *testing.T) {
+	for _, name := range []string{"a\rb: c", "x\ny\r\nz", "\u0085\u2028\u2029", "bell\a\x7f\t", "$(HOME) $$ `x` $HOME ${HOME}", `"\'`, "--- é", "\xff"} {
+		doc := document(t, gpt2, func(p *partition.Plan) { p.ZeRO = 1 })
+		doc.Config.Train.OutDir, doc.Cluster.Name = name, name
+		var text bytes.Buffer
+		require.NoError(t, export.Write(&text, doc, export.Options{Format: export.Kubernetes, Plan: name, Image: name}))
+		comments, _, _ := strings.Cut(text.String(), "apiVersion")
+		for _, line := range strings.FieldsFunc(comments, func(r rune) bool { return strings.ContainsRune("\n\r\u0085\u2028\u2029", r) }) {
+			require.Regexp(t, "^# ", line)
+		}
+		decoder := yaml.NewDecoder(&text)
+		var job struct {
+			Spec struct {
+				Template struct {
+					Spec struct {
+						Containers []struct {
+							Image   string
+							Command []string
+						}
+					}
+				}
+			}
+		}
+		for range 2 {
+			require.NoError(t, decoder.Decode(&job), "%q", name)
+		}
+		container := job.Spec.Template.Spec.Containers[0]
+		if utf8.ValidString(name) { // YAML has no other
+			require.Equal(t, name, container.Image)
+		}
+		// As expand of k8s.io/kubernetes/third_party/forked/golang/expansion.
+		script := regexp.MustCompile(`\$(\$|\([^)]*\))`).ReplaceAllStringFunc(container.Command[2], func(s string) string {
+			require.Equal(t, "$$", s, "a variable of Kubernetes")
+			return "$"
+		})
+		if utf8.ValidString(name) {
+			require.Contains(t, script, " --out "+export.Quote(name)+" $resume &", "%q", name)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package export
 import (
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"github.com/autopar/autopar/checkpoint"
@@ -103,8 +104,7 @@ spec:
           command:
             - sh
             - -c
-            - |
-%[3]s
+            - %[3]s
 %[4]s          volumeMounts:
             - {name: job, mountPath: /job}
             - {name: shm, mountPath: /dev/shm}
@@ -113,11 +113,16 @@ spec:
           persistentVolumeClaim: {claimName: autopar}
         - name: shm
           emptyDir: {medium: Memory}
-`, p.machines, o.Image, indent(script, 14), resources, 3*p.machines)
+`, p.machines, o.Image, block(script, 14), resources, 3*p.machines)
 }
 
-// indent puts so many spaces before each line.
-func indent(text string, spaces int) string {
-	before := strings.Repeat(" ", spaces)
-	return before + strings.ReplaceAll(text, "\n", "\n"+before)
+// block is a word of a container's command in YAML: a block of lines with so many spaces before each, or quoted where a name has
+// characters that no block can have. What Kubernetes would take for one of its variables is for the shell.
+func block(text string, spaces int) string {
+	text = strings.NewReplacer("$$", "$$$$", "$(", "$$(").Replace(text)
+	if strings.ContainsFunc(text, strange) {
+		return strconv.Quote(text)
+	}
+	before := "\n" + strings.Repeat(" ", spaces)
+	return "|" + before + strings.ReplaceAll(text, "\n", before)
 }

@@ -13,6 +13,11 @@ func inFiles() []mutant {
 		old:  "evaluated, p.Config.Train.MaxIters+1)", new: "evaluated, 1)",
 		pkg: "./export", run: "^TestSyntax$",
 	}, {
+		bug:  "the name of a directory is a line of a manifest",
+		file: "export/export.go",
+		old:  "return unicode.IsControl(r) && r != '\\n' ||", new: "return unicode.IsControl(r) && r == 0 ||",
+		pkg: "./export", run: "^TestNames$",
+	}, {
 		bug:  "Ctrl-C ends tee, and its end the run, before it has saved",
 		file: "cmd/autopar/output.go",
 		old:  "signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)", new: "_ = signal.Notify",
