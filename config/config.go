@@ -86,12 +86,12 @@ type Parallel struct {
 	PlanNGPUs    AutoInt `yaml:"plan_ngpus" help:"devices of one unit, which the planner cuts the model over; auto searches it"`
 	RuntimeNGPUs AutoInt `yaml:"runtime_ngpus" help:"devices in all, a multiple of plan_ngpus; auto is one unit"`
 	MemoryLimit  Bytes   `yaml:"memory_limit" help:"memory per device (16GiB, 512MiB, or bytes); 0 is all that the device has"`
-	Pins         []Pin   `yaml:"pin" help:"placements to keep: {match: REGEX of an op or parameter name, placement: [AXIS or _, ...]}"`
+	Pins         []Pin   `yaml:"pin" help:"placements to keep: {match: REGEX of the whole name of ops or parameters, placement: [tp or _ for each dimension]}"`
 }
 
-// Pin fixes the placement of every op or parameter whose structural name matches.
+// Pin fixes the placement of every op or parameter whose whole structural name matches.
 type Pin struct {
-	Match     string   // regular expression, unanchored
+	Match     string   // regular expression, of the whole name
 	Placement []string // one word per tensor dimension
 }
 

@@ -101,7 +101,7 @@ func TestParseRefusals(t *testing.T) {
 		{"pin is no list", "parallel: {pin: {match: a}}", "parallel.pin: wants list of {match, placement}, got a mapping"},
 		{"pin item", "parallel:\n  pin:\n    - 3", "gpt.yaml:3:7: parallel.pin[0]: wants keys and values, got the integer 3"},
 		{"pin key", "parallel: {pin: [{mach: a}]}", "parallel.pin[0].mach: unknown key; did you mean parallel.pin[0].match?"},
-		{"pin placement", "parallel: {pin: [{match: a, placement: tp}]}", `parallel.pin[0].placement: wants a list such as [dp, _, tp], got the text "tp"`},
+		{"pin placement", "parallel: {pin: [{match: a, placement: tp}]}", `parallel.pin[0].placement: wants a list such as [_, tp], got the text "tp"`},
 		{"pin word", "parallel: {pin: [{match: a, placement: [~]}]}", "parallel.pin[0].placement: wants an axis name or _, got null"},
 		{"merge", "model: {<<: {n_layer: 3}}", "model: wants plain keys, got a YAML anchor"},
 		{"alias", "model: {n_layer: &x 3, n_head: *x}", "model.n_layer: wants integer, got a YAML anchor"},

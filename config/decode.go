@@ -215,7 +215,7 @@ func decodePins(k key, node ast.Node, at strictyaml.Origin) ([]Pin, error) {
 			case "placement":
 				words, ok := e.Value.(*ast.SequenceNode)
 				if !ok {
-					return nil, e.At.Refuse(path, "wants a list such as [dp, _, tp], got %s", strictyaml.Describe(e.Value))
+					return nil, e.At.Refuse(path, "wants a list such as [_, tp], got %s", strictyaml.Describe(e.Value))
 				}
 				for _, word := range words.Values {
 					s, ok := strictyaml.ScalarOf(word)

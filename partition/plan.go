@@ -145,6 +145,20 @@ type Placement struct {
 	Spec  string `json:"spec"`
 }
 
+// Places lists the parameters and ops of a graph that match.
+func (p Placement) Places(g *ir.Graph) (nodes []*ir.Node, err error) {
+	match, err := newPattern(p.Match)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range g.Nodes {
+		if (n.Op == ir.OpParam || n.Op.Class() != ir.Leaf) && match.matches(BaseName(n.Name)) {
+			nodes = append(nodes, n)
+		}
+	}
+	return nodes, nil
+}
+
 // Module names the module of the parameters that a placement is for, where its expression is
 // one as searches write them: attn of h\.[0-9]+\.attn\.c_proj\.weight.
 func (p Placement) Module() string {

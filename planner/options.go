@@ -250,12 +250,37 @@ func (o Options) validate(batch int) (Options, error) {
 	if o.MicroBatch > batch {
 		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
 	}
+	return o, nil
+}
+
+// checkPins refuses pins that are no expressions, that are for nothing in the graph, which would be left out of the plan without a
+// word, that name another axis than those of tensor parallelism, and that have another number of dimensions than what they are for.
+func (o Options) checkPins(g *ir.Graph) error {
 	for i, p := range o.Pins {
-		if _, err := regexp.Compile(p.Match); err != nil {
-			return o, optionErrorf(fmt.Sprintf("pin[%d].match", i), "%v", err)
+		match := fmt.Sprintf("pin[%d].match", i)
+		nodes, err := p.Places(g)
+		if err != nil {
+			return optionErrorf(match, "%v", err)
+		}
+		if len(nodes) == 0 {
+			hint := "names look like h.0.attn.c_attn.weight"
+			if parts, _ := (partition.Placement{Match: ".*(?:" + p.Match + ").*"}).Places(g); len(parts) > 0 {
+				hint = "it matches a part of " + parts[0].Name + ", want an expression of the whole name"
+			}
+			return optionErrorf(match, "%q is the name of no parameter and no op; %s", p.Match, hint)
+		}
+		placement := fmt.Sprintf("pin[%d].placement", i)
+		_, rank, err := ir.ParseSpec(ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisTP, Size: 2}, {Name: partition.AxisTPR, Size: 2}}}, p.Spec)
+		if err != nil {
+			return optionErrorf(placement, "is %s, want _ for a dimension that is whole and tp for one that is split; the batch alone follows the other axes", p.Spec)
+		}
+		for _, n := range nodes {
+			if is := len(n.Results[0].Type.Shape); is != rank {
+				return optionErrorf(placement, "%s has %d dimensions, its spec %s has %d", n.Name, is, p.Spec, rank)
+			}
 		}
 	}
-	return o, nil
+	return nil
 }
 
 // validateSharding checks that there is something to shard over.

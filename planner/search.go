@@ -118,6 +118,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if err := opts.checkSlices(g); err != nil {
 		return nil, nil, err
 	}
+	if err := opts.checkPins(g); err != nil {
+		return nil, nil, err
+	}
 	s := newSearcher(g, batch, c, opts)
 	s.steps = steps
 	if err := s.checkReplicate(); err != nil {

@@ -77,6 +77,13 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, MicroBatch: 8}, "micro-batch: 8 is more than the global batch 7"},
 		{Options{PlanNGPUs: 2, Policy: DP, TP: 2}, "tp: is 2, but policy dp has tp 1"},
 		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "("}}}, "pin[0].match"},
+		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `.*wte\.weight`, Spec: "[tp,_]"}, {Match: `c_fc\.weight`, Spec: "[_,_]"}}},
+			`pin[1].match: "c_fc\\.weight" is the name of no parameter and no op; it matches a part of h.0.mlp.c_fc.weight, want an expression of the whole name`},
+		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "a|none", Spec: "[_]"}}},
+			`pin[0].match: "a|none" is the name of no parameter and no op; it matches a part of `},
+		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "ids"}}}, `pin[0].match: "ids" is the name of no parameter and no op; names look like h.0.attn.c_attn.weight`},
+		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: "h.0.mlp/gelu", Spec: "[_,tp]"}}}, "pin[0].placement: h.0.mlp/gelu has 3 dimensions, its spec [_,tp] has 2"},
+		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[dp,_]"}}}, "pin[0].placement: is [dp,_], want _ for a dimension that is whole and tp for one that is split"},
 		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight has 2 dimensions, its spec [tp] has 1"},
 	} {
 		_, err := Search(g, 7, h100, tt.opts)
