@@ -146,7 +146,7 @@ func Parse(name string, data []byte, overrides []string) (*Config, error) {
 		return nil, err
 	}
 	for _, o := range overrides {
-		if err := Override(c, o); err != nil {
+		if err := Override(c, SetFlag, o); err != nil {
 			return nil, err
 		}
 	}

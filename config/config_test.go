@@ -153,7 +153,7 @@ func TestOverrides(t *testing.T) {
 		{"model.norm=batch", `model.norm: is "batch", must be one of layernorm, rmsnorm`},
 		{"data.dir=\xff", "data.dir: is not UTF-8"},
 	} {
-		err := Override(Default(), tc.override)
+		err := Override(Default(), SetFlag, tc.override)
 		var bad *Error
 		require.ErrorAs(t, err, &bad, tc.override)
 		require.Equal(t, SetFlag, bad.File)

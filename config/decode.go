@@ -14,9 +14,9 @@ import (
 )
 
 // Override applies one section.key=value through the checks of the file. The value is YAML, except that text needs no
-// quotes and is taken as it stands.
-func Override(c *Config, assignment string) error {
-	at := strictyaml.Origin{File: SetFlag}
+// quotes and is taken as it stands. Errors, those of Validate too, have flag for a file.
+func Override(c *Config, flag, assignment string) error {
+	at := strictyaml.Origin{File: flag}
 	name, value, hasValue := strings.Cut(assignment, "=")
 	name = strings.TrimSpace(name)
 	section, leaf, dotted := strings.Cut(name, ".")
@@ -37,7 +37,7 @@ func Override(c *Config, assignment string) error {
 		}
 		return c.setText(k, value, at)
 	}
-	node, err := strictyaml.Parse(SetFlag, []byte(value))
+	node, err := strictyaml.Parse(flag, []byte(value))
 	if err != nil || node == nil {
 		return at.Refuse(name, "wants %s, got %q", k.kind(), value)
 	}

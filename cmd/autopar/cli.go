@@ -70,7 +70,7 @@ func (o flagOverride) apply(cfg *config.Config) error {
 	if o.value == "" {
 		return nil
 	}
-	err := config.Override(cfg, o.key+"="+o.value)
+	err := config.Override(cfg, o.flag, o.key+"="+o.value)
 	if bad, ok := err.(*config.Error); ok {
 		return usagef("%s: %s", o.flag, bad.Msg)
 	}
