@@ -36,7 +36,7 @@ const llama = `
 model: {preset: llama-3-8b}
 batch: {global: 64}
 train: {dtype: bf16, max_iters: 999}
-optimizer: {lr_decay_iters: 800}
+optimizer: {warmup_iters: 80, lr_decay_iters: 800}
 `
 
 // stages cuts blocks.
@@ -177,6 +177,22 @@ func TestSyntax(t *testing.T) {
 					require.Equal(t, c.want, status)
 				})
 			}
+		}
+	}
+}
+
+// TestWarmupBeyondDecay: Megatron's schedule asserts that the warmup ends before the decay does.
+func TestWarmupBeyondDecay(t *testing.T) {
+	for set, want := range map[string]string{
+		"": "", "warmup_iters: 800, lr_decay_iters: 801": "", "warmup_iters: 9, lr_decay_iters: 5, decay_lr: false": "",
+		"lr_decay_iters: 1000": "a warmup of 2000 iterations and a decay that ends at 1000: plan with optimizer.warmup_iters below optimizer.lr_decay_iters",
+	} {
+		doc := document(t, gpt2+"optimizer: {"+set+"}\n", func(p *partition.Plan) { p.ZeRO = 1 })
+		_, err := written(t, doc, export.Megatron)
+		if want == "" {
+			require.NoError(t, err, set)
+		} else {
+			require.EqualError(t, err, "export: megatron has no words for this plan: "+want)
 		}
 	}
 }

@@ -126,6 +126,7 @@ func (p *plan) megatronTraining(a *arguments) {
 	a.add("train-iters", t.MaxIters+1)
 	a.add("lr", o.LearningRate)
 	if o.DecayLR {
+		p.lack(o.WarmupIters >= o.LRDecayIters, "a warmup of %d iterations and a decay that ends at %d: plan with optimizer.warmup_iters below optimizer.lr_decay_iters", o.WarmupIters, o.LRDecayIters)
 		a.add("min-lr", o.MinLR)
 		a.add("lr-warmup-iters", o.WarmupIters)
 		a.add("lr-decay-iters", o.LRDecayIters)

@@ -13,6 +13,11 @@ func inFiles() []mutant {
 		old:  "evaluated, p.Config.Train.MaxIters+1)", new: "evaluated, 1)",
 		pkg: "./export", run: "^TestSyntax$",
 	}, {
+		bug:  "Megatron is started with a warmup that it refuses",
+		file: "export/megatron.go",
+		old:  "p.lack(o.WarmupIters >= o.LRDecayIters,", new: "p.lack(false,",
+		pkg: "./export", run: "^TestWarmupBeyondDecay$",
+	}, {
 		bug:  "the name of a directory is a line of a manifest",
 		file: "export/export.go",
 		old:  "return unicode.IsControl(r) && r != '\\n' ||", new: "return unicode.IsControl(r) && r == 0 ||",

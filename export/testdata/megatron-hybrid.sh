@@ -43,7 +43,7 @@ exec torchrun --nnodes 2 --nproc-per-node 8 --node-rank "${NODE_RANK:-0}" \
   --train-iters 1000 \
   --lr 0.0006 \
   --min-lr 6e-05 \
-  --lr-warmup-iters 2000 \
+  --lr-warmup-iters 80 \
   --lr-decay-iters 800 \
   --lr-decay-style cosine \
   --weight-decay 0.1 \
