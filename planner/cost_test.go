@@ -163,6 +163,7 @@ func TestCostOfAdaptersIsSimulation(t *testing.T) {
 // FuzzCosts is the same of any seed, on clusters and with plans of any kind.
 func FuzzCosts(f *testing.F) {
 	f.Add(uint64(9100), false, true, true)            // a gradient of which ranks read shares, under a zero-bubble schedule
+	f.Add(uint64(20379), true, false, false)          // what is put off in the trunk's program stays where it is in that of an outline
 	f.Add(uint64(133), false, true, false)            // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
 	f.Add(uint64(adapterSeeds+8), false, true, false) // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
 	f.Add(uint64(adapterSeeds+17), false, true, true) // recomputation takes keys and values out before the gradient comes in

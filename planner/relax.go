@@ -151,10 +151,15 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 }
 
 // tempOfSequences is the most that temporary values of blocks take at one instruction of a pass of one stage that is measured,
-// but for those that are made of weights alone.
+// but for those that are made of weights alone, whatever runs beside the collectives of other outlines: see [held].
 func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
 	mb := mesh.Axis(partition.AxisMB)
-	return b.mostTemp(e, 0, sizes, func(x *held) bool { return x.Body != ir.Update && x.Value.Spec[mb].Kind == ir.Shard })
+	return b.mostTemp(e, 0, sizes, func(x *held) (from, to int) {
+		if x.Body == ir.Update || x.Value.Spec[mb].Kind != ir.Shard {
+			return 1, 0
+		}
+		return x.from, x.to
+	})
 }
 
 // passOf returns the work of a block's backward pass with recomputation. What blocks that are
