@@ -23,6 +23,13 @@ func Open(path string) (*os.File, error) {
 	return os.Open(path)
 }
 
+// Same reports whether two names are of one file that is there.
+func Same(a, b string) bool {
+	x, errA := os.Stat(a)
+	y, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(x, y)
+}
+
 // patience is how long a pipe may be without a writer: a shell opens one when it starts what writes to it.
 const patience = 10 * time.Second
 

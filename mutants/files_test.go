@@ -35,7 +35,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "a run replaces the checkpoint that its weights come from",
 		file: "train/run.go",
-		old:  `if r.opts.Out != "" && !r.Config.Train.EvalOnly && sameFile(`, new: `if r.opts.Out == "" && !r.Config.Train.EvalOnly && sameFile(`,
+		old:  `if r.opts.Out != "" && !r.Config.Train.EvalOnly && infile.Same(`, new: `if r.opts.Out == "" && !r.Config.Train.EvalOnly && infile.Same(`,
 		pkg: "./train", run: "^TestRefusals$",
 	}, {
 		bug: "weights of PyTorch are read from the wrong place", how: "strides are ignored",
@@ -145,7 +145,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "a plan is written over the configuration it is made of",
 		file: "cmd/autopar/output.go",
-		old:  "|| sameFile(out, other)) {", new: "&& sameFile(out, other)) {",
+		old:  "|| regular && infile.Same(out, other)) {", new: "&& regular && infile.Same(out, other)) {",
 		pkg: "./cmd/autopar", run: "^TestOutputsReplaceNoInput$",
 	}, {
 		bug:  "a run in float32 is predicted as one in 16 bits",

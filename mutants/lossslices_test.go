@@ -96,7 +96,7 @@ func inLossSlices() []mutant {
 	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as values that weights' gradients read count twice",
 		file: "planner/slices.go",
-		old:  "!x.block || x.apart || x.Body", new: "!x.block || x.Body",
+		old:  "codegen.Temp || x.apart || x.Body", new: "codegen.Temp || x.Body",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug: "a certificate leaves out slices of the loss", how: "and nobody minds",

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -160,8 +161,18 @@ func TestCostOfAdaptersIsSimulation(t *testing.T) {
 	holdCosts(t, adapterSeeds, cases, 1, false, false)
 }
 
-// FuzzCosts is the same of any seed, on clusters and with plans of any kind.
+var (
+	seeds     = flag.Uint64("seeds", 0, "how many more seeds FuzzCosts begins with")
+	firstSeed = flag.Uint64("first-seed", 1, "the first of them")
+)
+
+// FuzzCosts is the same of any seed, on clusters and with plans of any kind. To try more than go test does:
+//
+//	go test ./planner -run FuzzCosts -timeout 0 -v -args -first-seed 1000 -seeds 1000
 func FuzzCosts(f *testing.F) {
+	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
+		f.Add(seed, seed%4 == 3, seed%3 == 1, seed%5 == 2)
+	}
 	f.Add(uint64(9100), false, true, true)            // a gradient of which ranks read shares, under a zero-bubble schedule
 	f.Add(uint64(20379), true, false, false)          // what is put off in the trunk's program stays where it is in that of an outline
 	f.Add(uint64(133), false, true, false)            // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
@@ -172,7 +183,7 @@ func FuzzCosts(f *testing.F) {
 		if pools {
 			kinds = 2
 		}
-		holdCosts(t, seed, 21, kinds, pieces, extreme)
+		t.Logf("seed %d: %d plans", seed, holdCosts(t, seed, 30, kinds, pieces, extreme).floored)
 	})
 }
 

@@ -15,7 +15,6 @@ type measured struct {
 	slot    [fewChunks]memoryShare // by chunk
 	inbox   [fewChunks]int64
 	temp    int64 // the most live at one instruction
-	inOrder int64 // temp, by the lives that buffers have whatever runs beside collectives: see held
 	calm    int64 // of those outside the backward pass
 	between int64 // of what blocks have, and of the rest what is there during all of the block
 	apart   int64 // what gradients of weights of a block read that others made
@@ -47,10 +46,10 @@ func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
-	var live, inOrder, between [ir.NumPhases][]int64 // changes of live bytes by body and position
-	var from, to [ir.NumPhases]int                   // of the block
+	var live, between [ir.NumPhases][]int64 // changes of live bytes by body and position
+	var from, to [ir.NumPhases]int          // of the block
 	for phase, body := range st.Bodies {
-		live[phase], inOrder[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
+		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
 		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
 		if from[phase] = slices.IndexFunc(body.Instrs, ofBlock); from[phase] >= 0 {
 			for to[phase] = len(body.Instrs) - 1; !ofBlock(body.Instrs[to[phase]]); to[phase]-- {
@@ -82,10 +81,6 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		case codegen.Temp:
 			live[b.Body][b.From] += size
 			live[b.Body][b.To+1] -= size
-			if b.from <= b.to {
-				inOrder[b.Body][b.from] += size
-				inOrder[b.Body][b.to+1] -= size
-			}
 			if !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body] {
 				between[b.Body][b.From] += size
 				between[b.Body][b.To+1] -= size
@@ -95,10 +90,10 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		share.add(size, b.block)
 	}
 	for phase, changes := range live {
-		var now, then, least int64
+		var now, then int64
 		for k, c := range changes {
-			now, then, least = now+c, then+between[phase][k], least+inOrder[phase][k]
-			m.temp, m.between, m.inOrder = max(m.temp, now), max(m.between, then), max(m.inOrder, least)
+			now, then = now+c, then+between[phase][k]
+			m.temp, m.between = max(m.temp, now), max(m.between, then)
 			if ir.Phase(phase) != ir.Backward {
 				m.calm = max(m.calm, now)
 			}

@@ -22,8 +22,8 @@ type stageMemory struct {
 	slot  [extents]int64
 	temp  [extents]int64
 	calm  [extents]int64 // temp, but for the backward pass
-	// inOrder is temp of blocks that recompute nothing, whatever of it runs beside collectives.
-	inOrder int64
+	// alone is temp of blocks that recompute nothing, whatever of it runs beside collectives.
+	alone int64
 	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
 	between [extents]int64
 	update  memoryShare // temp, in the update of many blocks: see updating
@@ -145,9 +145,6 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.sums, m.crest[e] = got.sums, got.crest
 			m.slot[e], m.temp[e], m.calm[e], m.between[e] = got.slot[0].bytes(), got.temp, got.calm, got.between
-			if e == kept {
-				m.inOrder = got.inOrder
-			}
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
@@ -155,6 +152,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
 			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
 		}
+		m.alone = s.of.mostTemp(kept, i, sizes, func(x *held) (from, to int) { return x.from, x.to })
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
 			update = blocks
@@ -189,7 +187,7 @@ func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int6
 	for i := range all {
 		all[i].leaveSlots(slot)
 		for e := range extents {
-			all[i].temp[e], all[i].between[e] = min(all[i].temp[e], all[i].inOrder), min(all[i].between[e], all[i].inOrder)
+			all[i].temp[e], all[i].between[e] = min(all[i].temp[e], all[i].alone), min(all[i].between[e], all[i].alone)
 		}
 		if schedule == partition.ZeroBubble {
 			all[i].temp, all[i].between = [extents]int64{}, [extents]int64{}

@@ -155,7 +155,7 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
 	mb := mesh.Axis(partition.AxisMB)
 	return b.mostTemp(e, 0, sizes, func(x *held) (from, to int) {
-		if x.Body == ir.Update || x.Value.Spec[mb].Kind != ir.Shard {
+		if !x.block || x.Body == ir.Update || x.Value.Spec[mb].Kind != ir.Shard {
 			return 1, 0
 		}
 		return x.from, x.to

@@ -355,16 +355,21 @@ func (b *blueprint) joined(position int) map[*ir.Node]bool {
 // tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
 // measured.
 func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) int64 {
-	return b.mostTemp(e, position, sizes, func(x *held) (from, to int) { return x.From, x.To })
+	return b.mostTemp(e, position, sizes, func(x *held) (from, to int) {
+		if !x.block {
+			return 1, 0
+		}
+		return x.From, x.To
+	})
 }
 
-// mostTemp is that of some of these values, while they live: those that begin after they end do not count.
+// mostTemp is the most that temporary values take at one instruction, while they live: those that begin after they end do not count.
 func (b *blueprint) mostTemp(e extent, position int, sizes []int64, life func(*held) (from, to int)) (most int64) {
 	for phase, body := range b.prog(e).Stages[position].Bodies {
 		live := make([]int64, len(body.Instrs)+1)
 		for i := range b.held[e][position] {
 			x := &b.held[e][position][i]
-			if x.Region != codegen.Temp || !x.block || x.apart || x.Body != ir.Phase(phase) {
+			if x.Region != codegen.Temp || x.apart || x.Body != ir.Phase(phase) {
 				continue
 			}
 			if from, to := life(x); from <= to {

@@ -12,6 +12,7 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 )
 
@@ -218,7 +219,7 @@ func (r *run) openWeights(from string) (weightSource, error) {
 	if err != nil {
 		return nil, err
 	}
-	if r.opts.Out != "" && !r.Config.Train.EvalOnly && sameFile(filepath.Join(c.Dir, "..", ".."), r.opts.Out) {
+	if r.opts.Out != "" && !r.Config.Train.EvalOnly && infile.Same(filepath.Join(c.Dir, "..", ".."), r.opts.Out) {
 		return nil, errors.Join(&InputError{What: "init-from", Msg: c.Dir + " is in the directory of this run, whose checkpoints would replace it: go on there with --resume, or name another with --out"}, c.Close())
 	}
 	was, err := configOf(c)
@@ -238,13 +239,6 @@ func (r *run) openWeights(from string) (weightSource, error) {
 		return baseWeights{cropped{c, positions}}, nil
 	}
 	return cropped{c, positions}, nil
-}
-
-// sameFile reports whether two names are of one file.
-func sameFile(a, b string) bool {
-	x, errA := os.Stat(a)
-	y, errB := os.Stat(b)
-	return errA == nil && errB == nil && os.SameFile(x, y)
 }
 
 // cropped is a checkpoint of a model of so many positions, for one of as many or fewer: of the table the rest is left, as of

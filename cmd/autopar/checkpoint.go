@@ -114,11 +114,10 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 		return err
 	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
-		merge := func() (checkpoint.Snapshot, error) { return ck.Snapshot(nil) }
+		s, err := ck.Snapshot(nil)
 		if c.Adapters {
-			merge = func() (checkpoint.Snapshot, error) { return train.WithoutAdapters(ck) }
+			s, err = train.WithoutAdapters(ck)
 		}
-		s, err := merge()
 		if err != nil {
 			return "", err
 		}

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/wholefile"
 )
 
@@ -38,24 +39,16 @@ func (o trainingOutput) Write(text []byte) (int, error) {
 }
 
 // apart refuses an output that is one of the files a command reads, or writes besides: a plan or a configuration that somebody
-// has edited would be gone. Files that are not named are "" or "-".
+// has edited would be gone. Files that are not named are "" or "-"; to write to a pipe or a terminal replaces nothing.
 func apart(flag, out string, others ...string) error {
+	info, err := os.Stat(out)
+	regular := err == nil && info.Mode().IsRegular()
 	for _, other := range others {
-		if out != "" && out != "-" && other != "" && (filepath.Clean(out) == filepath.Clean(other) || sameFile(out, other)) {
+		if out != "" && out != "-" && other != "" && (filepath.Clean(out) == filepath.Clean(other) || regular && infile.Same(out, other)) {
 			return usagef("%s %s would replace %s; name another file", flag, out, other)
 		}
 	}
 	return nil
-}
-
-// sameFile reports whether two names are of one regular file. To write to a pipe or a terminal replaces nothing.
-func sameFile(a, b string) bool {
-	x, err := os.Stat(a)
-	if err != nil || !x.Mode().IsRegular() {
-		return false
-	}
-	y, err := os.Stat(b)
-	return err == nil && os.SameFile(x, y)
 }
 
 // put writes a result to a file, or prints it where none is named or "-".

@@ -17,7 +17,7 @@ type hostFile struct {
 // what the device's arena held before.
 func (d *Device) mapped(n int) ([]float32, error) {
 	if d.file.file == nil {
-		if err := os.MkdirAll(d.backend.opts.HostDir, 0o755); err != nil {
+		if err := os.MkdirAll(d.backend.opts.HostDir, 0o777); err != nil {
 			return nil, fmt.Errorf("cpu: host arena: %w", err)
 		}
 		// Its own, as another job may have the same directory, and without a name, so that nothing stays of a process that is
