@@ -71,7 +71,7 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 
 // heldBy lists the buffers of a stage that take memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
-	used, lives := usedBuffers(st), inOrderLives(st)
+	used, lives, once := usedBuffers(st), inOrderLives(st), sumsOfBlocks(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for _, id := range b.readApart(st) {
@@ -86,7 +86,7 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv, kind: b.kindOf(st, x), from: x.From, to: x.To}
+			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv && !once[id], kind: b.kindOf(st, x), from: x.From, to: x.To}
 			if lives != nil {
 				h.from, h.to = lives[id].from, lives[id].to
 			}
@@ -94,6 +94,20 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		}
 	}
 	return all
+}
+
+// sumsOfBlocks tells, by buffer, in which of them the update puts what is no block's in the place of a block's: the sum of all
+// squares, in that of the first. A stage has it once.
+func sumsOfBlocks(st *codegen.Stage) []bool {
+	once := make([]bool, len(st.Buffers))
+	for _, in := range st.Bodies[ir.Update].Instrs {
+		if in.Node.Block() == "" {
+			for _, id := range in.Results {
+				once[id] = true
+			}
+		}
+	}
+	return once
 }
 
 type life struct{ from, to int }
