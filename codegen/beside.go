@@ -182,8 +182,12 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 // putOff moves the nearest product before collective i of a stretch that nothing up to the
 // collective needs, with all that reads it, behind the others there. It returns the place to
 // which the collective goes, before them, and the kernels after it that run beside it: none if
-// there is no such product.
+// there is no such product. Nothing is put off for keys and values that are gathered again: where attention is
+// recomputed that stands elsewhere, and what it leaves to others could save more time than recomputation takes.
 func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
+	if keysValues(nodes[i]) {
+		return i, nil
+	}
 	for k := i - 1; k >= 0; k-- {
 		if nodes[k].Op != ir.OpMatMul {
 			continue
@@ -202,6 +206,14 @@ func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 		copy(nodes[k:i], before)
 	}
 	return i, nil
+}
+
+// keysValues reports whether a node exchanges keys and values.
+func keysValues(n *ir.Node) bool {
+	for rearranged(n) {
+		n = n.Args[0].Def
+	}
+	return n.Op == ir.OpKeysValues
 }
 
 // from returns the first of some nodes and all of them that follow from it, or nil if one is no
