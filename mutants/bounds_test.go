@@ -41,6 +41,21 @@ func inTheBounds() []mutant {
 		old:  "case x.apart && w.gathered(like, x.Buffer):", new: "case false:",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
+		bug: "a bound of memory above what plans take", how: "every block has a sum of all squares",
+		file: "planner/held.go",
+		old:  "x.Value.Def.Op != ir.OpRecv && !once[id]", new: "x.Value.Def.Op != ir.OpRecv",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what plans take", how: "a product is put off beside keys and values, which stand elsewhere where attention is recomputed",
+		file: "codegen/beside.go",
+		old:  "if keysValues(nodes[i]) {", new: "if false {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "the price of a plan is not its program's", how: "the last block has what is given to the first",
+		file: "planner/flow.go",
+		old:  "early := !own || x.given;", new: "early := !own;",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "the first block of a stage is not like the others", how: "the positions of its tokens are cut before its weights are waited for",
 		file: "codegen/layout.go",
 		old:  "\tb.sharedFirst()\n\tb.overlap()\n\tb.join()\n", new: "\tb.overlap()\n\tb.join()\n\tb.sharedFirst()\n",

@@ -178,6 +178,9 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(133), false, true, false)            // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
 	f.Add(uint64(adapterSeeds+8), false, true, false) // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
 	f.Add(uint64(adapterSeeds+17), false, true, true) // recomputation takes keys and values out before the gradient comes in
+	f.Add(uint64(21019), true, true, false)           // what is given to the first block stands after work of its own
+	f.Add(uint64(21077), false, false, true)          // keys and values are gathered beside a product that recomputation leaves to a longer gather
+	f.Add(uint64(61037), false, false, true)          // the sum of all squares lies where the first block's are
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool) {
 		kinds := 1
 		if pools {

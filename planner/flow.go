@@ -65,6 +65,8 @@ type item struct {
 	kind sim.OpKind
 	time cost.Picoseconds
 	each bool // once for every block of the stage, though outside them
+	// given is of no block, and made of nothing that blocks make: the first of them to read it has it, wherever it stands.
+	given bool
 	// chunk is that of those blocks.
 	chunk int
 	sum   *sum // an add_n over blocks instead
@@ -118,18 +120,26 @@ func (f *flow) expand(blocks tally, r recomputation) []stretch {
 // sends what is there before it does anything; the last sends what it has made.
 // Communication outside of blocks stands in the segment of a block where that
 // computes next: in the first before it has done anything of its own, in the last
-// after that.
+// after that, but for what is given to the first.
 func ofBlock(items []item, first, last bool) []item {
 	var rest []item
 	worked, own := false, false
 	for _, x := range items {
-		if x.kind == sim.Recv && !first || x.kind == sim.Send && (worked && !last || !worked && !first) ||
-			x.kind == sim.Work && !x.each && (own && !last || !own && !first) {
+		there := true
+		switch early := !own || x.given; {
+		case x.kind == sim.Recv:
+			there = first
+		case x.kind == sim.Send:
+			there = worked && last || !worked && first
+		case !x.each:
+			there = early && first || !early && last
+		}
+		if !there {
 			continue
 		}
 		worked = worked || x.kind == sim.Work
 		own = own || x.kind == sim.Work && x.each
-		x.each = false
+		x.each, x.given = false, false
 		rest = append(rest, x)
 	}
 	return rest
@@ -253,8 +263,7 @@ func (r *runner) close() {
 }
 
 // follow adds an instruction to the flow, with its time or, for the first of a
-// bucket, that of the bucket. last says that what runs in the last micro-batch
-// only is there.
+// bucket, that of the bucket.
 func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Node]bool, x item) {
 	for len(f.segments[e]) <= in.Segment {
 		f.segments[e] = append(f.segments[e], stretch{})
@@ -276,7 +285,7 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 			s.block, s.chunk = true, x.chunk
 		}
 		if k := len(s.items) - 1; k >= 0 && x.kind == sim.Work && x.sum == nil {
-			if before := &s.items[k]; before.kind == sim.Work && before.sum == nil && before.each == x.each && before.chunk == x.chunk {
+			if before := &s.items[k]; before.kind == sim.Work && before.sum == nil && before.each == x.each && before.given == x.given && before.chunk == x.chunk {
 				before.time += x.time
 				return
 			}

@@ -437,7 +437,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			next(sim.Work) // between two transfers too
 		}
 		p := next(kind)
-		x := item{kind: kind, time: time, each: s.of.ofBlock[n]}
+		x := item{kind: kind, time: time, each: s.of.ofBlock[n], given: !s.of.ofBlock[n] && blockOperands(n) == 0}
 		if s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last {
 			x.chunk = s.of.chunkOf[n.Block()]
 		}
@@ -481,7 +481,7 @@ func mayGoAhead(n *ir.Node) bool {
 	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch || n.Op == ir.OpKeysValues
 }
 
-// blockOperands counts the operands of an add_n that blocks of its stage make.
+// blockOperands counts the operands of a node that blocks of its stage make.
 func blockOperands(n *ir.Node) int {
 	count := 0
 	for _, a := range n.Args {
