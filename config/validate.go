@@ -134,9 +134,9 @@ func (c *Config) validateOptimizer() error {
 		legal bool
 		want  string
 	}{
-		{"learning_rate", o.LearningRate, o.LearningRate >= 0, "at least 0"},
+		{"learning_rate", o.LearningRate, o.LearningRate >= 0 && o.LearningRate <= math.MaxFloat32, "at least 0, and a float32"},
 		{"min_lr", o.MinLR, o.MinLR >= 0, "at least 0"},
-		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0, "at least 0"},
+		{"weight_decay", o.WeightDecay, o.WeightDecay >= 0 && o.WeightDecay <= math.MaxFloat32, "at least 0, and a float32"},
 		{"beta1", o.Beta1, o.Beta1 >= 0 && float32(o.Beta1) < 1, "in [0, 1), also as a float32"},
 		{"beta2", o.Beta2, o.Beta2 >= 0 && float32(o.Beta2) < 1, "in [0, 1), also as a float32"},
 		{"eps", o.Eps, o.Eps >= smallestNormal && o.Eps <= math.MaxFloat32, "a normal float32 of more than 0"},

@@ -31,6 +31,7 @@ func TestValidate(t *testing.T) {
 		{"train: {seed: -1}", "train.seed: is -1, must be at least 0"},
 		{"optimizer: {warmup_iters: -1}", "optimizer.warmup_iters: is -1, must be at least 0"},
 		{"optimizer: {learning_rate: -1}", "optimizer.learning_rate: is -1, must be at least 0"},
+		{"optimizer: {learning_rate: 1e39}", "optimizer.learning_rate: is 1e+39, must be at least 0, and a float32"},
 		{"optimizer: {learning_rate: 1e-5}", "gpt.yaml: optimizer.min_lr: 6e-05 is more than learning_rate 1e-05"},
 		{"optimizer: {beta1: 1}", "optimizer.beta1: is 1, must be in [0, 1)"},
 		{"optimizer: {beta2: 0.99999999}", "optimizer.beta2: is 0.99999999, must be in [0, 1), also as a float32"},

@@ -92,6 +92,12 @@ spec:
   completions: %[1]d
   parallelism: %[1]d
   backoffLimit: %[5]d
+  podFailurePolicy:
+    rules:
+      - action: FailJob # wrong input, or no plan that fits, is so the next time too
+        onExitCodes: {containerName: autopar, operator: In, values: [2, 3]}
+      - action: Ignore # a pod that is taken away counts for no failure
+        onPodConditions: [{type: DisruptionTarget}]
   template:
     spec:
       subdomain: autopar
