@@ -41,6 +41,11 @@ func inTheBounds() []mutant {
 		old:  "case x.apart && w.gathered(like, x.Buffer):", new: "case false:",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
+		bug: "a bound of memory above what plans take", how: "a share of a whole weight's gradient is always made from what all ranks have",
+		file: "planner/spread.go",
+		old:  "n.Results[0].Spec[tp].Kind != ir.Partial\n}", new: "n.Results[0].Spec[tp].Kind == ir.Replicate\n}",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a bound of memory above what plans take", how: "every block has a sum of all squares",
 		file: "planner/held.go",
 		old:  "x.Value.Def.Op != ir.OpRecv && !once[id]", new: "x.Value.Def.Op != ir.OpRecv",

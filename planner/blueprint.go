@@ -27,16 +27,17 @@ type blueprint struct {
 	progs  [extents]*codegen.Program // by how much of every block is recomputed; nil until asked for
 
 	// ofBlock is the instructions that there are as often as blocks, ofWeight those
-	// that a zero-bubble schedule runs apart, async what the communication stream does.
-	ofBlock, ofWeight, async map[*ir.Node]bool
-	wires                    map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
-	chunkOf                  map[string]int   // by block
-	cuts                     []valueCut
-	held                     [extents][fewPositions][]held // by position; nil until it is measured
-	batches                  []int                         // sizes of the dimensions that are cut into micro-batches
-	kinds                    map[heldKind]int
-	kindValues               []kindValues // of each kind
-	apart                    *blueprint   // see split
+	// that a zero-bubble schedule runs apart, async what the communication stream does, ofWhole
+	// products that make gradients of weights which tensor-parallel ranks hold whole.
+	ofBlock, ofWeight, async, ofWhole map[*ir.Node]bool
+	wires                             map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
+	chunkOf                           map[string]int   // by block
+	cuts                              []valueCut
+	held                              [extents][fewPositions][]held // by position; nil until it is measured
+	batches                           []int                         // sizes of the dimensions that are cut into micro-batches
+	kinds                             map[heldKind]int
+	kindValues                        []kindValues // of each kind
+	apart                             *blueprint   // see split
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the
@@ -57,7 +58,7 @@ const (
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
-		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{},
+		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
 	if p.Interleave > 1 {
@@ -126,6 +127,9 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 		}
 	}
 	maps.Copy(b.ofWeight, partition.WeightGrads(prog.Graph))
+	if len(b.plan.Replicated()) > 0 {
+		b.noteWhole(prog)
+	}
 	if b.ofBlock == nil {
 		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
 	}

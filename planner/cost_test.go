@@ -181,6 +181,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(21019), true, true, false)           // what is given to the first block stands after work of its own
 	f.Add(uint64(21077), false, false, true)          // keys and values are gathered beside a product that recomputation leaves to a longer gather
 	f.Add(uint64(61037), false, false, true)          // the sum of all squares lies where the first block's are
+	f.Add(uint64(30148), false, true, false)          // a share of a whole weight's gradient is made from what all ranks have
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool) {
 		kinds := 1
 		if pools {
@@ -261,6 +262,25 @@ func drawAdapters(r *rand.Rand, model *gpt.Config) {
 	}
 }
 
+// mixedSeeds is the first of the seeds whose models and optimizers may be of any kind.
+const mixedSeeds = 80_000
+
+// drawMixed draws each part of a model by itself, and an optimizer.
+func drawMixed(r *rand.Rand, model *gpt.Config, opt *gpt.Optimizer) {
+	model.Activation = []string{gpt.GELU, gpt.GELUTanh, gpt.SwiGLU}[r.IntN(3)]
+	model.Norm = []string{gpt.LayerNorm, gpt.RMSNorm}[r.IntN(2)]
+	model.Position = []string{gpt.Learned, gpt.RoPE}[r.IntN(2)]
+	model.TieEmbeddings, model.Bias = r.IntN(2) == 0, r.IntN(2) == 0
+	model.VocabSize, model.FFNHidden = []int{7, 33, 65, 260}[r.IntN(4)], []int{0, 5, 31, 97}[r.IntN(4)]
+	if r.IntN(2) == 0 {
+		model.NKVHead = 1
+	}
+	if r.IntN(3) == 0 {
+		opt.GradClip = 0
+	}
+	opt.NoMaster = model.Float == ir.BF16 && r.IntN(2) == 0
+}
+
 // drawCost draws a plan; nil where there is none.
 func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, extreme bool) *costCase {
 	also := func(stream uint64) *rand.Rand { return rand.New(rand.NewPCG(seed, uint64(k)+stream)) } // apart from what others draw
@@ -268,6 +288,10 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	model := drawModel(r, k, blocks, pieces)
 	if x := also(9); seed >= adapterSeeds && x.IntN(3) > 0 {
 		drawAdapters(x, &model)
+	}
+	opt := adamW()
+	if seed >= mixedSeeds {
+		drawMixed(also(11), &model, &opt)
 	}
 	d := degrees{dp: 1 + r.IntN(6), cp: 1, tp: 1 + r.IntN(5), pp: 1 + r.IntN(min(6, blocks))}
 	if r.IntN(3) == 0 {
@@ -297,9 +321,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 		cluster = randomPools(r, d.plan*units)
 		d.order = r.IntN(len(cluster.Orders()))
 	}
-	g := step(t, model, batch)
+	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
+	require.NoError(t, err)
 	if k%6 == 3 {
-		var err error
 		g, err = exact.Sums(g)
 		require.NoError(t, err)
 	}
@@ -355,7 +379,6 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 		_, _ = c.s.skeleton(fewer)
 		c.s.opts.RuntimeNGPUs = d.plan * units
 	}
-	var err error
 	if c.skel, err = c.s.skeleton(c.outline); err != nil {
 		return nil // nothing to split so far
 	}

@@ -27,7 +27,6 @@ type work struct {
 	known   map[sizeOn]*workTimes
 	kernels map[sizeOn]*workTimes // of these, what is not communicated, in whatever order ranks lie
 	trunk   bool                  // see [searcher.trunk]
-	whole   bool                  // tensor-parallel ranks hold some modules whole
 	piped   bool                  // it stands for stages of a pipeline, which join no collectives of the update
 	sliced  bool                  // of the head it has what any number of slices of the loss do
 	shelf   *shelf                // of a trunk
@@ -176,7 +175,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, whole: len(of.plan.Replicated()) > 0, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {

@@ -9,14 +9,35 @@ import (
 )
 
 // Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of three ways: every rank
-// gathers what all have, and makes all of it, or each makes what its own tokens add, and that is reduced, or under ZeRO each makes
-// the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a trunk's program, where all
-// ranks want the whole gradient, and another under ZeRO. So of the first a trunk has only the least of what the others do.
+// gathers what all have, and makes all of it or a share, which is gathered then, or each makes what its own tokens add, and that is
+// reduced, or under ZeRO each makes the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a
+// trunk's program, where all ranks want the whole gradient, and another under ZeRO. So of the first a trunk has only the least of
+// what the others do.
 
-// gathers reports whether a product of a trunk makes on every tensor-parallel rank the whole gradient of a weight.
+// gathers reports whether a product of a trunk makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole from
+// what all of them have.
 func (w *work) gathers(n *ir.Node) bool {
 	tp := w.mesh.Axis(partition.AxisTP)
-	return w.whole && tp >= 0 && w.mesh.Axes[tp].Size > 1 && n.Op == ir.OpMatMul && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind == ir.Replicate
+	return tp >= 0 && w.mesh.Axes[tp].Size > 1 && w.of.ofWhole[n] && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind != ir.Partial
+}
+
+// noteWhole finds the products that make gradients of weights which tensor-parallel ranks hold whole.
+func (b *blueprint) noteWhole(prog *codegen.Program) {
+	tp := prog.Mesh.Axis(partition.AxisTP)
+	for _, n := range prog.Graph.Nodes {
+		if n.Op != ir.OpAdamW || n.Results[0].Spec[tp].Kind == ir.Shard {
+			continue
+		}
+		for _, a := range n.Args {
+			of := a.Def
+			for of.Op.Class() == ir.Comm || of.Op == ir.OpAccumulate || of.Op == ir.OpCast || of.Op == ir.OpFromFixed {
+				of = of.Args[0].Def
+			}
+			if of.Op == ir.OpMatMul {
+				b.ofWhole[of] = true
+			}
+		}
+	}
 }
 
 // gathersFor reports whether all that reads a collective's result are such products.

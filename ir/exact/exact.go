@@ -18,7 +18,7 @@
 // and the collectives over data-parallel ranks need no care: they move q64
 // instead of f32, in twice the bytes. Gradients become f32 once, before they are
 // clipped. Sums over tensor-parallel ranks and parts of a sequence are made
-// within one sequence, in f32, and stay as they are: see the README.
+// within one sequence, in f32, and stay as they are: see docs/limits.md.
 //
 // Demmel and Nguyen, "Parallel Reproducible Summation" (IEEE Transactions on
 // Computers, 2015) bin by magnitude what may have any; gradients are known to lie
