@@ -46,6 +46,21 @@ func inTheBounds() []mutant {
 		old:  "n.Results[0].Spec[tp].Kind != ir.Partial\n}", new: "n.Results[0].Spec[tp].Kind == ir.Replicate\n}",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
+		bug: "a floor above what plans take", how: "weights are fetched for the backward pass when its gradient is there, whatever is recomputed",
+		file: "planner/relax.go",
+		old:  "each.all += copied\n\t\t\t\teach.ahead += copied\n", new: "each.all += copied\n",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a bound of plans that offload above what they take", how: "an update that waits for no norm copies after all that it waits for",
+		file: "planner/relief.go",
+		old:  "at := p.skel.copiesAt(i, t.update); at >= 0", new: "at := len(t.update); at >= 0",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "the price of a plan is not its program's", how: "the first block has what no block reads",
+		file: "planner/blueprint.go",
+		old:  "return given[r.ID] })", new: "return true })",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a bound of memory above what plans take", how: "every block has a sum of all squares",
 		file: "planner/held.go",
 		old:  "x.Value.Def.Op != ir.OpRecv && !once[id]", new: "x.Value.Def.Op != ir.OpRecv",

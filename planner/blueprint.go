@@ -30,14 +30,16 @@ type blueprint struct {
 	// that a zero-bubble schedule runs apart, async what the communication stream does, ofWhole
 	// products that make gradients of weights which tensor-parallel ranks hold whole.
 	ofBlock, ofWeight, async, ofWhole map[*ir.Node]bool
-	wires                             map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
-	chunkOf                           map[string]int   // by block
-	cuts                              []valueCut
-	held                              [extents][fewPositions][]held // by position; nil until it is measured
-	batches                           []int                         // sizes of the dimensions that are cut into micro-batches
-	kinds                             map[heldKind]int
-	kindValues                        []kindValues // of each kind
-	apart                             *blueprint   // see split
+	// given are those outside of blocks that make something for them out of nothing that blocks make.
+	given      map[*ir.Node]bool
+	wires      map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
+	chunkOf    map[string]int   // by block
+	cuts       []valueCut
+	held       [extents][fewPositions][]held // by position; nil until it is measured
+	batches    []int                         // sizes of the dimensions that are cut into micro-batches
+	kinds      map[heldKind]int
+	kindValues []kindValues // of each kind
+	apart      *blueprint   // see split
 }
 
 // valueCut is a dimension of some value, or the smallest of those that lie on the
@@ -58,7 +60,7 @@ const (
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
-		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{},
+		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{}, given: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
 	if p.Interleave > 1 {
@@ -133,19 +135,23 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	if b.ofBlock == nil {
 		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
 	}
-	read := make([]bool, prog.Graph.IDs()) // by a block
+	read := make([]bool, prog.Graph.IDs())  // by a block
+	given := make([]bool, prog.Graph.IDs()) // to a block
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
 		if rearranges(n) && n.Phase != ir.Update {
 			of = read[n.Results[0].ID] && !enters(n)
 		}
-		if !of {
-			continue
+		switch {
+		case of:
+			b.ofBlock[n] = true
+		case blockOperands(n) == 0 && slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return given[r.ID] }):
+			b.given[n] = true
 		}
-		b.ofBlock[n] = true
 		for _, a := range n.Args {
-			read[a.ID] = true
+			read[a.ID] = read[a.ID] || of
+			given[a.ID] = given[a.ID] || of || b.given[n]
 		}
 	}
 	type between struct {

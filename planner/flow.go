@@ -65,7 +65,7 @@ type item struct {
 	kind sim.OpKind
 	time cost.Picoseconds
 	each bool // once for every block of the stage, though outside them
-	// given is of no block, and made of nothing that blocks make: the first of them to read it has it, wherever it stands.
+	// given is made for blocks out of nothing that they make: the first of them has it, wherever it stands.
 	given bool
 	// chunk is that of those blocks.
 	chunk int

@@ -437,7 +437,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			next(sim.Work) // between two transfers too
 		}
 		p := next(kind)
-		x := item{kind: kind, time: time, each: s.of.ofBlock[n], given: !s.of.ofBlock[n] && blockOperands(n) == 0}
+		x := item{kind: kind, time: time, each: s.of.ofBlock[n], given: s.of.given[n]}
 		if s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last {
 			x.chunk = s.of.chunkOf[n.Block()]
 		}

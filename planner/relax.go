@@ -312,8 +312,9 @@ func (s *searcher) moved(o outline) *workTimes {
 				each.way += gather
 				each.all += gather
 			}
-			if v.read[ir.Backward] {
+			if v.read[ir.Backward] { // perhaps by what is recomputed first
 				each.all += gather
+				each.ahead += gather
 			}
 		case v.frozen: // it is not made anew
 		case o.overlap && o.zero == 0:
@@ -334,14 +335,14 @@ func (s *searcher) moved(o outline) *workTimes {
 		}
 		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
 			copied := way.hostCopy(part)
-			for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
-				if v.read[pass] {
-					each.all += copied
-				}
-			}
 			if v.read[ir.Forward] {
 				each.forward += copied
 				each.way += copied
+				each.all += copied
+			}
+			if v.read[ir.Backward] {
+				each.all += copied
+				each.ahead += copied
 			}
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 )
 
 // An offload spares memory and nothing else: whatever the cut, a step takes no less time
@@ -217,7 +218,8 @@ func (c *cutter) freed(what partition.Offload) *freed {
 
 // offloaded returns the pipeline with what copies take at least when the same plans
 // are offloaded. Here a pass copies at its end, behind its transfers, so that no other
-// stage waits for it longer than it does. Like all that passes do, on a crowded machine
+// stage waits for it longer than it does; an update that does not wait for the norm of gradients copies
+// before it does wait for others, or is taken not to copy. Like all that passes do, on a crowded machine
 // it takes the share of its time that is left by ranks which wait.
 func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 	q := *p
@@ -244,9 +246,32 @@ func (p *pipeline) offloaded(what partition.Offload) *pipeline {
 				*b = append(slices.Clip(*b), all[pass].scaled(busy))
 			}
 		}
-		t.update = append(slices.Clip(t.update), all[ir.Update])
+		if at := p.skel.copiesAt(i, t.update); at >= 0 {
+			t.update = slices.Insert(slices.Clip(t.update), at, all[ir.Update])
+		}
 	}
 	return &q
+}
+
+// copiesAt returns where the update of a position copies at the earliest, with every part before that others wait for; -1 if it
+// waits between those.
+func (s *skeleton) copiesAt(position int, update body) int {
+	is := func(op ir.Op) func(codegen.Instr) bool {
+		return func(in codegen.Instr) bool { return in.Node.Op == op }
+	}
+	instrs := s.stage(kept, position, ir.Update)
+	first := slices.IndexFunc(instrs, is(ir.OpAdamW))
+	if first < 0 || !slices.ContainsFunc(instrs[first:], is(ir.OpRecv)) {
+		return len(update)
+	}
+	at := len(update)
+	for at > 0 && update[at-1].kind != sim.Send {
+		at--
+	}
+	if slices.ContainsFunc(update[:at], func(p part) bool { return p.kind == sim.Recv }) {
+		return -1
+	}
+	return at
 }
 
 // scaled returns the times multiplied by a share, rounded down.
