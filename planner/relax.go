@@ -47,6 +47,7 @@ type flightKey struct {
 // all have.
 type shared struct {
 	value           *ir.Value
+	like            *ir.Value // which lies as it does under ZeRO: of a gradient, its weight
 	bytes           int64
 	state, gradient bool
 	frozen          bool               // a weight that has neither
@@ -196,6 +197,14 @@ func (w *work) shelfOf(batch int) *shelf {
 	}
 	mesh := w.meshOf(batch, batch)
 	b := &shelf{}
+	weights := map[*ir.Node]*ir.Value{} // by what their gradients come through
+	for _, n := range w.of.progs[kept].Graph.Nodes {
+		if n.Op == ir.OpAdamW {
+			for _, of := range gradientWay(n) {
+				weights[of] = n.Args[0]
+			}
+		}
+	}
 	var sizes []int64
 	held := w.of.holds(kept, 0, mesh, &sizes)
 	for i := range held {
@@ -227,7 +236,7 @@ func (w *work) shelfOf(batch int) *shelf {
 			}
 			b.reduced += min(sizes[x.kind], even)
 		}
-		v := shared{value: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
+		v := shared{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
@@ -236,6 +245,9 @@ func (w *work) shelfOf(batch int) *shelf {
 				}
 			}
 		case v.gradient:
+			if of := weights[n]; of != nil {
+				v.like = of
+			}
 			if n.Op == ir.OpAccumulate {
 				n = n.Args[0].Def
 			}
@@ -285,7 +297,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
 			v.bytes /= int64(o.sharers(1)) // before they are communicated, or after
 		}
-		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
+		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape) >= 0
 		part := v.bytes
 		if cut {
 			part /= int64(ranks)

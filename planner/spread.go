@@ -28,14 +28,19 @@ func (b *blueprint) noteWhole(prog *codegen.Program) {
 		if n.Op != ir.OpAdamW || n.Results[0].Spec[tp].Kind == ir.Shard {
 			continue
 		}
-		for _, a := range n.Args {
-			of := a.Def
-			for of.Op.Class() == ir.Comm || of.Op == ir.OpAccumulate || of.Op == ir.OpCast || of.Op == ir.OpFromFixed {
-				of = of.Args[0].Def
-			}
-			if of.Op == ir.OpMatMul {
-				b.ofWhole[of] = true
-			}
+		way := gradientWay(n)
+		if of := way[len(way)-1]; of.Op == ir.OpMatMul {
+			b.ofWhole[of] = true
+		}
+	}
+}
+
+// gradientWay lists the nodes through which the gradient of an AdamW comes, with the one that makes it last.
+func gradientWay(n *ir.Node) (way []*ir.Node) {
+	for of := n.Args[3].Def; ; of = of.Args[0].Def {
+		way = append(way, of)
+		if of.Op.Class() != ir.Comm && of.Op != ir.OpAccumulate && of.Op != ir.OpCast && of.Op != ir.OpFromFixed {
+			return way
 		}
 	}
 }
