@@ -15,8 +15,8 @@ type Prediction struct {
 	Cluster         string  `json:"cluster"`
 	StepSeconds     float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Busiest is the rank that waits least, and the parts are what it does; they
-	// add up to the step.
+	// Busiest is, of the first ranks of the positions, which have the most to do, the one that waits least, as in what
+	// [sim.Timeline.Breakdown] says; the parts are what it does. They add up to the step.
 	Busiest       int     `json:"busiest_rank"`
 	Compute       float64 `json:"compute_seconds"`
 	Communication float64 `json:"communication_seconds"`
@@ -67,7 +67,7 @@ func (r *Report) Predict(c *cost.Cluster) error {
 		b := t.Breakdown
 		p.like = append(p.like, t.Like)
 		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds(), b.Overlapped.Seconds()})
-		if b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
+		if t.First && b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
 			p.Busiest = rank
 		}
 	}
