@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/runtime"
@@ -49,11 +50,19 @@ type RankTime struct {
 	Overlapped    float64 `json:"overlapped_seconds,omitempty"` // beside those
 }
 
+// holds checks that a plan has on a cluster what it needs. It fails with a *partition.PlanError.
+func holds(c *cost.Cluster, p *partition.Plan) error {
+	if p.Offload.Moves() && c.Host == nil {
+		return &partition.PlanError{Key: "offload", Msg: fmt.Sprintf("is %s, but cluster %s states no link to host memory", p.Offload, c.Name)}
+	}
+	return c.Holds(p)
+}
+
 // Predict simulates a step of the program on a cluster and adds the result to
-// the report.
+// the report. Where the plan has no place there it fails with a *partition.PlanError.
 func (r *Report) Predict(c *cost.Cluster) error {
-	if err := c.Holds(r.prog.Plan); err != nil {
-		return fmt.Errorf("explain: %w", err)
+	if err := holds(c, r.prog.Plan); err != nil {
+		return err
 	}
 	line, err := sim.Run(r.prog, c, sim.Options{Account: newLedger(c, r.prog).account, Accounts: accounts})
 	if err != nil {
