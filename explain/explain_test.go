@@ -331,6 +331,7 @@ func TestTrafficIsThePrograms(t *testing.T) {
 			var sum int64
 			for _, c := range st.Communication {
 				sum += c.Bytes
+				require.NotContains(t, c.Name, "{0,0", "%s: a block is named once, not for each of its parts", name)
 			}
 			require.Equal(t, r.Traffic[st.Busiest].bytes(), sum, name)
 		}

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -99,7 +100,9 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 			rows[row].Runs += x.runs
 			rows[row].Bytes += x.all
 		}
-		names[row] = append(names[row], n.Name)
+		if !slices.Contains(names[row], n.Name) { // once for all of its parts
+			names[row] = append(names[row], n.Name)
+		}
 	})
 	for i := range rows {
 		rows[i].Name = st.merged(names[i])
