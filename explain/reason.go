@@ -22,10 +22,7 @@ type reasons struct {
 }
 
 func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
-	w := &reasons{prog: prog, readers: map[*ir.Value][]*ir.Node{}, owner: map[*ir.Value]*ir.Value{}}
-	if cfg != nil {
-		w.pins = cfg.Parallel.Pins
-	}
+	w := &reasons{prog: prog, readers: map[*ir.Value][]*ir.Node{}, owner: map[*ir.Value]*ir.Value{}, pins: cfg.Parallel.Pins}
 	for i, pl := range prog.Plan.Placements {
 		re, err := regexp.Compile("^(?:" + pl.Match + ")$")
 		if err != nil {
