@@ -114,6 +114,7 @@ func TestReadRefuses(t *testing.T) {
 		{"shards", strings.Replace(header, "framework", "zero_shard_degree", 1) + strings.Replace(gptRow, "torchtitan", "3", 1), "t.csv:2: zero_shard_degree: is 3, which does not divide n_gpus 4"},
 		{"no GPUs", header + strings.Replace(gptRow, "SXM,4", "SXM,0", 1), `t.csv:2: n_gpus: is "0", want a count of at least 1`},
 		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
+		{"timed without memory", strings.Replace(header, "framework", "fits", 1) + strings.Replace(gptRow, "torchtitan", "0", 1), "t.csv:2: fits: is 0, but step_time_s is 0.5: what was timed ran"},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
 		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
 	} {
