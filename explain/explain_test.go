@@ -331,6 +331,7 @@ func TestTrafficIsThePrograms(t *testing.T) {
 			var sum int64
 			for _, c := range st.Communication {
 				sum += c.Bytes
+				require.True(t, c.Peer == nil || *c.Peer != st.Index && *c.Peer < len(r.Stages), "%s: %s of stage %d", name, c.Name, st.Index)
 				require.NotContains(t, c.Name, "{0,0", "%s: a block is named once, not for each of its parts", name)
 			}
 			require.Equal(t, r.Traffic[st.Busiest].bytes(), sum, name)
@@ -464,6 +465,12 @@ func TestReasons(t *testing.T) {
 	require.Contains(t, why["weight h.*.mlp.c_fc.weight"], "splits n0 (96 = 3x32)")
 	require.Contains(t, why["weight wte.weight"], "splits its inner dimension v (65 = 22+22+21), leaving terms of a sum, which all_reduce over tp combines")
 	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
+
+	// Reports number stages by their ranks, which may run several of the plan.
+	var text bytes.Buffer
+	require.NoError(t, report(t, shapes()["interleaved"]).Why(&text, "h.3/add_1@send3"))
+	require.Contains(t, text.String(), "send in chunk 1 of stage 0")
+	require.Contains(t, text.String(), "send chunk 1 of stage 1 (")
 }
 
 // TestWhyJSON: what it costs to have been placed so is in the answer, and the

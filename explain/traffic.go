@@ -83,7 +83,8 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 		case ir.CommAttr:
 			c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
 		case ir.P2PAttr:
-			c.Peer = &attr.Stage
+			peer, _ := r.prog.Plan.Position(attr.Stage)
+			c.Peer = &peer
 		default:
 			c.Host, c.Ranks = true, 1
 		}
