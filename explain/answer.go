@@ -11,7 +11,7 @@ type Answer struct {
 	Name  string   `json:"name"`
 	Also  []string `json:"also,omitempty"` // explained alike
 	Op    string   `json:"op"`
-	Stage int      `json:"stage"`
+	Stage int      `json:"stage"` // of the plan: of chunks of ranks each has its own
 	Phase string   `json:"phase"`
 	// Results are where what it makes lies, Operands where what it reads must lie.
 	Results  []Lies `json:"results"`

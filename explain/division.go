@@ -31,9 +31,6 @@ type Division struct {
 func (r *Report) Divide() error {
 	c := r.Prediction.cluster
 	counts := planner.PieceCounts(r.prog.Plan, c)
-	if len(counts) == 0 || r.cfg == nil {
-		return nil
-	}
 	var all []Division
 	divided := false
 	for _, pieces := range counts {

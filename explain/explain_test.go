@@ -22,6 +22,7 @@ import (
 	"github.com/autopar/autopar/partition/partitiontest"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 )
 
 var update = flag.Bool("update", false, "rewrite the golden files")
@@ -52,6 +53,7 @@ type shape struct {
 	interleave           int
 	sequence             bool // sequence and overlap of tensor parallelism
 	pieces               int  // of products and the collectives next to them
+	half                 bool // bfloat16
 }
 
 // config has as many layers as the stages.
@@ -60,6 +62,9 @@ func (s shape) config() *config.Config {
 	c.Model.NLayer = s.stages[len(s.stages)-1].Last
 	if s.pieces > 1 { // sequences start where tensors may
 		c.Model.BlockSize, c.Model.NEmbd = 16, 48
+	}
+	if s.half {
+		c.Train.DType = "bfloat16"
 	}
 	return c
 }
@@ -82,6 +87,10 @@ func shapes() map[string]shape {
 		"in parts": {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
 		"beside the next pass": {
 			dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.Interleaved, interleave: 2, overlap: true,
+			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
+		},
+		"rounded in a pass": {
+			dp: 1, tp: 1, units: 2, micro: 2, schedule: partition.Interleaved, interleave: 2, overlap: true, half: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
 		},
 		"in empty parts": {dp: 1, tp: 3, units: 1, micro: 2, stages: whole, schedule: partition.OneFOneB, sequence: true, pieces: 3},
@@ -176,7 +185,7 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// TestBytesAddUp: the tensors listed are the buffers of the arena.
+// TestBytesAddUp: the tensors listed are the buffers of the arena, and what they belong to is a parameter.
 func TestBytesAddUp(t *testing.T) {
 	for name, s := range shapes() {
 		r := report(t, s)
@@ -204,6 +213,7 @@ func TestBytesAddUp(t *testing.T) {
 			}
 			for _, x := range st.Tensors {
 				buffers -= x.Count
+				require.Regexp(t, `^$|\w\.(weight|bias)$`, x.Of, "%s: stage %d: %s", name, i, x.Name)
 				if x.Region == "persist" {
 					listed += int64(x.Count) * x.Bytes
 				}
@@ -321,19 +331,31 @@ func TestTrafficIsThePrograms(t *testing.T) {
 			var sum int64
 			for _, c := range st.Communication {
 				sum += c.Bytes
+				require.True(t, c.Peer == nil || *c.Peer != st.Index && *c.Peer < len(r.Stages), "%s: %s of stage %d", name, c.Name, st.Index)
+				require.NotContains(t, c.Name, "{0,0", "%s: a block is named once, not for each of its parts", name)
 			}
 			require.Equal(t, r.Traffic[st.Busiest].bytes(), sum, name)
 		}
 	}
 }
 
+// TestPredictionAddsUp: the parts of every rank are the step, and those of the busiest what the planner says of the plan,
+// where another rank of a position has less to do and yet waits less too, for what it waits for its stream is no bubble.
 func TestPredictionAddsUp(t *testing.T) {
-	for name, s := range shapes() {
-		p := report(t, s).Prediction
+	all := shapes()
+	all["uneven"] = shape{
+		dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.ZeroBubble, zero: 2, overlap: true,
+		stages: []partition.Stage{{Last: 1, Recompute: 1}, {First: 1, Last: 2, Recompute: 1}, {First: 2, Last: 3, Recompute: 1}},
+	}
+	for name, s := range all {
+		r := report(t, s)
+		p := r.Prediction
 		require.Positive(t, p.StepSeconds, name)
-		for _, x := range p.Ranks {
-			require.LessOrEqual(t, p.Bubble, x.Bubble, "%s: rank %d is busier than rank %d", name, x.Rank, p.Busiest)
-		}
+		line, err := sim.Run(r.prog, p.cluster, sim.Options{})
+		require.NoError(t, err)
+		b := line.Breakdown()
+		require.Equal(t, [...]float64{b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds(), b.Overlapped.Seconds()},
+			[...]float64{p.Compute, p.Communication, p.Optimizer, p.Bubble, p.Overlapped}, name)
 		for _, x := range p.Ranks {
 			require.InDelta(t, p.StepSeconds, x.Compute+x.Communication+x.Optimizer+x.Bubble, 1e-9, "%s: rank %d", name, x.Rank)
 		}
@@ -443,6 +465,12 @@ func TestReasons(t *testing.T) {
 	require.Contains(t, why["weight h.*.mlp.c_fc.weight"], "splits n0 (96 = 3x32)")
 	require.Contains(t, why["weight wte.weight"], "splits its inner dimension v (65 = 22+22+21), leaving terms of a sum, which all_reduce over tp combines")
 	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
+
+	// Reports number stages by their ranks, which may run several of the plan.
+	var text bytes.Buffer
+	require.NoError(t, report(t, shapes()["interleaved"]).Why(&text, "h.3/add_1@send3"))
+	require.Contains(t, text.String(), "send in chunk 1 of stage 0")
+	require.Contains(t, text.String(), "send chunk 1 of stage 1 (")
 }
 
 // TestWhyJSON: what it costs to have been placed so is in the answer, and the

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -50,7 +51,7 @@ func (t filmTask) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]any{t.Start, t.End, t.Kind, t.Name, t.MicroBatch})
 }
 
-// filmSpan is one instruction; Lane is 1 on the communication stream.
+// filmSpan is one instruction; Lane is 0 for what the rank does itself, else that of a stream beside the kernels.
 type filmSpan struct {
 	Start, End       int64
 	Name, Kind, Lane int
@@ -275,34 +276,32 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 		Parts: r.Stages[s.Stage].Memory.Parts, Spans: []filmSpan{},
 	}
 	byTask := map[int][]sim.Span{}
-	var order []int
 	for _, x := range spans {
-		if byTask[x.Task] == nil {
-			order = append(order, x.Task)
-		}
 		byTask[x.Task] = append(byTask[x.Task], x)
+	}
+	exchange := 1 // the lane of what tensor-parallel ranks exchange beside products
+	if r.prog.Plan.Overlap {
+		exchange = 2
 	}
 	live := map[[2]int]int64{} // what each micro-batch in flight keeps, by chunk
 	release := codegen.Releases(r.prog.Plan, r.prog.Training())
-	for _, task := range order {
-		t, own := s.Tasks[task], byTask[task]
-		instrs := code.Run(t)
-		shown := filmTask{Start: nanos(own[0].Start), End: nanos(own[0].Start), Kind: phaseKind(t.Phase), Name: t.String(), MicroBatch: t.MicroBatch}
+	for i, t := range s.Tasks {
+		own, instrs := byTask[i], code.Run(t)
 		for _, x := range own {
-			if nanos(x.Start)-shown.End > e.film.Step/filmWait {
-				out.Tasks = append(out.Tasks, shown)
-				shown.Start = nanos(x.Start)
+			lane := 0
+			switch {
+			case x.Stream:
+				lane = 1
+			case x.Beside:
+				lane = exchange
 			}
-			shown.End = max(shown.End, nanos(x.End))
 			if n := instrs[x.Instr].Node; detailed && x.End > x.Start {
-				lane := 0
-				if x.Stream {
-					lane = 1
-				}
 				out.Spans = append(out.Spans, filmSpan{nanos(x.Start), nanos(x.End), e.name(n.Name), kindOf(n, t.Phase), lane})
 			}
 		}
-		out.Tasks = append(out.Tasks, shown)
+		// What the task leaves to the stream may go on beside the next one.
+		own = slices.DeleteFunc(own, func(x sim.Span) bool { return x.Stream })
+		out.Tasks = append(out.Tasks, passes(t, own, e.film.Step/filmWait)...)
 
 		p := e.profile(s.Stage, t)
 		mine := [2]int{t.Chunk, t.MicroBatch}
@@ -316,13 +315,7 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 		if _, there := live[mine]; !there && t.Phase != ir.Update {
 			inFlight++
 		}
-		bin := -1
-		for _, x := range own {
-			if b := p.bin(x.Instr); b > bin && !x.Stream {
-				bin = b
-				out.Points = append(out.Points, point{nanos(x.Start), others + p.bins[b].slot, p.bins[b].temp, inFlight, p.bins[b].moment})
-			}
-		}
+		out.Points = p.add(out.Points, own, others, inFlight)
 		switch {
 		case t.Phase == release:
 			delete(live, mine)
@@ -331,4 +324,36 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 		}
 	}
 	return out
+}
+
+// passes shows a task in which the rank does these spans itself, in parts where it waits for longer than so many nanoseconds.
+func passes(t codegen.Task, own []sim.Span, wait int64) []filmTask {
+	var parts []filmTask
+	for i, x := range own {
+		from, to := nanos(x.Start), nanos(x.End)
+		if i == 0 || from-parts[len(parts)-1].End > wait {
+			parts = append(parts, filmTask{from, to, phaseKind(t.Phase), t.String(), t.MicroBatch})
+		}
+		last := &parts[len(parts)-1]
+		last.End = max(last.End, to)
+	}
+	return parts
+}
+
+// add lists the memory of a task in which the rank does these spans itself, beside what others keep: at the first in
+// another part of the body than before, that of the fullest part that it has come through since.
+func (p *profile) add(points []point, own []sim.Span, others int64, inFlight int) []point {
+	next := 0 // part
+	for i, x := range own {
+		to := p.bin(x.Instr+x.Bucket) + 1
+		if i == len(own)-1 {
+			to = len(p.bins) // what is left is the stream's
+		}
+		if to > next {
+			b := slices.MaxFunc(p.bins[next:to], func(a, b profileBin) int { return cmp.Compare(a.slot+a.temp, b.slot+b.temp) })
+			points = append(points, point{nanos(x.Start), others + b.slot, b.temp, inFlight, b.moment})
+			next = to
+		}
+	}
+	return points
 }

@@ -5,6 +5,7 @@ import (
 	"io"
 	"time"
 
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/runtime"
@@ -15,8 +16,8 @@ type Prediction struct {
 	Cluster         string  `json:"cluster"`
 	StepSeconds     float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Busiest is the rank that waits least, and the parts are what it does; they
-	// add up to the step.
+	// Busiest is, of the first ranks of the positions, which have the most to do, the one that waits least, as in what
+	// [sim.Timeline.Breakdown] says; the parts are what it does. They add up to the step.
 	Busiest       int     `json:"busiest_rank"`
 	Compute       float64 `json:"compute_seconds"`
 	Communication float64 `json:"communication_seconds"`
@@ -49,11 +50,19 @@ type RankTime struct {
 	Overlapped    float64 `json:"overlapped_seconds,omitempty"` // beside those
 }
 
+// holds checks that a plan has on a cluster what it needs. It fails with a *partition.PlanError.
+func holds(c *cost.Cluster, p *partition.Plan) error {
+	if p.Offload.Moves() && c.Host == nil {
+		return &partition.PlanError{Key: "offload", Msg: fmt.Sprintf("is %s, but cluster %s states no link to host memory", p.Offload, c.Name)}
+	}
+	return c.Holds(p)
+}
+
 // Predict simulates a step of the program on a cluster and adds the result to
-// the report.
+// the report. Where the plan has no place there it fails with a *partition.PlanError.
 func (r *Report) Predict(c *cost.Cluster) error {
-	if err := c.Holds(r.prog.Plan); err != nil {
-		return fmt.Errorf("explain: %w", err)
+	if err := holds(c, r.prog.Plan); err != nil {
+		return err
 	}
 	line, err := sim.Run(r.prog, c, sim.Options{Account: newLedger(c, r.prog).account, Accounts: accounts})
 	if err != nil {
@@ -67,7 +76,7 @@ func (r *Report) Predict(c *cost.Cluster) error {
 		b := t.Breakdown
 		p.like = append(p.like, t.Like)
 		p.Ranks = append(p.Ranks, RankTime{rank, b.Compute.Seconds(), b.Communication.Seconds(), b.Optimizer.Seconds(), b.Bubble.Seconds(), b.Overlapped.Seconds()})
-		if b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
+		if t.First && b.Bubble < line.Ranks[p.Busiest].Breakdown.Bubble {
 			p.Busiest = rank
 		}
 	}

@@ -51,7 +51,7 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 	ids := occupied(code)
 	count := func(sums []int64, b *codegen.Buffer, first int) {
 		lo, hi := max(0, b.From-first), min(len(instrs), b.To-first)
-		if lo <= hi {
+		if lo <= hi && lo < len(instrs) { // what is made right after the task is not of it
 			sums[lo] += b.Size
 			sums[hi+1] -= b.Size
 		}

@@ -22,10 +22,7 @@ type reasons struct {
 }
 
 func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
-	w := &reasons{prog: prog, readers: map[*ir.Value][]*ir.Node{}, owner: map[*ir.Value]*ir.Value{}}
-	if cfg != nil {
-		w.pins = cfg.Parallel.Pins
-	}
+	w := &reasons{prog: prog, readers: map[*ir.Value][]*ir.Node{}, owner: map[*ir.Value]*ir.Value{}, pins: cfg.Parallel.Pins}
 	for i, pl := range prog.Plan.Placements {
 		re, err := regexp.Compile("^(?:" + pl.Match + ")$")
 		if err != nil {
@@ -131,7 +128,7 @@ func (w *reasons) tensor(b *codegen.Buffer) string {
 		return w.saved(v)
 	}
 	if v.Def.Op == ir.OpRecv {
-		return fmt.Sprintf("received from stage %d", v.Def.Attr.(ir.P2PAttr).Stage)
+		return "received from " + peerText(w.prog.Plan, v.Def)
 	}
 	if len(w.readers[v]) == 0 {
 		return "read after the step"
@@ -322,7 +319,7 @@ func (w *reasons) gradient(v *ir.Value) string {
 	case ir.OpAccumulate:
 		text = fmt.Sprintf("summed over micro-batches from %s", class(n.Args[0].Name()))
 	case ir.OpRecv:
-		text = fmt.Sprintf("the share of stage %d, received", n.Attr.(ir.P2PAttr).Stage)
+		text = fmt.Sprintf("the share of %s, received", peerText(w.prog.Plan, n))
 	default:
 		text = "made by " + n.Op.String()
 	}
@@ -353,7 +350,7 @@ func (w *reasons) gradient(v *ir.Value) string {
 func (w *reasons) saved(v *ir.Value) string {
 	text := "read again by "
 	if v.Def.Op == ir.OpRecv {
-		text = fmt.Sprintf("received from stage %d for ", v.Def.Attr.(ir.P2PAttr).Stage)
+		text = fmt.Sprintf("received from %s for ", peerText(w.prog.Plan, v.Def))
 	}
 	return text + w.readerNames(v)
 }

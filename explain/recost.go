@@ -60,12 +60,9 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 		}
 		return nil, refuse("plan", "%v", err)
 	}
-	if err := c.Holds(p); err != nil {
+	if err := holds(c, p); err != nil {
 		bad := err.(*partition.PlanError)
 		return nil, refuse("plan."+bad.Key, "%s", bad.Msg)
-	}
-	if p.Offload.Moves() && c.Host == nil {
-		return nil, refuse("plan.offload", "is %s, but cluster %s states no link to host memory", p.Offload, c.Name)
 	}
 	training, evaluation, err := cfg.Steps()
 	if err != nil {

@@ -105,8 +105,7 @@ type Traffic struct {
 	HostBytes       int64 `json:"host_bytes,omitempty"` // fetched and stashed
 }
 
-// Of returns the report of a program, without a prediction. cfg may be nil; it
-// supplies the name of the model and the placements that the user pinned.
+// Of returns the report of a program that was made of a configuration, without a prediction.
 func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	why, err := newReasons(prog, cfg)
 	if err != nil {
@@ -160,13 +159,10 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 }
 
 func modelName(cfg *config.Config) string {
-	switch {
-	case cfg == nil:
-		return "model"
-	case cfg.Model.Preset != "":
-		return cfg.Model.Preset
-	}
 	m := cfg.Model
+	if m.Preset != "" {
+		return m.Preset
+	}
 	return fmt.Sprintf("GPT with %d layers, %s, C %d, T %d, V %d", m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 }
 

@@ -15,7 +15,10 @@ import (
 type timeline struct {
 	prog  *codegen.Program
 	nodes map[string]*ir.Node
-	ranks [][]step // by world rank, in order; of those that are not shown none
+	// chunks are those of a rank's stages that nodes run in, where it is not the first: what an update is made of lies in
+	// none, but may run in the last micro-batch of any.
+	chunks map[*ir.Node]int
+	ranks  [][]step // by world rank, in order; of those that are not shown none
 	// detailed lists the ranks of which every instruction is shown, of the others tasks and transfers; nil if all are.
 	detailed []int
 	only     []int // the ranks that are shown, nil if all are
@@ -50,8 +53,7 @@ func (l *timeline) task(s *step) codegen.Task {
 	if s.Phase == ir.Update {
 		return codegen.Task{Phase: ir.Update}
 	}
-	_, chunk := l.prog.Plan.Position(s.node.Stage)
-	return codegen.Task{Phase: s.Phase, Chunk: chunk, MicroBatch: s.MicroBatch}
+	return codegen.Task{Phase: s.Phase, Chunk: l.chunks[s.node], MicroBatch: s.MicroBatch}
 }
 
 // message names a transfer from both of its ends.
@@ -77,9 +79,18 @@ func (l *timeline) shown(m message) bool {
 
 // newTimeline orders the spans of some ranks, or with nil of all, and checks them.
 func newTimeline(prog *codegen.Program, spans []runtime.Span, ranks []int) (*timeline, error) {
-	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, ranks: make([][]step, len(prog.Schedules)), only: ranks}
+	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, chunks: map[*ir.Node]int{}, ranks: make([][]step, len(prog.Schedules)), only: ranks}
 	for _, n := range prog.Graph.Nodes {
 		l.nodes[n.Name] = n
+	}
+	for _, st := range prog.Stages {
+		for _, body := range st.Bodies {
+			for i := range body.Instrs {
+				if in := &body.Instrs[i]; in.Chunk > 0 {
+					l.chunks[in.Node] = in.Chunk
+				}
+			}
+		}
 	}
 	for _, s := range spans {
 		n := l.nodes[s.Name]

@@ -222,7 +222,7 @@ func (s *Study) Sensitivities() error {
 	faster := func(name string, r cost.Resource) {
 		change(name, func(x *setting) { x.cluster = x.cluster.Faster(r, 2) })
 	}
-	if c := s.doc.Cluster; !c.Device.Shared && s.doc.Plan.RuntimeNGPUs > c.DevicesPerNode {
+	if p := s.doc.Plan; s.doc.Cluster.Node(p, p.RuntimeNGPUs-1) > 0 {
 		faster("2x network between nodes", cost.InterLink)
 	}
 	faster("2x network in a node", cost.IntraLink)

@@ -72,7 +72,9 @@ func (r *Report) tensors(st *Stage) []Tensor {
 		rows[i].Count = len(names[i])
 	}
 	for i := range rows {
-		rows[i].Name, rows[i].Of = st.merged(names[i]), st.merged(owners[i])
+		if rows[i].Name = st.merged(names[i]); owners[i][0] != "" {
+			rows[i].Of = st.merged(owners[i])
+		}
 	}
 	slices.SortStableFunc(rows, func(a, b Tensor) int {
 		return slices.Index(kinds(), a.Kind) - slices.Index(kinds(), b.Kind)

@@ -93,6 +93,9 @@ func TestPredictedTrace(t *testing.T) {
 		require.NoError(t, err)
 		require.Empty(t, note, name)
 		checkTrace(t, out.Bytes())
+		for rank, passes := range tracedPasses(t, out.Bytes()) {
+			require.Equal(t, fmt.Sprint(r.prog.Schedules[rank].Tasks), fmt.Sprint(passes), "%s: rank %d", name, rank)
+		}
 	}
 }
 
@@ -168,6 +171,24 @@ func tracedRanks(t *testing.T, data []byte) []int {
 		}
 	}
 	return ranks
+}
+
+// tracedPasses lists the tasks of a trace by process.
+func tracedPasses(t *testing.T, data []byte) map[int][]string {
+	var file struct {
+		TraceEvents []struct {
+			Pid       int
+			Name, Cat string
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &file))
+	passes := map[int][]string{}
+	for _, e := range file.TraceEvents {
+		if e.Cat == "task" {
+			passes[e.Pid] = append(passes[e.Pid], e.Name)
+		}
+	}
+	return passes
 }
 
 // TestMeasuredRun: a run on CPU ranks has a timeline that passes the same checks,

@@ -2,6 +2,7 @@ package explain
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -82,7 +83,8 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 		case ir.CommAttr:
 			c.Axis, c.Ranks = attr.Axis, r.prog.Mesh.Size(attr.Axis)
 		case ir.P2PAttr:
-			c.Peer = &attr.Stage
+			peer, _ := r.prog.Plan.Position(attr.Stage)
+			c.Peer = &peer
 		default:
 			c.Host, c.Ranks = true, 1
 		}
@@ -99,7 +101,9 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 			rows[row].Runs += x.runs
 			rows[row].Bytes += x.all
 		}
-		names[row] = append(names[row], n.Name)
+		if !slices.Contains(names[row], n.Name) { // once for all of its parts
+			names[row] = append(names[row], n.Name)
+		}
 	})
 	for i := range rows {
 		rows[i].Name = st.merged(names[i])

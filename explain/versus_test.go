@@ -3,6 +3,7 @@ package explain
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -116,15 +117,20 @@ func TestInfeasible(t *testing.T) {
 	require.Equal(t, broken, err)
 }
 
-// study plans the test model on a cluster.
+// study plans the test model on a cluster, whose nodes have one device.
 func study(t *testing.T) (*Study, *Report) {
+	t.Helper()
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	c.DevicesPerNode = 1
+	return studyOn(t, c)
+}
+
+func studyOn(t *testing.T, c *cost.Cluster) (*Study, *Report) {
 	t.Helper()
 	cfg := testConfig()
 	g, err := cfg.TrainStep()
 	require.NoError(t, err)
-	c, err := cost.Load("h100")
-	require.NoError(t, err)
-	c.DevicesPerNode = 1
 	found, err := planner.Search(g, batch, c, planner.Options{PlanNGPUs: 2})
 	require.NoError(t, err)
 	doc := planner.NewDocument(cfg, g, c, found)
@@ -184,6 +190,17 @@ func TestStudy(t *testing.T) {
 	require.Contains(t, text.String(), "USD at 3 an hour")
 	require.NoError(t, s.Policies())
 	require.Len(t, r.Versus, 3)
+}
+
+// TestStudyOfPools: devices of several kinds lie on several nodes, however few they are, and the link between them is asked about.
+func TestStudyOfPools(t *testing.T) {
+	c, err := cost.Load("v100:1+h100:1")
+	require.NoError(t, err)
+	s, r := studyOn(t, c)
+	require.NoError(t, s.Sensitivities())
+	at := slices.IndexFunc(r.Sensitivities.Changes, func(o Option) bool { return o.Change == "2x network between nodes" })
+	require.GreaterOrEqual(t, at, 0)
+	require.Less(t, r.Sensitivities.Changes[at].StepSeconds, r.Prediction.StepSeconds)
 }
 
 // TestAnswersText holds the form of the answers, of made-up figures.

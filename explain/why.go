@@ -126,7 +126,7 @@ func (r *Report) whyNode(out io.Writer, n *ir.Node, also []string) {
 	if len(also) > 0 {
 		fmt.Fprintf(out, "  and alike    %s\n", shorten(also))
 	}
-	where := fmt.Sprintf("%s in stage %d", n.Op, n.Stage)
+	where := fmt.Sprintf("%s in %s", n.Op, stageText(r.prog.Plan, n, n.Stage))
 	if n.Op.Class() != ir.Leaf {
 		where += ", phase " + n.Phase.String()
 	}
@@ -145,6 +145,21 @@ func (r *Report) whyNode(out io.Writer, n *ir.Node, also []string) {
 	for _, v := range n.Results {
 		r.held(out, v)
 	}
+}
+
+// stageText names a stage of the plan, of a node or that it exchanges with, by its position in the pipeline, as reports number
+// stages, and where ranks run several by its chunk.
+func stageText(p *partition.Plan, n *ir.Node, stage int) string {
+	position, chunk := p.Position(stage)
+	if p.Chunks() == 1 || n.Phase == ir.Update || n.Op.Class() == ir.Leaf { // these are of all chunks
+		return fmt.Sprintf("stage %d", position)
+	}
+	return fmt.Sprintf("chunk %d of stage %d", chunk, position)
+}
+
+// peerText names the stage that a transfer is with.
+func peerText(p *partition.Plan, n *ir.Node) string {
+	return stageText(p, n, n.Attr.(ir.P2PAttr).Stage)
 }
 
 func shorten(names []string) string {
@@ -243,7 +258,7 @@ func (r *Report) commText(n *ir.Node) string {
 			text += fmt.Sprintf(" of %d", r.prog.Mesh.Size(attr.Axis))
 		}
 	case ir.P2PAttr:
-		text += fmt.Sprintf(" stage %d", attr.Stage)
+		text += " " + peerText(r.prog.Plan, n)
 	}
 	switch n.Op {
 	case ir.OpFetch:

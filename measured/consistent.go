@@ -56,6 +56,9 @@ func (p *parser) consistent(r *Row) {
 	if r.GPUs > r.GPUsPerNode && r.GPUs%r.GPUsPerNode != 0 {
 		refuse("gpus_per_node", "is %d, which does not divide n_gpus %d", r.GPUsPerNode, r.GPUs)
 	}
+	if r.Fits != nil && !*r.Fits && r.StepSeconds > 0 {
+		refuse("fits", "is 0, but step_time_s is %v: what was timed ran", r.StepSeconds)
+	}
 	if ep := p.atLeast("ep", 0); ep > 1 {
 		refuse("ep", "is %d; experts are not modelled", ep)
 	}

@@ -224,8 +224,10 @@ func (t *table) fit(k *Constants, parameters []Parameter, progress func(step int
 func (t *table) without(p *problem, source string) []float64 {
 	q := *p
 	sources := map[string]bool{}
-	for _, c := range t.all {
-		sources[c.Source] = true
+	for i, c := range t.all {
+		if t.weight[i] > 0 {
+			sources[c.Source] = true
+		}
 	}
 	n := float64(len(sources))
 	q.weight = slices.Clone(p.weight)

@@ -93,6 +93,27 @@ func TestFitRecovers(t *testing.T) {
 	require.Contains(t, svg.String(), "s0 (8)")
 }
 
+// TestLowConfidenceIsNoSource: a source that no row is fitted of does not count among those of which one is left out.
+func TestLowConfidenceIsNoSource(t *testing.T) {
+	parameters := Parameters()[:1]
+	without := func(sources ...string) float64 {
+		var cases []*Case
+		p := &problem{jacobian: [][]float64{nil}, at: []float64{0.9 * math.Log(parameters[0].Prior)}, parameters: parameters}
+		for i, source := range sources {
+			c := &Case{Row: Row{Source: source}}
+			if source == "low" {
+				c.Confidence = source
+			}
+			cases = append(cases, c)
+			p.e, p.jacobian[0] = append(p.e, 0.1*float64(i)-0.05), append(p.jacobian[0], -1)
+		}
+		table := newTable([][]*Case{cases})
+		p.weight = table.weight
+		return table.without(p, "a")[0]
+	}
+	require.Equal(t, without("a", "b", "c"), without("a", "b", "c", "low"))
+}
+
 // TestFitNeedsSources: constants cannot be told from one source.
 func TestFitNeedsSources(t *testing.T) {
 	_, _, err := Refit(read(t, header+gptRow+llamaRow), NewConstants(), func(string, int, int) {})

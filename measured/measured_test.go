@@ -92,6 +92,9 @@ func TestReadRefuses(t *testing.T) {
 		{"nothing to compare", strings.Replace(header, "step_time_s", "note", 1) + gptRow, "t.csv:1: has neither step_time_s nor fits"},
 		{"no number", header + strings.Replace(gptRow, "768", "wide", 1), `t.csv:2: hidden_size: is "wide", want a count of at least 1`},
 		{"negative", header + strings.Replace(gptRow, "0.5", "-1", 1), `t.csv:2: step_time_s: is "-1", want a positive number`},
+		{"no time", header + strings.Replace(gptRow, "0.5", "1e-320", 1), `t.csv:2: step_time_s: is "1e-320", want a positive number, of 1e-9 to 1e9`},
+		{"no memory", strings.Replace(header, "framework", "peak_mem_gib", 1) + strings.Replace(gptRow, "torchtitan", "1e308", 1), `t.csv:2: peak_mem_gib: is "1e308", want a positive number, of 1e-9 to 1e9`},
+		{"NaN", header + strings.Replace(gptRow, "0.5", "nan", 1), `t.csv:2: step_time_s: is "nan", want a positive number`},
 		{"flag", header + strings.Replace(gptRow, "3072,0", "3072,2", 1), `t.csv:2: ffn_gated: is "2", want 0 or 1`},
 		{"word", header + strings.Replace(gptRow, "none", "nine", 1), `t.csv:2: recompute: is "nine", want one of none, selective, full, unstated; did you mean none?`},
 		{"contradiction", header + strings.Replace(gptRow, "SXM,4", "SXM,8", 1), "t.csv:2: n_gpus: is 8, but tp 2 x pp 1 x cp 1 x dp 2 is 4"},
@@ -111,6 +114,7 @@ func TestReadRefuses(t *testing.T) {
 		{"shards", strings.Replace(header, "framework", "zero_shard_degree", 1) + strings.Replace(gptRow, "torchtitan", "3", 1), "t.csv:2: zero_shard_degree: is 3, which does not divide n_gpus 4"},
 		{"no GPUs", header + strings.Replace(gptRow, "SXM,4", "SXM,0", 1), `t.csv:2: n_gpus: is "0", want a count of at least 1`},
 		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
+		{"timed without memory", strings.Replace(header, "framework", "fits", 1) + strings.Replace(gptRow, "torchtitan", "0", 1), "t.csv:2: fits: is 0, but step_time_s is 0.5: what was timed ran"},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
 		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
 	} {

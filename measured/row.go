@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"strconv"
 	"strings"
 
@@ -251,15 +250,16 @@ func (p *parser) atLeast(column string, least int) int {
 	return n
 }
 
-// number returns a positive number, 0 for an empty cell.
+// number returns a positive number, 0 for an empty cell. Beyond its bounds no time, memory or rate is one, and errors of
+// predictions and bytes would be no numbers.
 func (p *parser) number(column string) float64 {
 	text := p.text(column)
 	if text == "" {
 		return 0
 	}
 	f, err := strconv.ParseFloat(text, 64)
-	if err != nil || !(f > 0) || math.IsInf(f, 0) {
-		p.refuse(column, fmt.Sprintf("is %q, want a positive number", text))
+	if err != nil || !(f >= 1e-9 && f <= 1e9) {
+		p.refuse(column, fmt.Sprintf("is %q, want a positive number, of 1e-9 to 1e9", text))
 	}
 	return f
 }

@@ -113,7 +113,7 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 		return report.Dot(w)
 	}
 	if err := report.Predict(doc.Cluster); err != nil {
-		return err
+		return c.misplaced(err)
 	}
 	switch {
 	case c.Why != "":
@@ -209,5 +209,6 @@ func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *
 	if other.GraphHash != doc.GraphHash {
 		return nil, usagef("explain: --versus: %s is a plan for another model or batch than %s", c.Versus, c.Plan)
 	}
-	return report.Against(c.Versus, other.Plan, study.Limit())
+	v, err := report.Against(c.Versus, other.Plan, study.Limit())
+	return v, planArg{Plan: c.Versus}.misplaced(err)
 }

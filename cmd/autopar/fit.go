@@ -141,8 +141,8 @@ func (r fitted) print(con *console) {
 	}
 	con.table(table)
 	con.printf("mean over %s: %s; each predicted without its own rows: %s\n", explain.Count(len(r.Sources), "source"), percentText(r.MeanMAPE), percentText(r.LeftOut))
-	for name, s := range r.Low {
-		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(s.Rows, "row"), name, percentText(s.MAPE))
+	for _, name := range slices.Sorted(maps.Keys(r.Low)) {
+		con.printf("of low confidence and not fitted: %s of %s, %s\n", explain.Count(r.Low[name].Rows, "row"), name, percentText(r.Low[name].MAPE))
 	}
 	if len(r.Skipped) > 0 {
 		con.printf("%s not modelled: see autopar validate\n", explain.Count(len(r.Skipped), "row"))

@@ -48,3 +48,11 @@ func (a planArg) blame(err error) error {
 	}
 	return &planner.DocumentError{File: a.Plan, Key: "plan.placements", Err: err}
 }
+
+// misplaced makes an error that a plan has no place on a cluster name the file and the key, and leaves any other as it is.
+func (a planArg) misplaced(err error) error {
+	if is[*partition.PlanError](err) {
+		return a.blame(err)
+	}
+	return err
+}

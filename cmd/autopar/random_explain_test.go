@@ -62,6 +62,9 @@ func (c *randomRun) predicts(r *explain.Report, doc *planner.Document) {
 	near(p.Compute+p.Communication+p.Optimizer+p.Bubble, "parts of the busiest rank")
 	b := doc.Predicted.Breakdown
 	near(b.Compute+b.Communication+b.Optimizer+b.Bubble, "parts that the plan says")
+	require.Equal(c, b, planner.PredictedBreakdown{
+		Compute: p.Compute, Communication: p.Communication, Optimizer: p.Optimizer, Bubble: p.Bubble, Overlapped: p.Overlapped,
+	}, "parts that explain says")
 	for _, rank := range p.Ranks {
 		near(rank.Compute+rank.Communication+rank.Optimizer+rank.Bubble, fmt.Sprint("parts of rank ", rank.Rank))
 	}

@@ -55,9 +55,9 @@ func validateMemory(outcomes []measured.Outcome) validatedMemory {
 	v := validatedMemory{Confusion: measured.Judge(outcomes, nil), Sources: map[string]validatedPeaks{}}
 	mean := 0.0
 	all := measured.SummarizeMemory(outcomes)
-	for source, s := range all {
-		v.Sources[source] = validatedPeaks(s)
-		mean += s.MAPE / float64(len(all))
+	for _, source := range slices.Sorted(maps.Keys(all)) { // so that the mean has the same bits every time
+		v.Sources[source] = validatedPeaks(all[source])
+		mean += all[source].MAPE / float64(len(all))
 	}
 	if len(all) > 0 {
 		v.MeanMAPE = &mean

@@ -80,9 +80,9 @@
   const rows = [];
   let height = 4;
   for (const r of film.ranks) {
-    const streams = r.spans.some((s) => s[4] === 1);
-    rows.push({ rank: r, y: height, streams });
-    height += lane + (streams ? stream + 2 : 0) + gap;
+    const streams = r.spans.reduce((most, s) => Math.max(most, s[4]), 0);
+    rows.push({ rank: r, y: height });
+    height += lane + streams * (stream + 2) + gap;
   }
   view.classList.add("live");
   function width() { return Math.max(view.clientWidth || 1100, 600); }
@@ -118,14 +118,14 @@
       for (const s of rank.spans) {
         if (s[1] < from || s[0] > to) continue;
         const [p, q] = clip(s[0], s[1]);
-        const task = s[4] === 1 ? null : rank.tasks.find((t) => t[0] <= s[0] && s[1] <= t[1]);
-        if (s[4] !== 1) {
+        const beside = s[4] > 0, task = beside ? null : rank.tasks.find((t) => t[0] <= s[0] && s[1] <= t[1]);
+        if (!beside) {
           const [tp, tq] = task ? clip(task[0], task[1]) : [p, q];
           if (tq - tp <= 90 || q - p < 0.25 && p - drawn < 0.25) continue;
           drawn = q;
         }
-        const top = s[4] === 1 ? y + lane + 2 : y + 3, high = s[4] === 1 ? stream - 2 : lane - 6;
-        out.push(`<rect x="${p.toFixed(2)}" y="${top}" width="${Math.max(0.3, q - p - 0.3).toFixed(2)}" height="${high}" class="k${s[3]}" data-tip="${escape(`${film.names[s[2]]}\n${kinds[s[3]]}, ${time(s[1] - s[0])}, from ${time(s[0])}${s[4] === 1 ? ", beside the kernels" : ""}`)}"/>`);
+        const top = beside ? y + lane + 2 + (s[4] - 1) * (stream + 2) : y + 3, high = beside ? stream - 2 : lane - 6;
+        out.push(`<rect x="${p.toFixed(2)}" y="${top}" width="${Math.max(0.3, q - p - 0.3).toFixed(2)}" height="${high}" class="k${s[3]}" data-tip="${escape(`${film.names[s[2]]}\n${kinds[s[3]]}, ${time(s[1] - s[0])}, from ${time(s[0])}${beside ? ", beside the kernels" : ""}`)}"/>`);
       }
     }
     view.innerHTML = `<svg id="timeline-svg" role="img" aria-label="timeline of ranks" viewBox="0 0 ${w} ${height + 24}" width="${w}" height="${height + 24}">${out.join("")}</svg>`;
