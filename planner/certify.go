@@ -36,6 +36,7 @@ func refute(line int, format string, args ...any) error {
 
 // Audit is what [Certify] checked.
 type Audit struct {
+	Fixed   []string        `json:"fixed,omitempty"` // what was given instead of searched: see [Options.Fixed]
 	Reasons []AuditedReason `json:"reasons"`
 	Cuts    int             `json:"plans_priced"`        // while cuts were searched
 	Samples int             `json:"random_plans"`        // priced
@@ -128,7 +129,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 
 func newAuditor(s *searcher, cert *Certificate) *auditor {
 	return &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{},
+		searcher: s, cert: cert, audit: &Audit{Fixed: cert.Options.Fixed()}, outlines: map[outline]*pending{}, failed: map[outline]error{},
 		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), inParts: s.inParts, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 }
