@@ -188,8 +188,9 @@ func (m *Program) Ways() string {
 				way := m.route(at, to)
 				b = append(b, '>')
 				number(to - at)
-				number(way.Level)
-				number(way.Senders)
+				for _, senders := range way {
+					number(senders)
+				}
 			}
 		}
 	}
@@ -305,11 +306,7 @@ func (m *Program) route(from, to int) Route {
 	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		rungs := m.rungs
-		if m.on != nil {
-			rungs = m.As(from).rungs
-		}
-		way = route(rungs, m.on, m.plan, from, to)
+		way = route(m.rungs, m.on, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
@@ -329,7 +326,8 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 		return m.Transfer(0, way)
 	}
 	tp := mesh.Axis(partition.AxisTP)
-	if way.Level == 0 || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+	inside := way == Route{way[0]} // of units of the innermost level
+	if inside || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
 		return m.Transfer(bytes, way)
 	}
 	g := m.groupOf(to, tp)

@@ -54,8 +54,8 @@ func TestCollective(t *testing.T) {
 	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
 	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{8, Fan{4, 2}}))
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{1, Fan{1, 1}}))
-	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0, 1}))
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
+	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0: 1}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
 }
 
 // More work never takes less time: the planner's bounds rest on it.

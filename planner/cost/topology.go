@@ -184,14 +184,11 @@ func (g Group) wider(than Group) bool {
 	return false
 }
 
-// Route is how far a transfer goes.
-type Route struct {
-	Level   int // the innermost in which sender and receiver are one unit
-	Senders int // devices of a unit inside that send over it at the same time
-}
+// Route is how far a transfer goes: by level, where sender and receiver of some pair are one unit there and of no level
+// inside, how many devices of a unit inside send over it at the same time; 0 where no pair is so.
+type Route [maxLevels]int
 
-// route returns the slowest of the routes from the devices of one stage to those
-// of another, which send at the same time.
+// route returns how the devices of one stage send to those of another, all at the same time.
 //
 // The devices of a stage are a run in every unit of the plan, if its axes lie in the usual
 // order, and those that they send to lie as far away as the first. Both lie in the network
@@ -213,7 +210,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	} else if p.PlanNGPUs%whole == 0 {
 		run = min(run, 2*whole)
 	}
-	var most [maxLevels]int
+	var most Route
 	var unit, senders [maxLevels]int // by level, the unit inside that is counted, and its senders
 	for u := range units {
 		for d := range run {
@@ -233,13 +230,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 			most[level] = max(most[level], senders[level])
 		}
 	}
-	slowest, found := Route{}, false
-	for l, n := range most {
-		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
-			slowest, found = Route{l, n}, true
-		}
-	}
-	return slowest
+	return most
 }
 
 // period is after how many devices the network looks the same again: the largest unit
@@ -380,13 +371,18 @@ func (m *Model) NoFaster(g, than Group) bool {
 // over their bytes: not where ranks share memory, or where products hide a part of them.
 func (m *Model) Straight() bool { return !m.onePass && m.crowd == 0 && !m.software.AsyncTP }
 
-// Transfer is the time to send bytes to a rank of another stage.
+// Transfer is the time to send bytes to a rank of another stage: that of the pair that it takes longest.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
-	r := m.rungs[way.Level]
 	if m.onePass { // read and written
 		return picoseconds(m.meeting(2) + 2*float64(bytes)/m.together[0])
 	}
-	return picoseconds(r.latency + float64(bytes)/r.rate(way.Senders))
+	slowest := 0.0
+	for l, senders := range way {
+		if senders > 0 {
+			slowest = max(slowest, m.rungs[l].latency+float64(bytes)/m.rungs[l].rate(senders))
+		}
+	}
+	return picoseconds(slowest)
 }
 
 // network takes the levels of the cluster for a job of so many ranks.

@@ -2,6 +2,7 @@ package cost
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
@@ -86,16 +87,16 @@ func TestPortsAreShared(t *testing.T) {
 	c := round() // 100 MB/s a device, so 400 MB/s a node
 	c.NICsPerNode = 2
 	m := NewModel(c, 8)
-	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 1}), "one port of 200 MB/s")
-	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 2}))
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 1}), "one port of 200 MB/s")
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 2}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
 	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "all of the job send")
 	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "a job of two ranks a node")
 	// Of a rack of 8 devices two may send at the rate of their ports, more share it.
 	c.NICsPerNode, c.NodesPerRack, c.Oversubscription = 0, 2, 4
 	m = NewModel(c, 16)
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{2, 2}))
-	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2, 8})), 1, "a quarter of 100 MB/s")
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{2: 2}))
+	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2: 8})), 1, "a quarter of 100 MB/s")
 }
 
 // TestRoute: stages side by side in a node send inside it, those apart over the
@@ -107,13 +108,13 @@ func TestRoute(t *testing.T) {
 		return &partition.Plan{PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: 1, Stages: make([]partition.Stage, pp)}
 	}
 	p := plan(1, 1, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{0: 1}, route(rungs, nil, p, 0, 1))
 	p = plan(1, 2, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
-	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 1, 2), "two ranks leave the node together")
-	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 2, 1))
+	require.Equal(t, Route{0: 1}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{1: 2}, route(rungs, nil, p, 1, 2), "two ranks leave the node together")
+	require.Equal(t, Route{1: 2}, route(rungs, nil, p, 2, 1))
 	p = plan(1, 4, 2)
-	require.Equal(t, Route{1, 4}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{1: 4}, route(rungs, nil, p, 0, 1))
 }
 
 // TestLevels: levels say what nodes do, and more.
@@ -185,7 +186,9 @@ func TestSlowerLinksCostMore(t *testing.T) {
 		bytes := r.Int64N(1e7)
 		for l, rung := range m.rungs {
 			for s := 1; s < rung.inside; s++ {
-				require.LessOrEqual(t, m.Transfer(bytes, Route{l, s}), m.Transfer(bytes, Route{l, s + 1}), "seed %d", seed)
+				var way, more Route
+				way[l], more[l] = s, s+1
+				require.LessOrEqual(t, m.Transfer(bytes, way), m.Transfer(bytes, more), "seed %d", seed)
 			}
 		}
 		fewer := *c
@@ -195,4 +198,88 @@ func TestSlowerLinksCostMore(t *testing.T) {
 			require.LessOrEqual(t, m.Collective(op, bytes, g), NewModel(&fewer, 24).Collective(op, bytes, g)+1, "seed %d", seed)
 		}
 	}
+}
+
+// randomNetwork is a cluster of which an outer link may be the faster one, and the inner the slower.
+func randomNetwork(r *rand.Rand) *Cluster {
+	link := func() Link {
+		return Link{Bandwidth: math.Pow(10, 7+4*r.Float64()), Efficiency: 0.1 + 0.9*r.Float64(), Latency: math.Pow(10, -7+4*r.Float64())}
+	}
+	c := round()
+	c.IntraNode, c.InterNode, c.DevicesPerNode = link(), link(), 1+r.IntN(9)
+	if r.IntN(3) == 0 {
+		pair := 1 + r.IntN(4)
+		for i, devices := range []int{pair, pair * (2 + r.IntN(3)), 0} {
+			l := link()
+			c.Levels = append(c.Levels, Level{fmt.Sprint(i), devices, l.Bandwidth, l.Efficiency, l.Latency, r.IntN(4)})
+		}
+		c.derive()
+		return c
+	}
+	c.NICsPerNode = r.IntN(4)
+	if r.IntN(2) == 0 {
+		c.NodesPerRack, c.Oversubscription = 1+r.IntN(4), 1+8*r.Float64()
+	}
+	return c
+}
+
+// TestFasterLinksAreNotSlower: on random networks, of one kind or two, nothing that is communicated takes longer where a link
+// has more bandwidth or less latency, or less where there is more to send.
+func TestFasterLinksAreNotSlower(t *testing.T) {
+	for seed := range uint64(1500) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p := &partition.Plan{DP: 1 + r.IntN(4), CP: 1 + r.IntN(2), TP: 1 + r.IntN(6), MicroBatch: 1, Stages: make([]partition.Stage, 1+r.IntN(4))}
+		p.PlanNGPUs = p.DP * p.CP * p.TP * p.PP()
+		p.RuntimeNGPUs = p.PlanNGPUs * (1 + r.IntN(3))
+		p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-dp-tp-cp", "pp-tp-cp-dp"}[r.IntN(4)]
+		c := randomNetwork(r)
+		if r.IntN(2) == 0 {
+			between := randomNetwork(r).InterNode
+			c = Join("two", &between, Pool{c, 1 + r.IntN(p.RuntimeNGPUs)}, Pool{randomNetwork(r), p.RuntimeNGPUs})
+		}
+		require.NoError(t, c.Validate(), "seed %d", seed)
+		fast := c.Faster([]Resource{IntraLink, InterLink}[r.IntN(2)], 1+9*r.Float64())
+		if r.IntN(2) == 0 { // one figure alone
+			fast = c.Clone()
+			all := fast.Constants()
+			k := all[r.IntN(len(all))]
+			by := 1 + 9*r.Float64()
+			if strings.HasSuffix(k.Key, "latency") {
+				by = 1 / by
+			}
+			k.Scale(fast, by)
+		}
+		before, after := NewProgram(c, p, p.Mesh(64)), NewProgram(fast, p, p.Mesh(64))
+		bytes := int64(math.Pow(10, 9*r.Float64()))
+		for at := range p.PP() {
+			x, y := before.As(at), after.As(at)
+			for axis, a := range x.mesh.Axes {
+				if a.Time {
+					continue
+				}
+				for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
+					took := x.Collective(op, bytes, x.Group(axis))
+					require.LessOrEqual(t, y.Collective(op, bytes, y.Group(axis)), took, "seed %d: %s over %s", seed, op, a.Name)
+					require.GreaterOrEqual(t, x.Collective(op, bytes+1000, x.Group(axis)), took, "seed %d: %s over %s", seed, op, a.Name)
+				}
+			}
+			for to := range p.PP() {
+				if to != at {
+					require.LessOrEqual(t, y.Transfer(bytes, y.route(at, to)), x.Transfer(bytes, x.route(at, to)), "seed %d: from %d to %d", seed, at, to)
+				}
+			}
+		}
+	}
+}
+
+// TestTransferOfTheSlowestPair: of stages of which some pairs are in a node and others are not, short messages wait for the
+// latency between nodes, whatever the bandwidth there.
+func TestTransferOfTheSlowestPair(t *testing.T) {
+	c := round() // 1 us in nodes of 4
+	c.InterNode = Link{Bandwidth: 2e9, Efficiency: 1, Latency: 1e-5}
+	p := &partition.Plan{PlanNGPUs: 6, RuntimeNGPUs: 6, DP: 1, TP: 3, MicroBatch: 1, Stages: make([]partition.Stage, 2)}
+	m := NewProgram(c, p, p.Mesh(1))
+	require.Equal(t, Route{1, 2}, m.route(0, 1))
+	require.InDelta(t, float64(21*us/2), float64(m.Transfer(1e3, m.route(0, 1))), 1)
+	require.Equal(t, 1001*us, m.Transfer(1e6, m.route(0, 1)), "and long ones for the bandwidth inside")
 }
