@@ -32,6 +32,22 @@ func TestKernel(t *testing.T) {
 	require.Equal(t, 100*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e6}), "bound by memory")
 }
 
+// TestLongKernels: what takes minutes takes as much longer as there is more of it, and so do collectives over a slow
+// network, of which the one that is slower at some size is no faster at all.
+func TestLongKernels(t *testing.T) {
+	m := NewModel(round(), 8)
+	for _, flops := range []float64{1e14, 1e15} {
+		require.InDelta(t, flops/0.5e12, m.kernel(&work{class: product, dtype: ir.F32, flops: flops}).Seconds(), 1e-5)
+	}
+	// Two devices of a node send what they leave each other, with fewer messages, or all that there is.
+	near, apart := Group{8, Fan{2, 4}}, Group{8, Fan{1, 8}}
+	slow := round()
+	slow.IntraNode.Latency, slow.InterNode.Bandwidth = 1, 2e7
+	m = NewModel(slow, 8)
+	require.Greater(t, m.Collective(ir.OpAllGather, 0, near), m.Collective(ir.OpAllGather, 0, apart))
+	require.False(t, m.NoFaster(near, apart), "of so many bytes the messages do not matter")
+}
+
 // TestKernelInHalfPrecision: products run at the rate that the cluster states for
 // their type, or else at that of f32; other kernels compute in f32.
 func TestKernelInHalfPrecision(t *testing.T) {
