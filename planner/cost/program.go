@@ -141,7 +141,7 @@ func (m *Program) place(position int) int {
 	return m.Offset(position)
 }
 
-// group returns the most spread of the groups over an axis at the position that an
+// group returns the slowest of the groups over an axis at the position that an
 // instruction is priced at. All ranks of a stage do the same work, and a group that
 // waits for a slower one later is no faster; where a plan does not fit the nodes this
 // is an upper bound.
@@ -171,8 +171,13 @@ func (m *Program) Ways() string {
 			for axis := range m.mesh.Axes {
 				g := m.groupOf(at, axis)
 				number(g.Size)
-				for _, parts := range g.Fan {
+				for l, parts := range g.Fan {
 					number(parts)
+					if u := g.Uneven[l]; u != (Uneven{}) {
+						number(u.Few)
+						number(u.Around)
+						number(u.Apart)
+					}
 				}
 			}
 		}
@@ -247,8 +252,8 @@ func (m *Program) groupOf(stage, axis int) Group {
 	return g
 }
 
-// widest finds the most spread group. Groups that begin at the same place of a unit
-// are alike.
+// widest finds what the groups take that wait for each other: see [Group.slowest]. Groups that
+// begin at the same place of a unit are alike.
 func (m *Program) widest(position, axis int) Group {
 	worst := Group{Size: 1}
 	if m.mesh.Axes[axis].Time {
@@ -290,8 +295,10 @@ func (m *Program) widest(position, axis int) Group {
 				for i := range ranks {
 					ranks[i] = m.on.address(lie.Of(d + i*stride))
 				}
-				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+				if g := spread(m.rungs, ranks); worst.Size == 1 {
 					worst = g
+				} else {
+					worst = worst.slowest(g)
 				}
 			}
 		}

@@ -40,7 +40,7 @@ func TestLongKernels(t *testing.T) {
 		require.InDelta(t, flops/0.5e12, m.kernel(&work{class: product, dtype: ir.F32, flops: flops}).Seconds(), 1e-5)
 	}
 	// Two devices of a node send what they leave each other, with fewer messages, or all that there is.
-	near, apart := Group{8, Fan{2, 4}}, Group{8, Fan{1, 8}}
+	near, apart := Group{Size: 8, Fan: Fan{2, 4}}, Group{Size: 8, Fan: Fan{1, 8}}
 	slow := round()
 	slow.IntraNode.Latency, slow.InterNode.Bandwidth = 1, 2e7
 	m = NewModel(slow, 8)
@@ -62,14 +62,14 @@ func TestKernelInHalfPrecision(t *testing.T) {
 
 func TestCollective(t *testing.T) {
 	m := NewModel(round(), 16)
-	node := Group{4, Fan{4, 1}}
+	node := Group{Size: 4, Fan: Fan{4, 1}}
 	require.Equal(t, (6+1500)*us, m.Collective(ir.OpAllReduce, 1e6, node), "2·3 messages, 2·3/4 of 1 MB at 1 GB/s")
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
 	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
-	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{8, Fan{4, 2}}))
-	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{1, Fan{1, 1}}))
+	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 8, Fan: Fan{4, 2}}))
+	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Fan: Fan{1, 1}}))
 	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0: 1}))
 	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
 }
@@ -86,7 +86,7 @@ func TestMonotone(t *testing.T) {
 		for class := vector; class <= attention; class++ {
 			require.LessOrEqual(t, m.kernel(&work{class: class, dtype: ir.F32, flops: f, bytes: b}), m.kernel(&work{class: class, dtype: ir.F32, flops: f * (1 + r.Float64()), bytes: b + r.Int64N(1e6)}), "seed %d", seed)
 		}
-		g := Group{8, Fan{4, 2}}
+		g := Group{Size: 8, Fan: Fan{4, 2}}
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)
 	}
 }

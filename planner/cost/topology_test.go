@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -20,9 +21,9 @@ func TestSpread(t *testing.T) {
 	c.NodesPerRack, c.Oversubscription = 2, 4
 	rungs := c.hierarchy()
 	require.Len(t, rungs, 3)
-	require.Equal(t, Group{16, Fan{4, 2, 2}}, spread(rungs, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}))
-	require.Equal(t, Group{3, Fan{1, 2, 2}}, spread(rungs, []int{8, 0, 4}))
-	require.Equal(t, Group{3, Fan{2, 1, 2}}, spread(rungs, []int{0, 9, 8}), "one node of each rack")
+	require.Equal(t, Group{Size: 16, Fan: Fan{4, 2, 2}}, spread(rungs, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}))
+	require.Equal(t, Group{3, Fan{1, 2, 2}, [maxLevels]Uneven{2: {1, 3, 2}}}, spread(rungs, []int{8, 0, 4}))
+	require.Equal(t, Group{3, Fan{2, 1, 2}, [maxLevels]Uneven{2: {1, 3, 2}}}, spread(rungs, []int{0, 9, 8}), "one node of each rack")
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
 	for range 300 {
@@ -53,22 +54,54 @@ func TestThreeLevels(t *testing.T) {
 	// In nodes 3/4 of 1 MB at 1 GB/s; between the nodes of a rack 1/2 of a quarter at
 	// 100 MB/s; between racks 1/2 of an eighth at 25 MB/s.
 	// A ring of all makes 12 hops in nodes, 2 between those of a rack, 1 between racks.
-	require.InDelta(t, float64((12+750+20+1250+10+2500)*us), float64(m.Collective(ir.OpAllGather, 1e6, Group{16, Fan{4, 2, 2}})), 1)
-	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{4, Fan{1, 2, 2}}), "one device a node, beside the others")
+	require.InDelta(t, float64((12+750+20+1250+10+2500)*us), float64(m.Collective(ir.OpAllGather, 1e6, Group{Size: 16, Fan: Fan{4, 2, 2}})), 1)
+	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 4, Fan: Fan{1, 2, 2}}), "one device a node, beside the others")
 	// An all_to_all of 1 MB sends a sixteenth of it to each rank.
-	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{16, Fan{4, 2, 2}}))
+	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{Size: 16, Fan: Fan{4, 2, 2}}))
+}
+
+// TestUnevenGroups: of a group of which a node has fewer ranks than another those few bring in what all others have, over
+// their own ports.
+func TestUnevenGroups(t *testing.T) {
+	m := NewModel(round(), 8) // nodes of 4, 1 GB/s in them and 100 MB/s between
+	one := spread(m.rungs, []int{0, 1, 2, 3, 4})
+	moved := func(op ir.Op, g Group) Picoseconds { return m.Collective(op, 1e6, g) - m.Collective(op, 0, g) }
+	// 3/4 of 1 MB in the node; the fifth rank has to get the other four's 800 kB.
+	require.InDelta(t, float64((750+8000)*us), float64(moved(ir.OpAllGather, one)), 2)
+	require.InDelta(t, float64(2*(750+8000)*us), float64(moved(ir.OpAllReduce, one)), 2)
+	require.InDelta(t, float64((600+8000)*us), float64(moved(ir.OpAllToAll, one)), 2, "a fifth of 1 MB to each")
+	two := spread(m.rungs, []int{0, 1, 2, 3, 4, 5}) // the two get 2/3 of it, each a half
+	require.InDelta(t, float64((750+3333)*us), float64(moved(ir.OpAllGather, two)), float64(us))
+	const seed = 6
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 500 { // what ranks have to bring in from outside a unit comes over its ports and those around it
+		m := NewModel(randomNetwork(r), 40)
+		ranks := r.Perm(40)[:2+r.IntN(20)]
+		g := spread(m.rungs, ranks)
+		for l, rung := range m.rungs {
+			inside := map[int]int{}
+			for _, rank := range ranks {
+				inside[rank/rung.inside]++
+			}
+			for _, few := range inside {
+				each := 1e6 * (1/float64(few) - 1/float64(len(ranks)))
+				least := picoseconds(each / slices.Max(m.together[l:]))
+				require.GreaterOrEqual(t, m.Collective(ir.OpAllGather, 1e6, g)-m.Collective(ir.OpAllGather, 0, g)+2, least, "seed %d: %v, level %d", seed, ranks, l)
+			}
+		}
+	}
 }
 
 // TestHops: a gather goes around the ring of all ranks, an all_reduce up a tree where
 // that is shorter; and of what goes in one buffer each tensor has its share of the hops.
 func TestHops(t *testing.T) {
 	m := NewModel(round(), 64) // a hop takes 1 us in a node of 4, 10 us between nodes
-	all := Group{64, Fan{4, 16}}
+	all := Group{Size: 64, Fan: Fan{4, 16}}
 	hops := func(op ir.Op) Picoseconds { return m.Collective(op, 0, all) }
 	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpAllGather)), 1)
 	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpReduceScatter)), 1)
 	require.InDelta(t, float64(2*(3+40)*us), float64(hops(ir.OpAllReduce)), 1)
-	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{4, Fan{4, 1}})), 1, "in a node it is a chain")
+	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{Size: 4, Fan: Fan{4, 1}})), 1, "in a node it is a chain")
 
 	full, half := m.collective(ir.OpAllGather, 1e6, 0, all, crossing{1, 1}), m.collective(ir.OpAllGather, 1e6, 0, all, crossing{0.5, 1})
 	require.InDelta(t, float64(hops(ir.OpAllGather))/2, float64(full-half), 2)
@@ -90,8 +123,8 @@ func TestPortsAreShared(t *testing.T) {
 	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 1}), "one port of 200 MB/s")
 	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 2}))
 	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
-	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "all of the job send")
-	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "a job of two ranks a node")
+	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{1, 2}}), "all of the job send")
+	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{1, 2}}), "a job of two ranks a node")
 	// Of a rack of 8 devices two may send at the rate of their ports, more share it.
 	c.NICsPerNode, c.NodesPerRack, c.Oversubscription = 0, 2, 4
 	m = NewModel(c, 16)
@@ -147,7 +180,7 @@ levels:
 	require.Equal(t, 8, c.DevicesPerNode)
 	require.Equal(t, 16e9, c.IntraNode.Bandwidth)
 	m := NewModel(c, 16)
-	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{1, 2, 1}}))
+	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{Size: 2, Fan: Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{Size: 2, Fan: Fan{1, 2, 1}}))
 
 	for _, tt := range []struct{ old, new, want string }{
 		{"devices: 8", "devices: 7", "x.yaml:18:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},

@@ -44,8 +44,10 @@ func allGroups(m *Program, position, axis int) Group {
 		for i := range size {
 			ranks = append(ranks, m.plan.WorldRank(position, d+i*stride))
 		}
-		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+		if g := spread(m.rungs, ranks); worst.Size == 1 {
 			worst = g
+		} else {
+			worst = worst.slowest(g)
 		}
 	}
 	return worst
