@@ -194,6 +194,9 @@ func (c *planCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
+	if p := doc.Predicted; min(p.StepSeconds, p.Breakdown.Compute, p.Breakdown.Communication, p.Breakdown.Optimizer, p.Breakdown.Bubble) < 0 {
+		return &planner.OptionError{Option: "batch.global", Msg: fmt.Sprintf("is %d sequences: a step takes more than the 106 days that can be counted on cluster %s", cfg.Batch.Global, cluster.Name)}
+	}
 	proof := "no other plan of these choices is faster under the cost model"
 	switch r := doc.Search.Robust; {
 	case r != nil && r.Least != 0:
