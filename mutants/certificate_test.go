@@ -35,5 +35,15 @@ func inTheCertificate() []mutant {
 		file: "planner/certify.go",
 		old:  "a.ways(o) != ways {", new: "ways == \"\" {",
 		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "pipelines alike to each other, of which nobody shows anything",
+		file: "planner/certify.go",
+		old:  "at == nil || a.cert.Regions[*at-1].reason == byTwin {", new: "at == nil {",
+		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "a certificate for other ranks than its options",
+		file: "planner/certify.go",
+		old:  "if cert.Plan.RuntimeNGPUs != a.opts.RuntimeNGPUs {", new: "if cert.Plan.RuntimeNGPUs < 0 {",
+		pkg: "./planner", run: tampered,
 	}}
 }
