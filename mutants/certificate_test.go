@@ -33,7 +33,17 @@ func inTheCertificate() []mutant {
 	}, {
 		bug:  "pipelines alike by their number of ranks alone",
 		file: "planner/certify.go",
-		old:  "if ways[0] != ways[1] {", new: "if ways[0] == \"\" {",
+		old:  "a.ways(o) != ways {", new: "ways == \"\" {",
+		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "pipelines alike to each other, of which nobody shows anything",
+		file: "planner/certify.go",
+		old:  "at == nil || a.cert.Regions[*at-1].reason == byTwin {", new: "at == nil {",
+		pkg: "./planner", run: tampered,
+	}, {
+		bug:  "a certificate for other ranks than its options",
+		file: "planner/certify.go",
+		old:  "if cert.Plan.RuntimeNGPUs != a.opts.RuntimeNGPUs {", new: "if cert.Plan.RuntimeNGPUs < 0 {",
 		pkg: "./planner", run: tampered,
 	}}
 }

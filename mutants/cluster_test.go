@@ -14,6 +14,16 @@ func inTheCluster() []mutant {
 		old:  "sharing := max(r.ports, float64(senders))", new: "sharing := r.ports",
 		pkg: "./planner/cost", run: "^TestPortsAreShared$",
 	}, {
+		bug: "a transfer is as fast as most of its pairs", how: "that of the innermost level stands for all",
+		file: "planner/cost/topology.go",
+		old:  "slowest = max(slowest, m.rungs[l].latency+", new: "slowest = max(m.rungs[0].latency, m.rungs[l].latency+",
+		pkg: "./planner/cost", run: "^TestTransferOfTheSlowestPair$",
+	}, {
+		bug: "a rank alone on its node brings in as little as the others", how: "groups lie evenly",
+		file: "planner/cost/topology.go",
+		old:  "t += u.share() * size / rate", new: "t += (f - 1) / f * (size / reached) / rate",
+		pkg: "./planner/cost", run: "^TestUnevenGroups$",
+	}, {
 		bug: "what leaves a rack has the bandwidth of its nodes", how: "oversubscription is forgotten",
 		file: "planner/cost/topology.go",
 		old:  "network.bandwidth /= c.Oversubscription\n", new: "",

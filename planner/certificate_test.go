@@ -135,8 +135,16 @@ func TestTamperedCertificates(t *testing.T) {
 	}
 	nodes := cluster(t, "h100")
 	nodes.DevicesPerNode = 3 // over which units of 2, 4 and 8 and their orders lie in different ways
-	pool := []*proven{{g: step(t, tiny(2), 4), batch: 4, cluster: nodes, opts: Options{RuntimeNGPUs: 8, TP: 2, ZeRO: stage(0), Offload: "none"}}}
-	require.True(t, pool[0].prove(t))
+	slow := nodes.Clone()
+	slow.Device.FLOPS = map[string]float64{"f32": 1e10} // so that more ranks take less time
+	g := step(t, tiny(2), 4)
+	pool := []*proven{
+		{g: g, batch: 4, cluster: nodes, opts: Options{RuntimeNGPUs: 8, TP: 2, ZeRO: stage(0), Offload: "none"}},
+		{g: g, batch: 4, cluster: slow, opts: Options{PlanNGPUs: 4, TP: 2, ZeRO: stage(0), Offload: "none", Overlap: "off"}},
+	}
+	for _, p := range pool {
+		require.True(t, p.prove(t))
+	}
 	for len(pool) < 30 {
 		if p := provenJob(t, 0, r); p.prove(t) {
 			pool = append(pool, p)
@@ -231,10 +239,19 @@ func TestTamperedCertificates(t *testing.T) {
 			}
 			return x != nil
 		}},
-		{"alike to nothing", "there is no unit of", func(_ *proven, c *Certificate) bool {
+		{"alike to nothing", "no region but alike ones has", func(_ *proven, c *Certificate) bool {
 			x := found(c, func(r *Region) bool { return r.reason != byTwin && r.plan > 1 && r.dp < r.plan && r.ranks[0] == "" })
 			if x != nil {
 				x.reason, x.unit = byTwin, x.plan
+			}
+			return x != nil
+		}},
+		{"alike to each other", "no region but alike ones has", func(p *proven, c *Certificate) bool {
+			x := found(c, func(r *Region) bool {
+				return r.reason == byTwin && r.unit == r.plan && len(r.sizes) > 1
+			})
+			if x != nil {
+				c.Regions = eachOther(c.Regions, *x)
 			}
 			return x != nil
 		}},
@@ -290,6 +307,13 @@ func TestTamperedCertificates(t *testing.T) {
 		{"graph", "the certificate is for a graph", func(_ *proven, c *Certificate) bool { c.GraphHash = strings.Repeat("0", 64); return true }},
 		{"cluster", "the certificate is for a cluster", func(_ *proven, c *Certificate) bool { c.ClusterHash = strings.Repeat("0", 64); return true }},
 		{"limit", "the limit is", func(_ *proven, c *Certificate) bool { c.Limit--; return true }},
+		{"winner of more ranks", "the winner is for", func(p *proven, c *Certificate) bool {
+			more := *c.Plan
+			more.RuntimeNGPUs, more.MicroBatch = 2*more.RuntimeNGPUs, (more.MicroBatch+1)/2
+			x, err := Predict(p.g, p.batch, p.cluster, &more, nil)
+			c.Plan, c.Step, c.Peaks = &more, x.Step, x.PeakBytes
+			return err == nil && c.Step < p.cert.Step
+		}},
 		{"fewer options", "the space has no unit", func(_ *proven, c *Certificate) bool {
 			if c.Options.TP > 1 || c.Options.PP > 1 {
 				return false
@@ -324,6 +348,36 @@ func TestTamperedCertificates(t *testing.T) {
 	}
 }
 
+// eachOther has the outline that a region is alike to, in the first of its orders of ranks, be alike to the region in turn, but for micro-batches of one size, of
+// which it says of both what it said of one.
+func eachOther(regions []Region, r Region) (all []Region) {
+	for _, x := range regions {
+		if x.line == r.line {
+			if x.ranks = x.ranks[1:]; len(x.ranks) > 0 {
+				all = append(all, x)
+			}
+			continue
+		}
+		if x.outline != r.outline || !slices.Equal(x.ranks, []string{r.as}) {
+			all = append(all, x)
+			continue
+		}
+		for _, shown := range []bool{true, false} {
+			part := x
+			part.sizes = slices.DeleteFunc(slices.Clone(x.sizes), func(n int) bool { return (n == r.sizes[0]) != shown })
+			for i, ranks := range []string{r.as, r.ranks[0]} {
+				if part.ranks = []string{ranks}; !shown {
+					part.reason, part.unit, part.as = byTwin, r.plan, []string{r.ranks[0], r.as}[i]
+				}
+				if len(part.sizes) > 0 {
+					all = append(all, part)
+				}
+			}
+		}
+	}
+	return all
+}
+
 // TestMalformedCertificates: errors name the line.
 func TestMalformedCertificates(t *testing.T) {
 	p := proven{g: step(t, tiny(2), 4), batch: 4, cluster: cluster(t, "h100"), opts: Options{RuntimeNGPUs: 2, Offload: "none"}}
@@ -342,6 +396,7 @@ func TestMalformedCertificates(t *testing.T) {
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " dp=", 1), 1), ":12: dp: there is no such key here, or twice"},
 		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-2\": is negative"},
 		{strings.Replace(text, region, strings.Replace(region, " sizes=", " sizes=9-3,", 1), 1), ":12: sizes: "},
+		{strings.Replace(text, region, strings.Replace(region, " sizes=", " sizes=1-3,2,", 1), 1), ":12: sizes: "},
 		{strings.Replace(text, region, strings.Replace(region, " sp=off", " sp=no", 1), 1), ":12: sp: \"no\": must be on or off"},
 		{strings.Replace(text, region, strings.Replace(region, " sp=off", "", 1), 1), "key sp is missing"},
 		{strings.Replace(text, region, "", 1), "regions before it"},

@@ -316,7 +316,7 @@ func parseRanges(text string) ([]int, error) {
 		if err == nil && isRange {
 			last, err = strconv.Atoi(to)
 		}
-		if err != nil || first < 1 || last < first || last > 1<<20 {
+		if err != nil || first < 1 || last < first || last > 1<<20 || len(all) > 0 && first <= all[len(all)-1] {
 			return nil, fmt.Errorf("want increasing numbers from 1 to %d, such as 1-4,8", 1<<20)
 		}
 		for n := first; n <= last; n++ {

@@ -36,6 +36,7 @@ func refute(line int, format string, args ...any) error {
 
 // Audit is what [Certify] checked.
 type Audit struct {
+	Fixed   []string        `json:"fixed,omitempty"` // what was given instead of searched: see [Options.Fixed]
 	Reasons []AuditedReason `json:"reasons"`
 	Cuts    int             `json:"plans_priced"`        // while cuts were searched
 	Samples int             `json:"random_plans"`        // priced
@@ -75,7 +76,7 @@ type auditor struct {
 	outlines  map[outline]*pending
 	failed    map[outline]error
 	audit     *Audit
-	known     map[outline]int // the line of a region that covers an outline and is not alike to another
+	space     tiling
 }
 
 // Certify checks a certificate against the graph and the cluster that it is said to be
@@ -110,10 +111,10 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 		return nil, refute(6, "the limit is %d bytes, but options and cluster give %d", cert.Limit, s.limit)
 	}
 	a := newAuditor(s, cert)
-	if err := a.winner(g, eval); err != nil {
+	if a.space, err = a.declared.tile(cert.Regions); err != nil {
 		return nil, err
 	}
-	if err := a.declared.tile(cert.Regions); err != nil {
+	if err := a.winner(g, eval); err != nil {
 		return nil, err
 	}
 	if err := a.regions(); err != nil {
@@ -128,7 +129,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 
 func newAuditor(s *searcher, cert *Certificate) *auditor {
 	return &auditor{
-		searcher: s, cert: cert, audit: &Audit{}, outlines: map[outline]*pending{}, failed: map[outline]error{}, known: map[outline]int{},
+		searcher: s, cert: cert, audit: &Audit{Fixed: cert.Options.Fixed()}, outlines: map[outline]*pending{}, failed: map[outline]error{},
 		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), inParts: s.inParts, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 }
@@ -136,6 +137,9 @@ func newAuditor(s *searcher, cert *Certificate) *auditor {
 // winner prices the winner from its program, and finds it in the space.
 func (a *auditor) winner(g, eval *ir.Graph) error {
 	cert := a.cert
+	if cert.Plan.RuntimeNGPUs != a.opts.RuntimeNGPUs {
+		return refute(8, "the winner is for %d ranks, the options are for %d", cert.Plan.RuntimeNGPUs, a.opts.RuntimeNGPUs)
+	}
 	p, err := Predict(g, a.batch, a.cluster, cert.Plan, eval)
 	if err != nil {
 		return refute(8, "the winner does not compile: %v", err)
@@ -151,14 +155,10 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 		return refute(10, "the winner needs %d bytes, the limit is %d", p.PeakBytes[at], a.limitAt(t, at))
 	}
 	o := a.outlineOf(t)
-	for i := range cert.Regions {
-		for c := range cert.Regions[i].cells() {
-			if c == (cell{o, t.MicroBatch, t.Schedule}) {
-				return a.isTemplate(o)
-			}
-		}
+	if a.space.of(o).at(cell{o, t.MicroBatch, t.Schedule}) == nil {
+		return refute(8, "the winner is in no region")
 	}
-	return refute(8, "the winner is in no region")
+	return a.isTemplate(o)
 }
 
 // outlineOf is that of a plan.
@@ -192,13 +192,6 @@ func (a *auditor) regions() error {
 		rows[m[0]] = &AuditedReason{Reason: m[0], Means: m[1]}
 	}
 	for i := range a.cert.Regions {
-		if r := &a.cert.Regions[i]; r.reason != byTwin {
-			for c := range r.cells() {
-				a.known[c.outline] = r.line
-			}
-		}
-	}
-	for i := range a.cert.Regions {
 		r := &a.cert.Regions[i]
 		start := time.Now()
 		if err := a.region(r); err != nil {
@@ -229,18 +222,12 @@ func (a *auditor) regions() error {
 // region checks why a region holds no plan that takes less than the winner.
 func (a *auditor) region(r *Region) error {
 	switch r.reason {
-	case byTwin, refused:
-		for _, ranks := range r.ranks {
-			o := r.outline
-			o.ranks, o.slices = ranks, r.slices[0]
-			pieces := r.pieces
-			if r.reason == byTwin {
-				pieces = pieces[:1] // on which nothing of it depends
-			}
-			for _, o.pieces = range pieces {
-				if err := a.outline(r, o); err != nil {
-					return err
-				}
+	case byTwin:
+		return a.alike(r)
+	case refused:
+		for c := range r.cells() {
+			if _, err := a.skeletonOf(c.outline); err == nil {
+				return refute(r.line, "%s can be compiled", c.text())
 			}
 		}
 		return nil
@@ -263,17 +250,6 @@ func (a *auditor) region(r *Region) error {
 		if err := a.cell(r, c); err != nil {
 			return err
 		}
-	}
-	return nil
-}
-
-// outline checks that an outline is alike to another, or that it cannot be compiled.
-func (a *auditor) outline(r *Region, o outline) error {
-	if r.reason == byTwin {
-		return a.alike(r, o)
-	}
-	if _, err := a.skeletonOf(o); err == nil {
-		return refute(r.line, "%s can be compiled", o.text())
 	}
 	return nil
 }
@@ -380,32 +356,40 @@ func (a *auditor) pendingOf(o outline) *pending {
 	return a.outlines[o]
 }
 
-// alike checks that all that an outline communicates goes through the network as with
-// another of a smaller unit or another order of ranks, and as many data-parallel ranks, which is
-// covered itself.
-func (a *auditor) alike(r *Region, like outline) error {
-	twin := like
+// alike checks that all that the outlines of a region communicate goes through the network as with
+// another of a smaller unit or another order of ranks, and as many data-parallel ranks, and that what
+// they are like is shown to take as long by itself, cell by cell: not in turn by being like another.
+func (a *auditor) alike(r *Region) error {
 	replicas := a.declared.replicas(r.degrees)
-	twin.plan, twin.ranks = r.unit, r.as
-	if r.unit < 1 || r.unit >= r.plan && r.as == like.ranks || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
-		return refute(r.line, "there is no unit of %d with as many data-parallel ranks as %s", r.unit, like.text())
+	if r.unit < 1 || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
+		return refute(r.line, "there is no unit of %d with as many data-parallel ranks as %s", r.unit, r.outline.text())
 	}
-	twin.dp = replicas * r.unit / a.opts.RuntimeNGPUs
-	if a.known[twin] == 0 {
-		return refute(r.line, "no region but alike ones has %s", twin.text())
-	}
-	var ways [2]string
-	for i, o := range []outline{like, twin} {
-		p := partition.Plan{
-			PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeRO: o.zero, ZeROGroup: o.group,
-			MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order], RankOrder: o.ranks,
+	twin := r.outline
+	twin.plan, twin.dp, twin.ranks = r.unit, replicas*r.unit/a.opts.RuntimeNGPUs, r.as
+	for c := range r.cells() {
+		like := c
+		like.outline, like.slices, like.pieces = twin, c.slices, c.pieces
+		if at := a.space.of(like.outline).at(like); at == nil || a.cert.Regions[*at-1].reason == byTwin {
+			return refute(r.line, "no region but alike ones has micro-batches of %d under %s with %s", like.size, like.schedule, like.text())
 		}
-		ways[i] = cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
 	}
-	if ways[0] != ways[1] {
-		return refute(r.line, "with a unit of %d not everything goes the same ways through the network as with %d", r.unit, r.plan)
+	ways := a.ways(twin)
+	for _, ranks := range r.ranks {
+		o := r.outline
+		if o.ranks = ranks; a.ways(o) != ways {
+			return refute(r.line, "with a unit of %d not everything goes the same ways through the network as with %d", r.unit, r.plan)
+		}
 	}
 	return nil
+}
+
+// ways tells how all that an outline communicates goes through the network.
+func (a *auditor) ways(o outline) string {
+	p := partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeRO: o.zero, ZeROGroup: o.group,
+		MicroBatch: a.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: a.cluster.Orders()[o.order], RankOrder: o.ranks,
+	}
+	return cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
 }
 
 // skeletonOf returns the prices of an outline, nil where it cannot be compiled.

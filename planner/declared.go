@@ -354,67 +354,105 @@ func (d *declared) plans(x outline) float64 {
 	return ways[d.blocks]
 }
 
+// grid is the cells of an outline with whatever number of slices of the loss and of parts.
+type grid struct {
+	slices    []int
+	pieces    []int
+	sizes     []int
+	schedules []partition.Schedule
+	taken     []int // the place of the region, from 1, by slices, parts, size and schedule
+}
+
+// nowhere is a cell that is not in the space.
+const nowhere = -1
+
+// has reports whether micro-batches of a size can be made in so many parts.
+func (g *grid) has(pieces, size int) bool {
+	return len(g.pieces) == 1 || pieces == 0 || size > pieces/2
+}
+
+// at returns where the region of a cell is noted, nil where the space does not have it.
+func (g *grid) at(c cell) *int {
+	if g == nil {
+		return nil
+	}
+	at := 0
+	for _, x := range [][2]int{
+		{slices.Index(g.slices, c.slices), len(g.slices)}, {slices.Index(g.pieces, c.pieces), len(g.pieces)},
+		{slices.Index(g.sizes, c.size), len(g.sizes)}, {slices.Index(g.schedules, c.schedule), len(g.schedules)},
+	} {
+		if x[0] < 0 {
+			return nil
+		}
+		at = at*x[1] + x[0]
+	}
+	if g.taken[at] == nowhere {
+		return nil
+	}
+	return &g.taken[at]
+}
+
+// tiling is the space with the region that each cell is in.
+type tiling map[outline]*grid
+
+// of returns the grid that has the cells of an outline.
+func (t tiling) of(o outline) *grid {
+	o.slices, o.pieces = 0, 0
+	return t[o]
+}
+
 // tile checks that every cell of the space lies in exactly one region, and nothing else
-// does.
-func (d *declared) tile(regions []Region) error {
-	type grid struct {
-		slices    []int
-		pieces    []int
-		sizes     []int
-		schedules []partition.Schedule
-		taken     []int // the line of the region, by slices, parts, size and schedule
-	}
-	space := map[outline]*grid{}
-	any := func(x outline) outline { // number of slices and parts
-		x.slices, x.pieces = 0, 0
-		return x
-	}
-	has := func(g *grid, pieces, size int) bool { return len(g.pieces) == 1 || pieces == 0 || size > pieces/2 }
-	const nowhere = -1
+// does. It returns in which.
+func (d *declared) tile(regions []Region) (tiling, error) {
+	space := tiling{}
 	d.each(func(x outline) {
 		g := &grid{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
 		for range g.slices {
 			for _, pieces := range g.pieces {
 				for _, size := range g.sizes {
 					taken := 0
-					if !has(g, pieces, size) {
+					if !g.has(pieces, size) {
 						taken = nowhere
 					}
 					g.taken = append(g.taken, slices.Repeat([]int{taken}, len(g.schedules))...)
 				}
 			}
 		}
-		space[any(x)] = g
+		x.slices, x.pieces = 0, 0
+		space[x] = g
 	})
 	for i := range regions {
 		r := &regions[i]
+		empty := true
 		for c := range r.cells() {
-			x, size, schedule := c.outline, c.size, c.schedule
-			g := space[any(x)]
-			if g == nil || !slices.Contains(g.slices, x.slices) || !slices.Contains(g.pieces, x.pieces) {
-				return refute(r.line, "the space has no %s", x.text())
+			empty = false
+			g := space.of(c.outline)
+			if g == nil || !slices.Contains(g.slices, c.slices) || !slices.Contains(g.pieces, c.pieces) {
+				return nil, refute(r.line, "the space has no %s", c.text())
 			}
-			a, b := slices.Index(g.sizes, size), slices.Index(g.schedules, schedule)
-			if a < 0 || b < 0 || !has(g, x.pieces, size) {
-				return refute(r.line, "the space has no micro-batches of %d under %s with %s", size, schedule, x.text())
+			at := g.at(c)
+			if at == nil {
+				return nil, refute(r.line, "the space has no micro-batches of %d under %s with %s", c.size, c.schedule, c.text())
 			}
-			at := &g.taken[((slices.Index(g.slices, x.slices)*len(g.pieces)+slices.Index(g.pieces, x.pieces))*len(g.sizes)+a)*len(g.schedules)+b]
 			if *at > 0 {
-				return refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", size, schedule, x.text(), *at)
+				return nil, refute(r.line, "micro-batches of %d under %s with %s are in the region of line %d already", c.size, c.schedule, c.text(), regions[*at-1].line)
 			}
-			*at = r.line
+			*at = i + 1
+		}
+		if empty {
+			return nil, refute(r.line, "has nothing of the space")
 		}
 	}
 	var gap error
 	d.each(func(x outline) {
-		g := space[any(x)]
+		g := space.of(x)
 		if at := slices.Index(g.taken, 0); at >= 0 && gap == nil {
 			x.pieces = g.pieces[at/len(g.schedules)/len(g.sizes)%len(g.pieces)]
 			x.slices = g.slices[at/len(g.schedules)/len(g.sizes)/len(g.pieces)]
 			gap = refute(0, "no region has micro-batches of %d under %s with %s", g.sizes[at/len(g.schedules)%len(g.sizes)], g.schedules[at%len(g.schedules)], x.text())
 		}
 	})
-	return gap
+	return space, gap
 }
 
 // text names an outline.

@@ -104,8 +104,8 @@ func (d *Document) validate() error {
 			return err
 		}
 	}
-	if d.Search.Seconds < 0 || d.Search.PlansConsidered < 0 {
-		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds and %d plans, must not be negative", d.Search.Seconds, d.Search.PlansConsidered)}
+	if s := &d.Search; s.Seconds < 0 || s.PlansConsidered < 0 || s.Gap < 0 {
+		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds, %d plans and a gap of %v, must not be negative", s.Seconds, s.PlansConsidered, s.Gap)}
 	}
 	return nil
 }

@@ -26,6 +26,9 @@ type InfeasibleError struct {
 
 func (e *InfeasibleError) Error() string {
 	p := e.Closest
+	if e.Needs <= e.Limit {
+		return fmt.Sprintf("planner: no feasible plan: the closest fits, but a step of it takes more than the 53 days that can be counted: %s, micro-batch %d", p.Degrees(), p.MicroBatch)
+	}
 	least := ""
 	if e.AtLeast < e.Needs {
 		least = fmt.Sprintf(" of those laid out, and none can need less than %s", gib(e.AtLeast))

@@ -253,6 +253,47 @@ func (o Options) validate(batch int) (Options, error) {
 	return o, nil
 }
 
+// Fixed lists the parts of the search that are given, beside what a configuration says of devices, memory and
+// placements, as flags of autopar plan.
+func (o Options) Fixed() (flags []string) {
+	word := func(flag, value string) {
+		if value != "" {
+			flags = append(flags, "--"+flag+" "+value)
+		}
+	}
+	number := func(flag string, n int) {
+		if n > 0 {
+			word(flag, fmt.Sprint(n))
+		}
+	}
+	if o.Policy != "autodist" {
+		word("policy", string(o.Policy))
+	}
+	number("dp", o.DP)
+	number("tp", o.TP)
+	number("tp-rows", o.TPRows)
+	number("cp", o.CP)
+	number("pp", o.PP)
+	number("micro-batch", o.MicroBatch)
+	word("schedule", string(o.Schedule))
+	number("interleave", o.Interleave)
+	word("rank-order", o.RankOrder)
+	if o.ZeRO != nil {
+		word("zero", fmt.Sprint(*o.ZeRO))
+	}
+	number("zero-group", o.ZeROGroup)
+	word("recompute", string(o.Recompute))
+	word("sequence-parallel", o.SequenceParallel)
+	word("batch-parallel", o.BatchParallel)
+	word("replicate", o.Replicate)
+	word("overlap", o.Overlap)
+	word("overlap-tp", o.OverlapTP)
+	number("tp-pieces", o.TPPieces)
+	number("loss-slices", o.LossSlices)
+	word("offload", o.Offload)
+	return flags
+}
+
 // checkPins refuses pins that are no expressions, that are for nothing in the graph, which would be left out of the plan without a
 // word, that name another axis than those of tensor parallelism, and that have another number of dimensions than what they are for.
 func (o Options) checkPins(g *ir.Graph) error {

@@ -38,8 +38,8 @@ func (c *clusterCmd) measured(con *console) error {
 		return err
 	}
 	cluster, err := profile.Cluster(base, g, cfg.Batch.Global)
-	if err != nil {
-		return err
+	if err != nil { // the three do not go together
+		return usagef("cluster: %v", err)
 	}
 	text, err := json.MarshalIndent(struct {
 		*cost.Cluster

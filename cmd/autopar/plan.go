@@ -75,22 +75,27 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 			return planner.Options{}, usagef("plan: %s is %d, must be at least %d", n.flag, *n.value, n.least)
 		}
 	}
-	p := cfg.Parallel
-	o := planner.Options{
-		PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit),
-		DP: deref(c.DP), TP: deref(c.TP), CP: deref(c.CP), PP: deref(c.PP), MicroBatch: int(cfg.Batch.Micro),
-		RankOrder: c.RankOrder,
-		Schedule:  partition.Schedule(c.Schedule), Interleave: deref(c.Interleave), ZeRO: c.Zero, ZeROGroup: deref(c.ZeroGroup),
-		Recompute: planner.Recompute(c.Recompute), SequenceParallel: c.SequenceParallel, BatchParallel: c.BatchParallel, Overlap: c.Overlap, OverlapTP: c.OverlapTP, Offload: c.Offload,
-		TPRows: deref(c.TPRows), LossSlices: deref(c.LossSlices), TPPieces: deref(c.TPPieces), Replicate: c.Replicate, Policy: planner.Policy(c.Policy), TopK: c.Top,
-	}
+	o := configured(cfg)
+	o.DP, o.TP, o.CP, o.PP, o.RankOrder = deref(c.DP), deref(c.TP), deref(c.CP), deref(c.PP), c.RankOrder
+	o.Schedule, o.Interleave, o.ZeRO, o.ZeROGroup = partition.Schedule(c.Schedule), deref(c.Interleave), c.Zero, deref(c.ZeroGroup)
+	o.Recompute, o.SequenceParallel, o.BatchParallel = planner.Recompute(c.Recompute), c.SequenceParallel, c.BatchParallel
+	o.Overlap, o.OverlapTP, o.Offload = c.Overlap, c.OverlapTP, c.Offload
+	o.TPRows, o.LossSlices, o.TPPieces, o.Replicate = deref(c.TPRows), deref(c.LossSlices), deref(c.TPPieces), c.Replicate
+	o.Policy, o.TopK = planner.Policy(c.Policy), c.Top
 	if c.MicroBatch != nil {
 		o.MicroBatch = *c.MicroBatch
 	}
+	return o, nil
+}
+
+// configured are the options of a search that a configuration has.
+func configured(cfg *config.Config) planner.Options {
+	p := cfg.Parallel
+	o := planner.Options{PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit), MicroBatch: int(cfg.Batch.Micro)}
 	for _, pin := range p.Pins {
 		o.Pins = append(o.Pins, partition.Placement{Match: pin.Match, Spec: pin.Spec()})
 	}
-	return o, nil
+	return o
 }
 
 func deref(n *int) int {
@@ -188,6 +193,9 @@ func (c *planCmd) Run(con *console) error {
 	doc, err := find(cfg, cluster, options)
 	if err != nil {
 		return err
+	}
+	if p := doc.Predicted; min(p.StepSeconds, p.Breakdown.Compute, p.Breakdown.Communication, p.Breakdown.Optimizer, p.Breakdown.Bubble) < 0 {
+		return &planner.OptionError{Option: "batch.global", Msg: fmt.Sprintf("is %d sequences: a step takes more than the 106 days that can be counted on cluster %s", cfg.Batch.Global, cluster.Name)}
 	}
 	proof := "no other plan of these choices is faster under the cost model"
 	switch r := doc.Search.Robust; {

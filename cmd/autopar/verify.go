@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/explain"
@@ -127,6 +129,15 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 	if !reflect.DeepEqual(cert.Plan, doc.Plan) {
 		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for %s, %s has %s", explain.PlanText(cert.Plan), c.Plan, explain.PlanText(doc.Plan))}
 	}
+	want, has := configured(doc.Config), cert.Options
+	if has.MicroBatch > 0 {
+		want.MicroBatch = has.MicroBatch // which may have been given by hand
+	}
+	if has.PlanNGPUs != want.PlanNGPUs || has.RuntimeNGPUs != want.RuntimeNGPUs || has.MemoryLimit != want.MemoryLimit || has.MicroBatch != want.MicroBatch || !slices.Equal(has.Pins, want.Pins) {
+		return nil, &planner.RefutedError{File: c.Certificate, Line: 5, Msg: fmt.Sprintf("the certificate is for plan_ngpus %d, runtime_ngpus %d, memory_limit %d, micro %d and %s, the config of %s has %d, %d, %d, %d and %s",
+			has.PlanNGPUs, has.RuntimeNGPUs, has.MemoryLimit, has.MicroBatch, explain.Count(len(has.Pins), "pin"),
+			c.Plan, want.PlanNGPUs, want.RuntimeNGPUs, want.MemoryLimit, want.MicroBatch, explain.Count(len(want.Pins), "pin"))}
+	}
 	audit, err := planner.Certify(of.graph, doc.Config.Batch.Global, doc.Cluster, of.evalGraph, cert, c.Samples, c.Seed)
 	var refuted *planner.RefutedError
 	if errors.As(err, &refuted) {
@@ -138,6 +149,9 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 // printAudit prints what was checked of a proof.
 func printAudit(con *console, file string, audit *planner.Audit) {
 	con.heading("%s: no plan of the space is faster", file)
+	if len(audit.Fixed) > 0 {
+		con.printf("the space is what was searched with %s\n", strings.Join(audit.Fixed, " "))
+	}
 	rows := [][]string{{"LEFT OUT BECAUSE", "", "REGIONS", "PIPELINES", "PLANS", "CHECKED IN"}}
 	regions, points, plans := 0, 0, 0.0
 	row := func(reason, means string, regions, points int, plans, seconds float64) {

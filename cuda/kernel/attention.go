@@ -141,8 +141,8 @@ func attentionGrad(l *list) error {
 	queryHeads := h.groups * h.heads
 	delta := l.temp(4 * int64(h.batch) * int64(h.rows) * int64(queryHeads))
 	split := h.packs()
-	l.run("attention_delta.cu", "attention_delta", h.dtype, [3]uint32{uint32(queryHeads), uint32(h.rows<<split+255) / 256, uint32(h.batch)}, block256, 0,
-		delta, l.arg(0), address(l.at(o)), int32(h.rows), int32(h.width), int32(split))
+	l.run("attention_delta.cu", "attention_delta", h.dtype, h.grid(h.rows<<split, 256, queryHeads), block256, 0,
+		delta, l.arg(0), address(l.at(o)), int32(h.rows), int32(queryHeads), int32(h.width), int32(split))
 	rest := append([]any{l.arg(0), h.q, h.k, h.v, lse, delta}, h.params...)
 	forQueries := append([]any{dq, rowDQ}, rest...)
 	forKeys := append([]any{dk, dv, rowDKV}, rest...)

@@ -2,8 +2,8 @@
 
 // attention_delta sets delta, shaped like the log-sums, to them. A block has one head of a sequence: 2^split threads for each of
 // its rows, as many as take 16 bytes each.
-KERNEL(attention_delta, 256)(float* delta, const T* dout, const T* o, int rows, int width, int split) {
-	int head = block_x(), heads = blocks_x(), b = block_z(), row = block_y() * (256 >> split) + (thread() >> split);
+KERNEL(attention_delta, 256)(float* delta, const T* dout, const T* o, int rows, int heads, int width, int split) {
+	int row = block_x() * (256 >> split) + (thread() >> split), head = block_y(), b = block_z();
 	int many = 1 << split, at = thread() & (many - 1);
 	float sum = 0;
 	if (row < rows) {

@@ -146,6 +146,11 @@ func launches(g Group, at Place, scratch uint64) (*list, error) {
 	if err := do(l); err != nil {
 		return nil, err
 	}
+	for _, x := range l.out {
+		if g := x.Grid; g[0] >= 1<<31 || g[1] >= 1<<16 || g[2] >= 1<<16 {
+			return nil, l.errorf(" of that size: %s would have a grid of %d x %d x %d blocks, a GPU has at most 2147483647 x 65535 x 65535", x.Name, g[0], g[1], g[2])
+		}
+	}
 	return l, nil
 }
 

@@ -32,7 +32,7 @@ func TestBucket(t *testing.T) {
 		apart += time
 	}
 	together, _ := m.Bucket(bucket, mesh, ir.Coord{})
-	require.Equal(t, m.Collective(ir.OpAllReduce, 4*(1000+70_000+65), Group{8, Fan{8, 1}}), together)
+	require.Equal(t, m.Collective(ir.OpAllReduce, 4*(1000+70_000+65), Group{Size: 8, Fan: Fan{8, 1}}), together)
 	require.Less(t, together, apart)
 }
 
@@ -84,7 +84,7 @@ func TestAllReduce(t *testing.T) {
 		return time, m
 	}
 	whole := Software{AllReduce: 4}
-	dp, tp := Group{8, Fan{4, 2}}, Group{2, Fan{2, 1}}
+	dp, tp := Group{Size: 8, Fan: Fan{4, 2}}, Group{Size: 2, Fan: Fan{2, 1}}
 	time, m := price(whole, ir.OpReduceScatter, partition.AxisDP)
 	require.Equal(t, m.Collective(ir.OpAllReduce, 4*elements, dp), time)
 	require.LessOrEqual(t, m.Replicas(ir.OpReduceScatter, 2*elements, dp), time)
@@ -140,7 +140,7 @@ func TestNoFasterOfReplicas(t *testing.T) {
 	require.NoError(t, err)
 	c.IntraNode.Bandwidth, c.IntraNode.Latency = c.InterNode.Bandwidth/2, 0
 	c.IntraNode.Efficiency, c.InterNode.Efficiency, c.InterNode.Latency = 1, 1, 0
-	dense, sparse := Group{8, Fan{4, 2}}, Group{8, Fan{2, 4}}
+	dense, sparse := Group{Size: 8, Fan: Fan{4, 2}}, Group{Size: 8, Fan: Fan{2, 4}}
 	require.True(t, NewModel(c, 64).NoFaster(dense, sparse))
 	c.Software.Replicas = 0.25
 	require.False(t, NewModel(c, 64).NoFaster(dense, sparse))

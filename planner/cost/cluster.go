@@ -11,7 +11,11 @@ package cost
 
 import (
 	"fmt"
-	"math"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/autopar/autopar/config"
 )
 
 // Cluster is a set of equal devices in equal nodes, or pools of such.
@@ -211,13 +215,29 @@ func (c *Cluster) Validate() error {
 			figure{"device.cache.bandwidth", d.Cache.Bandwidth, 1e3, 1e18, " bytes/s"},
 			figure{"device.cache.remote", d.Cache.Remote, 0, 1e18, " bytes/s"})
 	}
-	for op, share := range d.Kernels {
-		figures = append(figures, figure{"device.kernels." + op, share, 1e-6, 1, ""})
-	}
-	for dtype, f := range d.FLOPS {
-		if !(f > 0) || math.IsInf(f, 0) {
-			return &FieldError{"device.flops." + dtype, fmt.Sprintf("is %v, must be positive", f)}
+	for _, op := range slices.Sorted(maps.Keys(d.Kernels)) {
+		if all := KernelOps(); !slices.Contains(all, op) {
+			return &FieldError{"device.kernels." + op, "is no op of which a rate can be stated; did you mean " + config.Nearest(op, all) + "?"}
 		}
+		figures = append(figures, figure{"device.kernels." + op, d.Kernels[op], 1e-6, 1, ""})
+	}
+	for _, dtype := range slices.Sorted(maps.Keys(d.FLOPS)) {
+		if !slices.Contains(dtypes(), dtype) {
+			return &FieldError{"device.flops." + dtype, "is no element type; there are " + strings.Join(dtypes(), ", ")}
+		}
+		figures = append(figures, figure{"device.flops." + dtype, d.FLOPS[dtype], 1e6, 1e21, " FLOP/s"})
+	}
+	s := &c.Software
+	for _, f := range []struct {
+		key         string
+		value, most float64
+	}{
+		{"score_bytes", s.ScoreBytes, 1e3}, {"flash", s.Flash, 1e3}, {"rms_norm", s.RMSNorm, 1e3}, {"activation", s.Activation, 1e3},
+		{"rotation", s.Rotation, 1e3}, {"loss", s.Loss, 1e3}, {"optimizer", s.Optimizer, 1e3}, {"elementwise", s.Elementwise, 1e3},
+		{"host", s.Host, 1}, {"sync", s.Sync, 1}, {"cast", s.Cast, 1e3}, {"buffer", s.Buffer, 1e18}, {"all_reduce", s.AllReduce, 1e3},
+		{"network", s.Network, 1e3}, {"replicas", s.Replicas, 1e3}, {"cast_bytes", s.CastBytes, 1e3},
+	} {
+		figures = append(figures, figure{"software." + f.key, f.value, 0, f.most, ""})
 	}
 	for _, f := range figures {
 		if !(f.value >= f.least && f.value <= f.most) {

@@ -89,34 +89,35 @@ func TestNetworkOfPools(t *testing.T) {
 	m := NewProgram(c, p, p.Mesh(5))
 	dp := 0
 	// Ranks 0 to 4 are a node of the first pool and a device of its second rack.
-	require.Equal(t, Group{5, Fan{4, 1, 2, 1}}, m.As(0).Group(dp))
+	require.Equal(t, Group{5, Fan{4, 1, 2, 1}, [maxLevels]Uneven{2: {1, 5, 4}}}, m.As(0).Group(dp))
 	// Ranks 5 to 9 are three of that node and the node of the second pool.
-	require.Equal(t, Group{5, Fan{3, 1, 1, 2}}, m.As(1).Group(dp))
+	require.Equal(t, Group{5, Fan{3, 1, 1, 2}, [maxLevels]Uneven{3: {2, 5, 3}}}, m.As(1).Group(dp))
 	near := func(want float64, got Picoseconds) {
 		t.Helper()
 		require.InDelta(t, want, got.Seconds(), 2e-12)
 	}
 	// Position 1 gathers 60 MB at the worse latency of three hops in nodes and the worse
-	// rate of a node, then a third of it over the link between the pools.
+	// rate of a node; and its two ranks in the second pool bring in what the three of the
+	// first have, each a half of it, over the link between the pools.
 	const bytes = 60e6
-	near(3*2e-6+2./3*bytes/1e9+1e-4+1./2*(bytes/3)/5e7+2e-6, m.As(1).Collective(ir.OpAllGather, bytes, m.As(1).Group(dp)))
-	// Position 0 has no device of the second pool: its racks send half as much.
-	near(3*1e-6+3./4*bytes/1e9+1e-5+1./2*(bytes/4)/5e7+1e-6, m.As(0).Collective(ir.OpAllGather, bytes, m.As(0).Group(dp)))
+	near(3*2e-6+2./3*bytes/1e9+1e-4+3./5*(bytes/2)/5e7+2e-6, m.As(1).Collective(ir.OpAllGather, bytes, m.As(1).Group(dp)))
+	// Position 0 has no device of the second pool: that in the second rack brings in what all others have.
+	near(3*1e-6+3./4*bytes/1e9+1e-5+4./5*bytes/5e7+1e-6, m.As(0).Collective(ir.OpAllGather, bytes, m.As(0).Group(dp)))
 	// Three devices of a node, one of another, and one of another rack: all its peers but
 	// a few are inside, and the message there is not free.
-	require.Greater(t, m.Collective(ir.OpAllToAll, 1e6, Group{5, Fan{3, 2, 2}}), m.Collective(ir.OpAllToAll, 1e6, Group{5, Fan{3, 2, 1}}))
+	require.Greater(t, m.Collective(ir.OpAllToAll, 1e6, Group{Size: 5, Fan: Fan{3, 2, 2}}), m.Collective(ir.OpAllToAll, 1e6, Group{Size: 5, Fan: Fan{3, 2, 1}}))
 	// One position for two ranks: what goes to the fast pool goes over the link between.
 	q := planOf(10, 10, 2, 1, 5)
 	m = NewProgram(c, q, q.Mesh(2))
-	require.Equal(t, Route{0, 1}, m.route(0, 1))
-	require.Equal(t, Route{2, 2}, m.route(1, 2), "another rack")
-	require.Equal(t, Route{3, 2}, m.route(3, 4), "another pool")
-	require.Equal(t, Route{3, 2}, m.route(0, 4))
+	require.Equal(t, Route{0: 1}, m.route(0, 1))
+	require.Equal(t, Route{2: 2}, m.route(1, 2), "another rack")
+	require.Equal(t, Route{3: 2}, m.route(3, 4), "another pool")
+	require.Equal(t, Route{3: 2}, m.route(0, 4))
 	near(1e-4+1e6/5e7, m.As(3).Transfer(1e6, m.route(3, 4)))
 	turned := planOf(10, 10, 2, 1, 5, 1, 0)
 	m = NewProgram(c, turned, turned.Mesh(2))
-	require.Equal(t, Route{3, 2}, m.route(0, 1), "the other pool first")
-	require.Equal(t, Route{0, 1}, m.route(1, 2))
+	require.Equal(t, Route{3: 2}, m.route(0, 1), "the other pool first")
+	require.Equal(t, Route{0: 1}, m.route(1, 2))
 	same := planOf(8, 8, 1, 1, 8)
 	m = NewProgram(c, same, same.Mesh(1))
 	require.Equal(t, m.Offset(1), m.Offset(2), "inside a node")

@@ -141,7 +141,7 @@ func (m *Program) place(position int) int {
 	return m.Offset(position)
 }
 
-// group returns the most spread of the groups over an axis at the position that an
+// group returns the slowest of the groups over an axis at the position that an
 // instruction is priced at. All ranks of a stage do the same work, and a group that
 // waits for a slower one later is no faster; where a plan does not fit the nodes this
 // is an upper bound.
@@ -171,8 +171,13 @@ func (m *Program) Ways() string {
 			for axis := range m.mesh.Axes {
 				g := m.groupOf(at, axis)
 				number(g.Size)
-				for _, parts := range g.Fan {
+				for l, parts := range g.Fan {
 					number(parts)
+					if u := g.Uneven[l]; u != (Uneven{}) {
+						number(u.Few)
+						number(u.Around)
+						number(u.Apart)
+					}
 				}
 			}
 		}
@@ -188,8 +193,9 @@ func (m *Program) Ways() string {
 				way := m.route(at, to)
 				b = append(b, '>')
 				number(to - at)
-				number(way.Level)
-				number(way.Senders)
+				for _, senders := range way {
+					number(senders)
+				}
 			}
 		}
 	}
@@ -246,8 +252,8 @@ func (m *Program) groupOf(stage, axis int) Group {
 	return g
 }
 
-// widest finds the most spread group. Groups that begin at the same place of a unit
-// are alike.
+// widest finds what the groups take that wait for each other: see [Group.slowest]. Groups that
+// begin at the same place of a unit are alike.
 func (m *Program) widest(position, axis int) Group {
 	worst := Group{Size: 1}
 	if m.mesh.Axes[axis].Time {
@@ -289,8 +295,10 @@ func (m *Program) widest(position, axis int) Group {
 				for i := range ranks {
 					ranks[i] = m.on.address(lie.Of(d + i*stride))
 				}
-				if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+				if g := spread(m.rungs, ranks); worst.Size == 1 {
 					worst = g
+				} else {
+					worst = worst.slowest(g)
 				}
 			}
 		}
@@ -305,11 +313,7 @@ func (m *Program) route(from, to int) Route {
 	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		rungs := m.rungs
-		if m.on != nil {
-			rungs = m.As(from).rungs
-		}
-		way = route(rungs, m.on, m.plan, from, to)
+		way = route(m.rungs, m.on, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
@@ -329,7 +333,8 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 		return m.Transfer(0, way)
 	}
 	tp := mesh.Axis(partition.AxisTP)
-	if way.Level == 0 || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+	inside := way == Route{way[0]} // of units of the innermost level
+	if inside || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
 		return m.Transfer(bytes, way)
 	}
 	g := m.groupOf(to, tp)

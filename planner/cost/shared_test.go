@@ -26,16 +26,16 @@ func two(t *testing.T) *Cluster {
 func TestOnePass(t *testing.T) {
 	equal := func(want, got Picoseconds, why string) { require.InDelta(t, float64(want), float64(got), 2, why) }
 	c := two(t)
-	all := Group{4, Fan{4}}
+	all := Group{Size: 4, Fan: Fan{4}}
 	m := NewModel(c, 4) // an instruction starts in 2 us
 	equal((200+10+50+2)*us, m.Collective(ir.OpAllReduce, 1e6, all), "2 MB of each rank at 10 GB/s; two more ranks than cores")
 	equal((300+10+50+2)*us, m.Collective(ir.OpAllGather, 1e6, all), "and where it is written it is read before")
 	equal((300+10+50+2)*us, m.Collective(ir.OpAllToAll, 1e6, all), "")
 	equal((150+10+50+2)*us, m.Collective(ir.OpReduceScatter, 1e6, all), "a quarter is written, to a place of its own")
-	equal((200+10+2)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "a core for each of two")
+	equal((200+10+2)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{2}}), "a core for each of two")
 	equal((200+10)*us, m.Transfer(1e6, Route{}), "")
 	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1}))
-	equal((100+10+1)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{2}}), "twice the machine")
+	equal((100+10+1)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{2}}), "twice the machine")
 
 	c.Collectives = ""
 	equal((150+6*20+2)*us, NewModel(c, 4).Collective(ir.OpAllReduce, 1e6, all), "a ring, where nothing is said")

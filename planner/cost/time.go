@@ -25,9 +25,9 @@ func (p Picoseconds) String() string {
 	}
 }
 
-// longest bounds one instruction, so that sums over a step do not overflow: 2^46
-// ps are 70 seconds, and no kernel that takes longer is worth telling apart.
-const longest = 1 << 46
+// longest bounds one instruction, so that sums over a step do not overflow: 2^52 ps are
+// 75 minutes. A slow processor may take minutes for the products of a large micro-batch.
+const longest = 1 << 52
 
 // picoseconds rounds up, so that nothing is free.
 func picoseconds(seconds float64) Picoseconds {
@@ -151,10 +151,13 @@ func (m *Model) traffic(bytes int64) float64 {
 	return float64(bytes) / m.memory
 }
 
+// unreachable is what a copy to host memory takes where there is no link to it.
+const unreachable = 1 << 46
+
 // HostCopy is the time to copy bytes between a device and the memory of its host.
 func (m *Model) HostCopy(bytes int64) Picoseconds {
 	if m.host.Bandwidth == 0 {
-		return longest
+		return unreachable
 	}
 	return picoseconds(m.host.Latency + float64(bytes)/m.host.Bandwidth)
 }

@@ -32,6 +32,22 @@ func TestKernel(t *testing.T) {
 	require.Equal(t, 100*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e6}), "bound by memory")
 }
 
+// TestLongKernels: what takes minutes takes as much longer as there is more of it, and so do collectives over a slow
+// network, of which the one that is slower at some size is no faster at all.
+func TestLongKernels(t *testing.T) {
+	m := NewModel(round(), 8)
+	for _, flops := range []float64{1e14, 1e15} {
+		require.InDelta(t, flops/0.5e12, m.kernel(&work{class: product, dtype: ir.F32, flops: flops}).Seconds(), 1e-5)
+	}
+	// Two devices of a node send what they leave each other, with fewer messages, or all that there is.
+	near, apart := Group{Size: 8, Fan: Fan{2, 4}}, Group{Size: 8, Fan: Fan{1, 8}}
+	slow := round()
+	slow.IntraNode.Latency, slow.InterNode.Bandwidth = 1, 2e7
+	m = NewModel(slow, 8)
+	require.Greater(t, m.Collective(ir.OpAllGather, 0, near), m.Collective(ir.OpAllGather, 0, apart))
+	require.False(t, m.NoFaster(near, apart), "of so many bytes the messages do not matter")
+}
+
 // TestKernelInHalfPrecision: products run at the rate that the cluster states for
 // their type, or else at that of f32; other kernels compute in f32.
 func TestKernelInHalfPrecision(t *testing.T) {
@@ -46,16 +62,16 @@ func TestKernelInHalfPrecision(t *testing.T) {
 
 func TestCollective(t *testing.T) {
 	m := NewModel(round(), 16)
-	node := Group{4, Fan{4, 1}}
+	node := Group{Size: 4, Fan: Fan{4, 1}}
 	require.Equal(t, (6+1500)*us, m.Collective(ir.OpAllReduce, 1e6, node), "2·3 messages, 2·3/4 of 1 MB at 1 GB/s")
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllGather, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpReduceScatter, 1e6, node))
 	require.Equal(t, (3+750)*us, m.Collective(ir.OpAllToAll, 1e6, node))
 	// Two levels: inside as above, then 2·1 messages and 2·1/2 of a quarter at 100 MB/s.
-	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{8, Fan{4, 2}}))
-	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{1, Fan{1, 1}}))
-	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0, 1}))
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
+	require.Equal(t, (6+1500+20+2500)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 8, Fan: Fan{4, 2}}))
+	require.Zero(t, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 1, Fan: Fan{1, 1}}))
+	require.Equal(t, 1001*us, m.Transfer(1e6, Route{0: 1}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
 }
 
 // More work never takes less time: the planner's bounds rest on it.
@@ -70,7 +86,7 @@ func TestMonotone(t *testing.T) {
 		for class := vector; class <= attention; class++ {
 			require.LessOrEqual(t, m.kernel(&work{class: class, dtype: ir.F32, flops: f, bytes: b}), m.kernel(&work{class: class, dtype: ir.F32, flops: f * (1 + r.Float64()), bytes: b + r.Int64N(1e6)}), "seed %d", seed)
 		}
-		g := Group{8, Fan{4, 2}}
+		g := Group{Size: 8, Fan: Fan{4, 2}}
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)
 	}
 }

@@ -114,29 +114,94 @@ func (r rung) rate(senders int) float64 {
 // from level to level the most units inside that one unit has of the group. So a
 // group of 16 on two nodes of 8 is {16, {8, 2}}.
 type Group struct {
-	Size int
-	Fan  Fan
+	Size   int
+	Fan    Fan
+	Uneven [maxLevels]Uneven // by level, zero where the units have as many as Fan says
 }
 
 // Fan is how a [Group] spreads, by level.
 type Fan [maxLevels]int
 
+// Uneven is how many ranks of a [Group] units of a level have, where that is not as many in all. Few and Around are those of the unit
+// inside that has the most to bring in for each of its ranks, and of the unit around it: of a group of 9 on two nodes of 8 one rank
+// brings in what eight have. Apart is the most ranks that a rank has in other units inside the same.
+type Uneven struct{ Few, Around, Apart int }
+
+// share is the part of a tensor that every rank of a unit inside brings in there from the others around it.
+func (u Uneven) share() float64 { return 1/float64(u.Few) - 1/float64(u.Around) }
+
+// even is what units of a level have where all have as many as Fan says.
+func (g *Group) even(level int) Uneven {
+	inside := 1
+	for _, f := range g.Fan[:level] {
+		inside *= f
+	}
+	return Uneven{inside, inside * g.Fan[level], inside * (g.Fan[level] - 1)}
+}
+
+// uneven notes what units of a level have; zero where that is as Fan says.
+func (g *Group) uneven(level int, u Uneven) {
+	if even := g.even(level); u.share() == even.share() && u.Apart == even.Apart {
+		u = Uneven{}
+	}
+	g.Uneven[level] = u
+}
+
+// units returns what units of a level have.
+func (g *Group) units(level int) Uneven {
+	if u := g.Uneven[level]; u != (Uneven{}) {
+		return u
+	}
+	return g.even(level)
+}
+
+// slowest is a group of which each level is the one where more is to be brought in: what groups take that wait for each other. It
+// is as wide as the wider one.
+func (g Group) slowest(other Group) Group {
+	if other.wider(g) {
+		g, other = other, g
+	}
+	for l, f := range g.Fan {
+		if f == 0 {
+			break // of a network with fewer levels
+		}
+		u, v := g.units(l), other.units(l)
+		if v.share() > u.share() {
+			u.Few, u.Around = v.Few, v.Around
+		}
+		u.Apart = max(u.Apart, v.Apart)
+		g.uneven(l, u)
+	}
+	return g
+}
+
 // spread returns the group of some ranks, which it sorts.
 func spread(rungs []rung, ranks []int) Group {
 	slices.Sort(ranks)
 	g := Group{Size: len(ranks)}
+	// run returns where the ranks end that lie in one unit of so many devices with the rank at a place.
+	run := func(at, devices int) int {
+		end := at + 1
+		for end < len(ranks) && ranks[end]/devices == ranks[at]/devices {
+			end++
+		}
+		return end
+	}
 	for l, r := range rungs {
-		unit, part, parts := -1, -1, 0
-		for _, rank := range ranks {
-			if u := rank / r.devices; u != unit {
-				unit, part, parts = u, -1, 0
-			}
-			if p := rank / r.inside; p != part {
-				part = p
-				parts++
+		var u Uneven
+		for at := 0; at < len(ranks); {
+			end, parts := run(at, r.devices), 0
+			for around := end - at; at < end; parts++ {
+				next := run(at, r.inside)
+				if x := (Uneven{Few: next - at, Around: around}); u.Few == 0 || x.share() > u.share() {
+					u.Few, u.Around = x.Few, x.Around
+				}
+				u.Apart = max(u.Apart, around-(next-at))
+				at = next
 			}
 			g.Fan[l] = max(g.Fan[l], parts)
 		}
+		g.uneven(l, u)
 	}
 	return g
 }
@@ -184,14 +249,11 @@ func (g Group) wider(than Group) bool {
 	return false
 }
 
-// Route is how far a transfer goes.
-type Route struct {
-	Level   int // the innermost in which sender and receiver are one unit
-	Senders int // devices of a unit inside that send over it at the same time
-}
+// Route is how far a transfer goes: by level, where sender and receiver of some pair are one unit there and of no level
+// inside, how many devices of a unit inside send over it at the same time; 0 where no pair is so.
+type Route [maxLevels]int
 
-// route returns the slowest of the routes from the devices of one stage to those
-// of another, which send at the same time.
+// route returns how the devices of one stage send to those of another, all at the same time.
 //
 // The devices of a stage are a run in every unit of the plan, if its axes lie in the usual
 // order, and those that they send to lie as far away as the first. Both lie in the network
@@ -213,7 +275,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	} else if p.PlanNGPUs%whole == 0 {
 		run = min(run, 2*whole)
 	}
-	var most [maxLevels]int
+	var most Route
 	var unit, senders [maxLevels]int // by level, the unit inside that is counted, and its senders
 	for u := range units {
 		for d := range run {
@@ -233,13 +295,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 			most[level] = max(most[level], senders[level])
 		}
 	}
-	slowest, found := Route{}, false
-	for l, n := range most {
-		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
-			slowest, found = Route{l, n}, true
-		}
-	}
-	return slowest
+	return most
 }
 
 // period is after how many devices the network looks the same again: the largest unit
@@ -268,7 +324,8 @@ func multiple(a, b int) int {
 // part. It goes level by level, rings inside and between units: a device carries
 // the share of its unit that the levels inside leave it, through its own port or
 // its part of those of the unit, as all of the job send at the same time
-// (Thakur et al. 2005).
+// (Thakur et al. 2005). Where units have unlike numbers of ranks all wait for those
+// that have few: see [Uneven].
 //
 // Hops take their latency: around the ring that joins all ranks, or of an all_reduce
 // up a tree of nodes and down again (double binary trees: Sanders et al. 2009), whichever is shorter.
@@ -303,15 +360,19 @@ func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) P
 		f, rate := float64(g.Fan[l]), m.crossed(l, by)
 		// All ranks that are not the last of their unit send inside it.
 		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
-		if op == ir.OpAllToAll {
+		u := g.Uneven[l]
+		switch even := u == (Uneven{}); {
+		case op == ir.OpAllToAll:
 			peers := reached * (f - 1)
-			if l == outermost {
-				peers = max(n-reached, f-1) // of uneven units the largest may have all but a few
+			if !even {
+				peers = float64(u.Apart)
 			}
 			t += peers / n * size / rate
 			hops = peers
-		} else {
+		case even:
 			t += (f - 1) / f * (size / reached) / rate
+		default:
+			t += u.share() * size / rate
 		}
 		ring += float64(hops * r.latency)
 		deep := f - 1 // a chain
@@ -380,13 +441,18 @@ func (m *Model) NoFaster(g, than Group) bool {
 // over their bytes: not where ranks share memory, or where products hide a part of them.
 func (m *Model) Straight() bool { return !m.onePass && m.crowd == 0 && !m.software.AsyncTP }
 
-// Transfer is the time to send bytes to a rank of another stage.
+// Transfer is the time to send bytes to a rank of another stage: that of the pair that it takes longest.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
-	r := m.rungs[way.Level]
 	if m.onePass { // read and written
 		return picoseconds(m.meeting(2) + 2*float64(bytes)/m.together[0])
 	}
-	return picoseconds(r.latency + float64(bytes)/r.rate(way.Senders))
+	slowest := 0.0
+	for l, senders := range way {
+		if senders > 0 {
+			slowest = max(slowest, m.rungs[l].latency+float64(bytes)/m.rungs[l].rate(senders))
+		}
+	}
+	return picoseconds(slowest)
 }
 
 // network takes the levels of the cluster for a job of so many ranks.

@@ -2,7 +2,9 @@ package cost
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,9 +21,9 @@ func TestSpread(t *testing.T) {
 	c.NodesPerRack, c.Oversubscription = 2, 4
 	rungs := c.hierarchy()
 	require.Len(t, rungs, 3)
-	require.Equal(t, Group{16, Fan{4, 2, 2}}, spread(rungs, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}))
-	require.Equal(t, Group{3, Fan{1, 2, 2}}, spread(rungs, []int{8, 0, 4}))
-	require.Equal(t, Group{3, Fan{2, 1, 2}}, spread(rungs, []int{0, 9, 8}), "one node of each rack")
+	require.Equal(t, Group{Size: 16, Fan: Fan{4, 2, 2}}, spread(rungs, []int{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}))
+	require.Equal(t, Group{3, Fan{1, 2, 2}, [maxLevels]Uneven{2: {1, 3, 2}}}, spread(rungs, []int{8, 0, 4}))
+	require.Equal(t, Group{3, Fan{2, 1, 2}, [maxLevels]Uneven{2: {1, 3, 2}}}, spread(rungs, []int{0, 9, 8}), "one node of each rack")
 	const seed = 5
 	r := rand.New(rand.NewPCG(seed, 0))
 	for range 300 {
@@ -52,22 +54,54 @@ func TestThreeLevels(t *testing.T) {
 	// In nodes 3/4 of 1 MB at 1 GB/s; between the nodes of a rack 1/2 of a quarter at
 	// 100 MB/s; between racks 1/2 of an eighth at 25 MB/s.
 	// A ring of all makes 12 hops in nodes, 2 between those of a rack, 1 between racks.
-	require.InDelta(t, float64((12+750+20+1250+10+2500)*us), float64(m.Collective(ir.OpAllGather, 1e6, Group{16, Fan{4, 2, 2}})), 1)
-	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{4, Fan{1, 2, 2}}), "one device a node, beside the others")
+	require.InDelta(t, float64((12+750+20+1250+10+2500)*us), float64(m.Collective(ir.OpAllGather, 1e6, Group{Size: 16, Fan: Fan{4, 2, 2}})), 1)
+	require.Equal(t, 2*(10+5000+10+10000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 4, Fan: Fan{1, 2, 2}}), "one device a node, beside the others")
 	// An all_to_all of 1 MB sends a sixteenth of it to each rank.
-	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{16, Fan{4, 2, 2}}))
+	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{Size: 16, Fan: Fan{4, 2, 2}}))
+}
+
+// TestUnevenGroups: of a group of which a node has fewer ranks than another those few bring in what all others have, over
+// their own ports.
+func TestUnevenGroups(t *testing.T) {
+	m := NewModel(round(), 8) // nodes of 4, 1 GB/s in them and 100 MB/s between
+	one := spread(m.rungs, []int{0, 1, 2, 3, 4})
+	moved := func(op ir.Op, g Group) Picoseconds { return m.Collective(op, 1e6, g) - m.Collective(op, 0, g) }
+	// 3/4 of 1 MB in the node; the fifth rank has to get the other four's 800 kB.
+	require.InDelta(t, float64((750+8000)*us), float64(moved(ir.OpAllGather, one)), 2)
+	require.InDelta(t, float64(2*(750+8000)*us), float64(moved(ir.OpAllReduce, one)), 2)
+	require.InDelta(t, float64((600+8000)*us), float64(moved(ir.OpAllToAll, one)), 2, "a fifth of 1 MB to each")
+	two := spread(m.rungs, []int{0, 1, 2, 3, 4, 5}) // the two get 2/3 of it, each a half
+	require.InDelta(t, float64((750+3333)*us), float64(moved(ir.OpAllGather, two)), float64(us))
+	const seed = 6
+	r := rand.New(rand.NewPCG(seed, 0))
+	for range 500 { // what ranks have to bring in from outside a unit comes over its ports and those around it
+		m := NewModel(randomNetwork(r), 40)
+		ranks := r.Perm(40)[:2+r.IntN(20)]
+		g := spread(m.rungs, ranks)
+		for l, rung := range m.rungs {
+			inside := map[int]int{}
+			for _, rank := range ranks {
+				inside[rank/rung.inside]++
+			}
+			for _, few := range inside {
+				each := 1e6 * (1/float64(few) - 1/float64(len(ranks)))
+				least := picoseconds(each / slices.Max(m.together[l:]))
+				require.GreaterOrEqual(t, m.Collective(ir.OpAllGather, 1e6, g)-m.Collective(ir.OpAllGather, 0, g)+2, least, "seed %d: %v, level %d", seed, ranks, l)
+			}
+		}
+	}
 }
 
 // TestHops: a gather goes around the ring of all ranks, an all_reduce up a tree where
 // that is shorter; and of what goes in one buffer each tensor has its share of the hops.
 func TestHops(t *testing.T) {
 	m := NewModel(round(), 64) // a hop takes 1 us in a node of 4, 10 us between nodes
-	all := Group{64, Fan{4, 16}}
+	all := Group{Size: 64, Fan: Fan{4, 16}}
 	hops := func(op ir.Op) Picoseconds { return m.Collective(op, 0, all) }
 	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpAllGather)), 1)
 	require.InDelta(t, float64((48+150)*us), float64(hops(ir.OpReduceScatter)), 1)
 	require.InDelta(t, float64(2*(3+40)*us), float64(hops(ir.OpAllReduce)), 1)
-	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{4, Fan{4, 1}})), 1, "in a node it is a chain")
+	require.InDelta(t, float64(2*3*us), float64(m.Collective(ir.OpAllReduce, 0, Group{Size: 4, Fan: Fan{4, 1}})), 1, "in a node it is a chain")
 
 	full, half := m.collective(ir.OpAllGather, 1e6, 0, all, crossing{1, 1}), m.collective(ir.OpAllGather, 1e6, 0, all, crossing{0.5, 1})
 	require.InDelta(t, float64(hops(ir.OpAllGather))/2, float64(full-half), 2)
@@ -86,16 +120,16 @@ func TestPortsAreShared(t *testing.T) {
 	c := round() // 100 MB/s a device, so 400 MB/s a node
 	c.NICsPerNode = 2
 	m := NewModel(c, 8)
-	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 1}), "one port of 200 MB/s")
-	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1, 2}))
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1, 4}))
-	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "all of the job send")
-	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{2, Fan{1, 2}}), "a job of two ranks a node")
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 1}), "one port of 200 MB/s")
+	require.Equal(t, 5010*us, m.Transfer(1e6, Route{1: 2}))
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{1: 4}))
+	require.Equal(t, 2*(10+5000)*us, m.Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{1, 2}}), "all of the job send")
+	require.Equal(t, 2*(10+2500)*us, NewModel(c, 2).Collective(ir.OpAllReduce, 1e6, Group{Size: 2, Fan: Fan{1, 2}}), "a job of two ranks a node")
 	// Of a rack of 8 devices two may send at the rate of their ports, more share it.
 	c.NICsPerNode, c.NodesPerRack, c.Oversubscription = 0, 2, 4
 	m = NewModel(c, 16)
-	require.Equal(t, 10010*us, m.Transfer(1e6, Route{2, 2}))
-	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2, 8})), 1, "a quarter of 100 MB/s")
+	require.Equal(t, 10010*us, m.Transfer(1e6, Route{2: 2}))
+	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2: 8})), 1, "a quarter of 100 MB/s")
 }
 
 // TestRoute: stages side by side in a node send inside it, those apart over the
@@ -107,13 +141,13 @@ func TestRoute(t *testing.T) {
 		return &partition.Plan{PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp, DP: dp, TP: tp, MicroBatch: 1, Stages: make([]partition.Stage, pp)}
 	}
 	p := plan(1, 1, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{0: 1}, route(rungs, nil, p, 0, 1))
 	p = plan(1, 2, 4)
-	require.Equal(t, Route{0, 1}, route(rungs, nil, p, 0, 1))
-	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 1, 2), "two ranks leave the node together")
-	require.Equal(t, Route{1, 2}, route(rungs, nil, p, 2, 1))
+	require.Equal(t, Route{0: 1}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{1: 2}, route(rungs, nil, p, 1, 2), "two ranks leave the node together")
+	require.Equal(t, Route{1: 2}, route(rungs, nil, p, 2, 1))
 	p = plan(1, 4, 2)
-	require.Equal(t, Route{1, 4}, route(rungs, nil, p, 0, 1))
+	require.Equal(t, Route{1: 4}, route(rungs, nil, p, 0, 1))
 }
 
 // TestLevels: levels say what nodes do, and more.
@@ -146,7 +180,7 @@ levels:
 	require.Equal(t, 8, c.DevicesPerNode)
 	require.Equal(t, 16e9, c.IntraNode.Bandwidth)
 	m := NewModel(c, 16)
-	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{2, Fan{1, 2, 1}}))
+	require.Less(t, 10*m.Collective(ir.OpAllReduce, 1e9, Group{Size: 2, Fan: Fan{2, 1, 1}}), m.Collective(ir.OpAllReduce, 1e9, Group{Size: 2, Fan: Fan{1, 2, 1}}))
 
 	for _, tt := range []struct{ old, new, want string }{
 		{"devices: 8", "devices: 7", "x.yaml:18:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},
@@ -185,7 +219,9 @@ func TestSlowerLinksCostMore(t *testing.T) {
 		bytes := r.Int64N(1e7)
 		for l, rung := range m.rungs {
 			for s := 1; s < rung.inside; s++ {
-				require.LessOrEqual(t, m.Transfer(bytes, Route{l, s}), m.Transfer(bytes, Route{l, s + 1}), "seed %d", seed)
+				var way, more Route
+				way[l], more[l] = s, s+1
+				require.LessOrEqual(t, m.Transfer(bytes, way), m.Transfer(bytes, more), "seed %d", seed)
 			}
 		}
 		fewer := *c
@@ -195,4 +231,88 @@ func TestSlowerLinksCostMore(t *testing.T) {
 			require.LessOrEqual(t, m.Collective(op, bytes, g), NewModel(&fewer, 24).Collective(op, bytes, g)+1, "seed %d", seed)
 		}
 	}
+}
+
+// randomNetwork is a cluster of which an outer link may be the faster one, and the inner the slower.
+func randomNetwork(r *rand.Rand) *Cluster {
+	link := func() Link {
+		return Link{Bandwidth: math.Pow(10, 7+4*r.Float64()), Efficiency: 0.1 + 0.9*r.Float64(), Latency: math.Pow(10, -7+4*r.Float64())}
+	}
+	c := round()
+	c.IntraNode, c.InterNode, c.DevicesPerNode = link(), link(), 1+r.IntN(9)
+	if r.IntN(3) == 0 {
+		pair := 1 + r.IntN(4)
+		for i, devices := range []int{pair, pair * (2 + r.IntN(3)), 0} {
+			l := link()
+			c.Levels = append(c.Levels, Level{fmt.Sprint(i), devices, l.Bandwidth, l.Efficiency, l.Latency, r.IntN(4)})
+		}
+		c.derive()
+		return c
+	}
+	c.NICsPerNode = r.IntN(4)
+	if r.IntN(2) == 0 {
+		c.NodesPerRack, c.Oversubscription = 1+r.IntN(4), 1+8*r.Float64()
+	}
+	return c
+}
+
+// TestFasterLinksAreNotSlower: on random networks, of one kind or two, nothing that is communicated takes longer where a link
+// has more bandwidth or less latency, or less where there is more to send.
+func TestFasterLinksAreNotSlower(t *testing.T) {
+	for seed := range uint64(1500) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		p := &partition.Plan{DP: 1 + r.IntN(4), CP: 1 + r.IntN(2), TP: 1 + r.IntN(6), MicroBatch: 1, Stages: make([]partition.Stage, 1+r.IntN(4))}
+		p.PlanNGPUs = p.DP * p.CP * p.TP * p.PP()
+		p.RuntimeNGPUs = p.PlanNGPUs * (1 + r.IntN(3))
+		p.RankOrder = []string{"", "dp-tp-cp-pp", "pp-dp-tp-cp", "pp-tp-cp-dp"}[r.IntN(4)]
+		c := randomNetwork(r)
+		if r.IntN(2) == 0 {
+			between := randomNetwork(r).InterNode
+			c = Join("two", &between, Pool{c, 1 + r.IntN(p.RuntimeNGPUs)}, Pool{randomNetwork(r), p.RuntimeNGPUs})
+		}
+		require.NoError(t, c.Validate(), "seed %d", seed)
+		fast := c.Faster([]Resource{IntraLink, InterLink}[r.IntN(2)], 1+9*r.Float64())
+		if r.IntN(2) == 0 { // one figure alone
+			fast = c.Clone()
+			all := fast.Constants()
+			k := all[r.IntN(len(all))]
+			by := 1 + 9*r.Float64()
+			if strings.HasSuffix(k.Key, "latency") {
+				by = 1 / by
+			}
+			k.Scale(fast, by)
+		}
+		before, after := NewProgram(c, p, p.Mesh(64)), NewProgram(fast, p, p.Mesh(64))
+		bytes := int64(math.Pow(10, 9*r.Float64()))
+		for at := range p.PP() {
+			x, y := before.As(at), after.As(at)
+			for axis, a := range x.mesh.Axes {
+				if a.Time {
+					continue
+				}
+				for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
+					took := x.Collective(op, bytes, x.Group(axis))
+					require.LessOrEqual(t, y.Collective(op, bytes, y.Group(axis)), took, "seed %d: %s over %s", seed, op, a.Name)
+					require.GreaterOrEqual(t, x.Collective(op, bytes+1000, x.Group(axis)), took, "seed %d: %s over %s", seed, op, a.Name)
+				}
+			}
+			for to := range p.PP() {
+				if to != at {
+					require.LessOrEqual(t, y.Transfer(bytes, y.route(at, to)), x.Transfer(bytes, x.route(at, to)), "seed %d: from %d to %d", seed, at, to)
+				}
+			}
+		}
+	}
+}
+
+// TestTransferOfTheSlowestPair: of stages of which some pairs are in a node and others are not, short messages wait for the
+// latency between nodes, whatever the bandwidth there.
+func TestTransferOfTheSlowestPair(t *testing.T) {
+	c := round() // 1 us in nodes of 4
+	c.InterNode = Link{Bandwidth: 2e9, Efficiency: 1, Latency: 1e-5}
+	p := &partition.Plan{PlanNGPUs: 6, RuntimeNGPUs: 6, DP: 1, TP: 3, MicroBatch: 1, Stages: make([]partition.Stage, 2)}
+	m := NewProgram(c, p, p.Mesh(1))
+	require.Equal(t, Route{1, 2}, m.route(0, 1))
+	require.InDelta(t, float64(21*us/2), float64(m.Transfer(1e3, m.route(0, 1))), 1)
+	require.Equal(t, 1001*us, m.Transfer(1e6, m.route(0, 1)), "and long ones for the bandwidth inside")
 }

@@ -16,7 +16,7 @@ import (
 func allSenders(rungs []rung, p *partition.Plan, from, to int) Route {
 	type origin struct{ level, unit int }
 	senders := map[origin]int{}
-	var most [maxLevels]int
+	var most Route
 	for d := range p.DataParallel() * p.ContextParallel() * p.TP {
 		a, b := p.WorldRank(from, d), p.WorldRank(to, d)
 		level := slices.IndexFunc(rungs, func(r rung) bool { return a/r.devices == b/r.devices })
@@ -24,13 +24,7 @@ func allSenders(rungs []rung, p *partition.Plan, from, to int) Route {
 		senders[at]++
 		most[level] = max(most[level], senders[at])
 	}
-	slowest, found := Route{}, false
-	for l, n := range most {
-		if n > 0 && (!found || rungs[l].rate(n) <= rungs[slowest.Level].rate(slowest.Senders)) {
-			slowest, found = Route{l, n}, true
-		}
-	}
-	return slowest
+	return most
 }
 
 // allGroups is [Program.widest] by looking at every group.
@@ -50,8 +44,10 @@ func allGroups(m *Program, position, axis int) Group {
 		for i := range size {
 			ranks = append(ranks, m.plan.WorldRank(position, d+i*stride))
 		}
-		if g := spread(m.rungs, ranks); worst.Size == 1 || g.wider(worst) {
+		if g := spread(m.rungs, ranks); worst.Size == 1 {
 			worst = g
+		} else {
+			worst = worst.slowest(g)
 		}
 	}
 	return worst

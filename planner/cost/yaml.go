@@ -123,8 +123,7 @@ type Error = strictyaml.Error
 // is required except source, software, device.shared, device.cores, device.reserve, device.cache,
 // device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
 // device.efficiency.threads, what else refines a shared machine (collectives, device.turn, device.fork, device.pack,
-// device.efficiency.divided,
-// device.kernels, device.cache.remote, device.efficiency.attention_half_keys), host, what refines the
+// device.kernels, device.cache.remote, device.efficiency.attention_half_keys and attention_grad_half_keys), host, what refines the
 // network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
 // devices_per_node and inter_node. levels stand in place of devices_per_node,
 // intra_node and inter_node. A file of pools has name and pools, and may have source,
@@ -199,8 +198,8 @@ type decoder struct {
 	at        map[string]strictyaml.Origin // where each key was written
 }
 
-// field is where the value of a key goes: *string, *float64, *bool, *int (a count
-// or auto) or *int64 (a size or auto).
+// field is where the value of a key goes: *string, *float64, *bool, *int (a count) or
+// *int64 (a size).
 type field struct {
 	key    string
 	target any
@@ -419,7 +418,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 		}
 		*target = n
 	case *int64:
-		if value.Text == "auto" {
+		if value.Text == "auto" && key == "device.memory" {
 			*target = installedMemory()
 			return nil
 		}

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"math"
 	"os"
 	"path/filepath"
 	"strings"
@@ -49,6 +50,8 @@ func TestStrictYAML(t *testing.T) {
 		{"devices_per_node: 8", "devices_per_node: [8]", "wants one value"},
 		{"f32: 67e12", "f33: 67e12", "device.flops.f33: unknown key; did you mean device.flops.f32?"},
 		{"f32: 67e12", "f32: .inf", "device.flops.f32"},
+		{"bf16: 989e12", "bf16: 1e308", "x.yaml:9:52: device.flops.bf16: is 1e+308 FLOP/s, must be between 1e+06 and 1e+21"},
+		{"reserve: 2GiB", "reserve: auto", `x.yaml:14:3: device.reserve: wants a size such as 16GiB, 512MiB or bytes, got "auto"`},
 		{"79.1GiB", "-79.1GiB", `x.yaml:8:3: device.memory: wants a size such as 16GiB, 512MiB or bytes, got "-79.1GiB"`},
 		{"79.1GiB", "0", "x.yaml:8:3: device.memory: is 0 bytes, must be between"},
 		{"devices_per_node: 8", "devices_per_node: 8\nnics_per_node: -1", "x.yaml:16:1: nics_per_node: is -1, must be between"},
@@ -79,6 +82,30 @@ func TestStrictYAML(t *testing.T) {
 	require.NoError(t, err)
 	_, err = Load(path + ".gone")
 	require.ErrorContains(t, err, "cannot be read")
+}
+
+// TestImpossibleFigures: of a cluster that stands in a plan every figure is checked too, also what files choose by a name.
+func TestImpossibleFigures(t *testing.T) {
+	for _, tt := range []struct {
+		cluster, want string
+		do            func(c *Cluster)
+	}{
+		{"h100", "device.flops.bf17: is no element type; there are f32, tf32", func(c *Cluster) { c.Device.FLOPS["bf17"] = 1e12 }},
+		{"cpu", "device.kernels.gelo: is no op of which a rate can be stated; did you mean gelu?", func(c *Cluster) { c.Device.Kernels = map[string]float64{"gelo": 0.5} }},
+		{"h100", "software.loss: is -1, must be between 0 and 1000", func(c *Cluster) { c.Software.Loss = -1 }},
+		{"h100", "software.host: is NaN, must be between 0 and 1", func(c *Cluster) { c.Software.Host = math.NaN() }},
+		{"h100", "software.buffer: is +Inf, must be", func(c *Cluster) { c.Software.Buffer = math.Inf(1) }},
+	} {
+		c, err := Load(tt.cluster)
+		require.NoError(t, err)
+		tt.do(c)
+		require.ErrorContains(t, c.Validate(), tt.want)
+	}
+	for _, s := range Generations() {
+		c := round()
+		c.Software = s
+		require.NoError(t, c.Validate(), s.Name)
+	}
 }
 
 func FuzzParse(f *testing.F) {

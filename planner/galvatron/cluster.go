@@ -26,6 +26,9 @@ func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Clu
 	if len(base.Pools) > 0 {
 		return nil, fmt.Errorf("galvatron: %s has several kinds of devices, a profile is of one", base.Name)
 	}
+	if len(base.Levels) > 0 {
+		return nil, fmt.Errorf("galvatron: %s states %d levels of network, a profile is of nodes that are all connected alike", base.Name, len(base.Levels))
+	}
 	c := *base
 	c.Name = base.Name + "-galvatron"
 	c.Source = "profile files of Galvatron; " + base.Source
@@ -39,8 +42,6 @@ func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Clu
 		return nil, err
 	}
 	want := p.Layer.at(samples) / 1000
-	base = &cost.Cluster{}
-	*base = c
 	e := base.Device.Efficiency
 	scaled := func(factor float64) float64 {
 		c.Device.Efficiency.Matmul, c.Device.Efficiency.Attention, c.Device.Efficiency.Vector = e.Matmul*factor, e.Attention*factor, e.Vector*factor

@@ -157,6 +157,10 @@ func TestCluster(t *testing.T) {
 	took := cost.NewModel(c, 8).Collective(ir.OpAllGather, 64<<20, cost.Group{Size: 8, Fan: cost.Fan{8}})
 	require.InEpsilon(t, m.Gather[8].Fitted.at(64)/1000, took.Seconds(), 1e-2)
 
+	pairs, err := cost.Load("v100")
+	require.NoError(t, err)
+	_, err = m.Cluster(pairs, g, 16)
+	require.ErrorContains(t, err, "galvatron: v100 states 3 levels of network, a profile is of nodes")
 	_, err = m.Cluster(base, g, 4)
 	require.ErrorContains(t, err, "the batch is 4, want at least 8")
 	m.Layer = Line{1e6, 0}
@@ -208,6 +212,7 @@ func TestBadProfiles(t *testing.T) {
 		{"p2p_bandwidth_1nodes_8gpus_per_node.json", `33.25`, `"fast"`, `cannot unmarshal string`},
 		{"overlap_coefficient.json", `1.15`, `0.5`, `"overlap_coe": must be there, alone, and at least 1`},
 		{"sp_time_1nodes_8gpus_per_node.json", `all2all_size_8_1MB_time`, `all2all_8_1MB`, `"all2all_8_1MB": is unknown`},
+		{"sp_time_1nodes_8gpus_per_node.json", `allreduce_size_`, `all2all_size_`, `"allreduce_size_N_NMB_time": is missing`},
 		{"sp_time_1nodes_8gpus_per_node.json", `}`, `} {}`, `goes on after its value`},
 	} {
 		dir := t.TempDir()

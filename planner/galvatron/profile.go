@@ -354,6 +354,9 @@ func (p *Profile) readCollectives(file string) error {
 		}
 		tables[ranks].Measured[size] = time
 	}
+	if len(p.Gather) == 0 {
+		return &FileError{file, "allreduce_size_N_NMB_time", "is missing"}
+	}
 	for name, tables := range map[string]map[int]Table{"allreduce": p.Gather, "all2all": p.Exchange} {
 		for ranks, t := range tables {
 			line := &points{}
