@@ -16,8 +16,10 @@ func priceable(g *ir.Graph, batch int, c *cost.Cluster, ranks int) error {
 		switch n.Op {
 		case ir.OpInput:
 			tokens = max(tokens, n.Results[0].Type.Elems())
-		case ir.OpAdamW:
-			flops += 6 * float64(n.Args[0].Type.Elems())
+		case ir.OpParam:
+			if !n.Attr.(ir.ParamAttr).State {
+				flops += 6 * float64(n.Results[0].Type.Elems())
+			}
 		}
 	}
 	days := flops * float64(tokens) / float64(ranks) / c.PeakFLOPS("f32", ranks) / (24 * 3600)

@@ -273,17 +273,28 @@ func (s *searcher) liesOf(o outline) *lies {
 	return l
 }
 
-// best returns the groups of tensor and context parallelism that an outline may have in the
-// usual order of ranks, and those in others that may communicate faster; nil if none may.
+// best returns the groups of tensor and context parallelism that an outline has in the
+// usual order of ranks, of which the slowest of a unit is waited for, and those in others that may communicate faster; nil if none may.
 func (s *searcher) best(o outline) *lies {
 	key := liesKey{tp: o.tp, cp: o.cp}
 	l, known := s.lies[key]
 	if known {
 		return l
 	}
-	l = &lies{s.rates.Groups(o.tp, 1), s.rates.Groups(o.cp, o.tp)}
-	nearer := false
+	o.ranks = ""
+	trunk, nearer := s.trunk(o), false
+	if trunk == nil {
+		return nil
+	}
+	l = &lies{}
 	for k, size := range []int{o.tp, o.cp} {
+		axis := trunk.mesh.Axis([]string{partition.AxisTP, partition.AxisCP}[k])
+		if axis < 0 {
+			continue
+		}
+		for _, price := range trunk.prices {
+			l[k] = append(l[k], price.Group(axis))
+		}
 		for _, apart := range divisors(s.opts.RuntimeNGPUs / size) {
 			for _, g := range s.rates.Groups(size, apart) {
 				if !slices.ContainsFunc(l[k], func(than cost.Group) bool { return s.rates.NoFaster(g, than) }) {
