@@ -436,6 +436,7 @@ func TestPlansRefused(t *testing.T) {
 		"rank":       {func(p *partition.Plan) { p.Placements[0].Spec = "[tp]" }, "h.0.attn.c_attn.weight has 4 dimensions"},
 		"too fine": {func(p *partition.Plan) { p.DP, p.TP = 1, 4 },
 			"h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks"},
+		"terms":   {func(p *partition.Plan) { p.Placements[0].Spec = "[_,_,_,_]+{tp}" }, "h.0.attn.c_attn.weight is a parameter, which has no terms to sum"},
 		"illegal": {func(p *partition.Plan) { p.Placements[0].Spec = "[tp,_,_,_]" }, "dimension 0 of size 3"},
 	} {
 		t.Run(name, func(t *testing.T) {

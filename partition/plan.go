@@ -145,18 +145,33 @@ type Placement struct {
 	Spec  string `json:"spec"`
 }
 
-// Places lists the parameters and ops of a graph that match.
+// Places lists the parameters and ops of a graph that match. Optimizer state is placed by the name of its parameter.
 func (p Placement) Places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	match, err := newPattern(p.Match)
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range g.Nodes {
-		if (n.Op == ir.OpParam || n.Op.Class() != ir.Leaf) && match.matches(BaseName(n.Name)) {
+		attr, _ := n.Attr.(ir.ParamAttr)
+		if (n.Op == ir.OpParam && !attr.State || n.Op.Class() == ir.Compute) && match.matches(BaseName(n.Name)) {
 			nodes = append(nodes, n)
 		}
 	}
 	return nodes, nil
+}
+
+// CheckPlacements refuses placements for nothing in the training step, as [Apply] returns it: whoever wrote them meant something.
+func (p *Plan) CheckPlacements(g *ir.Graph) error {
+	for i, x := range p.Placements {
+		nodes, err := x.Places(g)
+		if err != nil {
+			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
+		}
+		if len(nodes) == 0 {
+			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%q is the name of no parameter and no op; names look like h.0.attn.c_attn.weight", x.Match)
+		}
+	}
+	return nil
 }
 
 // Module names the module of the parameters that a placement is for, where its expression is
