@@ -453,6 +453,30 @@ func TestPlansRefused(t *testing.T) {
 	}
 }
 
+// TestPlacementsOfSlices: what is placed stays so where the loss runs in slices, and no placement is for nothing.
+func TestPlacementsOfSlices(t *testing.T) {
+	g := trainGraph(t, 2)
+	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
+	p.Placements = append([]partition.Placement{{Match: "lm_head/matmul", Spec: "[_,tp,_]"}}, p.Placements...)
+	for _, slices := range []int{1, 3} {
+		p.LossSlices = slices
+		parts, err := partition.Apply(g, p, batch)
+		require.NoError(t, err)
+		found := 0
+		for _, n := range parts.Nodes {
+			if n.Op == ir.OpMatMul && (n.Name == "lm_head/matmul" || strings.HasPrefix(n.Name, "lm_head/matmul@slice")) {
+				found++
+				require.Equal(t, ir.ShardOn(1), n.Results[0].Spec[parts.Mesh.Axis("tp")], n.Name)
+			}
+		}
+		require.Equal(t, slices, found)
+		require.NoError(t, p.CheckPlacements(g, parts))
+		other := *p
+		other.Placements = append(other.Placements[:len(other.Placements):len(other.Placements)], partition.Placement{Match: `wte\.weight\.exp_avg`, Spec: "[_,_]"})
+		require.ErrorContains(t, other.CheckPlacements(g, parts), fmt.Sprintf("placements[%d].match", len(p.Placements)))
+	}
+}
+
 // TestPathReachesEverySpec walks random specs of a three-dimensional value over
 // two device axes: any leads to any other (but a max reduction cannot be
 // invented), by steps each of which changes one axis as its collective does.

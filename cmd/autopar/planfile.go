@@ -28,7 +28,7 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 	}
 	parts, err := partition.Apply(training, doc.Plan, doc.Config.Batch.Global)
 	if err == nil {
-		err = doc.Plan.CheckPlacements(parts)
+		err = doc.Plan.CheckPlacements(training, parts)
 	}
 	if err == nil {
 		_, err = partition.Apply(evaluation, doc.Plan, doc.Config.Batch.Global)
