@@ -208,7 +208,7 @@ func (e *equivalence) walk() error {
 		for _, c := range e.classes {
 			for c.at.task < len(c.Tasks) {
 				t := c.Tasks[c.at.task]
-				body := instrsOf(e.code(c.Schedule, t), t)
+				body := e.code(c.Schedule, t).Run(t)
 				if c.at.instr == len(body) {
 					c.at = place{task: c.at.task + 1}
 					continue
@@ -249,7 +249,7 @@ func (e *equivalence) stuck() error {
 		return nil
 	}
 	t := worst.Tasks[worst.at.task]
-	n := instrsOf(e.code(worst.Schedule, t), t)[worst.at.instr].Node
+	n := e.code(worst.Schedule, t).Run(t)[worst.at.instr].Node
 	return e.fail(worst, t, n, n.Results[0], "%s", worst.waits.what)
 }
 
