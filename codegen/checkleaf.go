@@ -69,12 +69,6 @@ func checkLeaves(p *Program, s *Stage) error {
 				Msg: fmt.Sprintf("is in b%d at %d+%d, and only the first %d bytes last from step to step", id, b.Offset, b.Size, s.Durable)}
 		}
 	}
-	named := func(names map[string]int, n *ir.Node) error {
-		if id, ok := names[partition.BaseName(n.Name)]; !ok || id < 0 || id >= len(s.Buffers) || s.Buffers[id].Value != n.Results[0] {
-			return &CheckError{Rank: -1, Stage: s.Index, Instr: n.Name, Msg: fmt.Sprintf("is a %s whose name does not lead to its buffer", n.Op)}
-		}
-		return nil
-	}
 	for _, n := range p.Graph.Nodes {
 		position, _ := p.Plan.Position(n.Stage)
 		var names map[string]int
@@ -87,8 +81,8 @@ func checkLeaves(p *Program, s *Stage) error {
 		if names == nil || position != s.Index {
 			continue
 		}
-		if err := named(names, n); err != nil {
-			return err
+		if id, ok := names[partition.BaseName(n.Name)]; !ok || id < 0 || id >= len(s.Buffers) || s.Buffers[id].Value != n.Results[0] {
+			return &CheckError{Rank: -1, Stage: s.Index, Instr: n.Name, Msg: fmt.Sprintf("is a %s whose name does not lead to its buffer", n.Op)}
 		}
 	}
 	for _, o := range p.Graph.Outputs {
@@ -106,7 +100,8 @@ func checkLeaves(p *Program, s *Stage) error {
 // have lie at the same place in the same parts, and nothing else lies where the other keeps what has to last.
 func CheckShared(p, with *Program) error {
 	if len(p.Stages) != len(with.Stages) || !slices.Equal(p.Mesh.Axes, with.Mesh.Axes) {
-		return &CheckError{Rank: -1, Stage: len(with.Stages), Msg: fmt.Sprintf("a program of %d stages on %s shares the arenas of one of %d on %s", len(p.Stages), p.Mesh, len(with.Stages), with.Mesh)}
+		return &CheckError{Rank: -1, Stage: len(with.Stages),
+			Msg: fmt.Sprintf("a program of %d stages on %s shares the arenas of one of %d on %s", len(p.Stages), p.Mesh, len(with.Stages), with.Mesh)}
 	}
 	for i, s := range p.Stages {
 		other := with.Stages[i]
@@ -124,7 +119,8 @@ func CheckShared(p, with *Program) error {
 			switch {
 			case b.View || at == nil && !used[id] && v.Def.Op.Class() != ir.Leaf:
 			case at != nil && (b.Region != at.Region || b.Offset != at.Offset):
-				return fail(v, "is at %d of the %s region, the program whose arenas it shares has it at %d of the %s region", b.Offset, b.Region, at.Offset, at.Region)
+				return fail(v, "is at %d of the %s region, the program whose arenas it shares has it at %d of the %s region",
+					b.Offset, b.Region, at.Offset, at.Region)
 			case at != nil && (!v.Type.Equal(at.Value.Type) || v.Spec != at.Value.Spec):
 				rank := len(v.Type.Shape)
 				return fail(v, "is %s placed %s, in the program whose arenas it shares %s placed %s",
@@ -134,7 +130,8 @@ func CheckShared(p, with *Program) error {
 			}
 		}
 		if s.Persist < other.Durable {
-			return &CheckError{Rank: -1, Stage: i, Msg: fmt.Sprintf("what is not kept begins at %d, of the %d bytes that the program whose arenas it shares keeps", s.Persist, other.Durable)}
+			return &CheckError{Rank: -1, Stage: i,
+				Msg: fmt.Sprintf("what is not kept begins at %d, of the %d bytes that the program whose arenas it shares keeps", s.Persist, other.Durable)}
 		}
 	}
 	return nil
