@@ -37,7 +37,8 @@ func (e *CheckError) Error() string {
 //   - every node of the graph runs, once per task, on exactly the values it
 //     names: nothing is read before it is written or after it is overwritten,
 //     in part or whole, live buffers do not overlap, and views lie where their
-//     part of the whole does, on every rank;
+//     part of the whole does, on every rank; what no instruction writes, the
+//     runtime is told to load, and messages find their place free;
 //   - gradients of all micro-batches are added up, before they are reduced;
 //   - nothing touches what the communication stream may still be using;
 //   - every rank runs each micro-batch through each of its chunks forward once,
@@ -51,6 +52,9 @@ func Check(p *Program) error {
 	}
 	for _, s := range p.Stages {
 		if err := checkLayout(s); err != nil {
+			return err
+		}
+		if err := checkLeaves(p, s); err != nil {
 			return err
 		}
 		if err := checkViews(p, s); err != nil {
@@ -107,6 +111,9 @@ func checkLayout(s *Stage) error {
 		b := &s.Buffers[id]
 		if b.View || !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
 			continue // of no place of its own: see checkViews
+		}
+		if b.Region.InFlight() && (b.Chunk < 0 || b.Chunk >= len(s.Chunks)) {
+			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(), Msg: fmt.Sprintf("b%d is in the %s of chunk %d of %d", id, b.Region, b.Chunk, len(s.Chunks))}
 		}
 		if b.Offset < 0 || b.Offset%align != 0 || b.Offset+b.Size > limit(b) {
 			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(),
@@ -168,8 +175,9 @@ func checkCode(p *Program, s *Stage) error {
 		}
 		want := 1
 		switch {
+		case n.Op == ir.OpInput && len(runs[n]) == 0:
+			continue // a step input
 		case n.Op == ir.OpInput:
-			continue // step inputs have no instruction
 		case n.Op.Class() == ir.Leaf:
 			want = 0
 		case len(runs[n]) == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
@@ -193,10 +201,12 @@ func checkCode(p *Program, s *Stage) error {
 			return c.fail(n, nil, "runs %d times per task, want %d", got, want)
 		}
 	}
-	for id, b := range s.Buffers {
-		if b.Value.Def.Op.Class() == ir.Leaf && (b.Region == Persist || b.Region == Host) {
-			c.holds[id] = b.Value
-		}
+	loaded, err := s.loaded()
+	if err != nil {
+		return err
+	}
+	for _, id := range loaded {
+		c.holds[id] = s.Buffers[id].Value
 	}
 	for phase, body := range s.Bodies {
 		chunks := make([]int, len(s.Chunks)) // instructions seen
@@ -205,7 +215,7 @@ func checkCode(p *Program, s *Stage) error {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
 			switch _, chunk := p.Plan.Position(in.Node.Stage); {
-			case chunk != in.Chunk && !in.Last: // what a step does once belongs to the position
+			case chunk != in.Chunk && !in.Last || in.Chunk < 0 || in.Chunk >= len(chunks): // what a step does once belongs to the position
 				return c.fail(in.Node, nil, "belongs to chunk %d, stands in chunk %d", chunk, in.Chunk)
 			case i > 0 && body.Instrs[i-1].Chunk != in.Chunk && chunks[in.Chunk] > 0:
 				return c.fail(in.Node, nil, "stands apart from the rest of chunk %d", in.Chunk)

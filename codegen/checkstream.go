@@ -29,7 +29,7 @@ func checkStreams(mesh ir.Mesh, s *Stage) error {
 				if once := in.Node.Phase == ir.Update && phase != ir.Update; once != in.Last {
 					return fail(nil, "runs in the last micro-batch only: %v, want %v", in.Last, once)
 				}
-				if in.Await > len(running) {
+				if in.Await < 0 || in.Await > len(running) {
 					return fail(nil, "waits for %d asynchronous instructions, %d are before it", in.Await, len(running))
 				}
 				done = max(done, in.Await)
@@ -48,7 +48,37 @@ func checkStreams(mesh ir.Mesh, s *Stage) error {
 	if err := checkLate(s); err != nil {
 		return err
 	}
+	if err := checkArrivals(s); err != nil {
+		return err
+	}
 	return checkLives(s)
+}
+
+// checkArrivals makes sure that a message finds its place free. Its sender writes there as soon as a slot is, wherever in the
+// micro-batch the receiver stands, or in the update at any time: so nothing touches the place before it has been received.
+func checkArrivals(s *Stage) error {
+	touched := map[int]*ir.Node{} // buffers
+	for phase := range s.Bodies {
+		for i := range s.Bodies[phase].Instrs {
+			in := &s.Bodies[phase].Instrs[i]
+			if in.Node.Op == ir.OpRecv {
+				v, id := in.Node.Results[0], in.Results[0]
+				b := &s.Buffers[id]
+				switch before := touched[s.base(id)]; {
+				case b.View || b.Region != Persist && !b.Region.InFlight() || b.Region == Persist && ir.Phase(phase) != ir.Update:
+					return s.failing(in)(v, "arrives in b%d of the %s region, which is not its own until it is received", id, b.Region)
+				case before != nil:
+					return s.failing(in)(v, "arrives in b%d, perhaps before %s is done with it", id, before.Name)
+				case b.Region.InFlight() && b.From > 0:
+					return s.failing(in)(v, "arrives in b%d at any time, which is live from %d on only", id, b.From)
+				}
+			}
+			for _, id := range slices.Concat(in.Args, in.Results) {
+				touched[s.base(id)] = in.Node
+			}
+		}
+	}
+	return nil
 }
 
 // failing returns what makes the errors of an instruction.
@@ -128,6 +158,10 @@ func checkLives(s *Stage) error {
 				from, to := i, ends[i]
 				if b.Region.throughBodies() {
 					from, to = from+before, to+before
+				}
+				if (b.View || b.Region == Temp) && b.Body != ir.Phase(phase) {
+					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Value: b.Value.Name(),
+						Msg: fmt.Sprintf("uses b%d in the %s body, which is of the %s body", id, ir.Phase(phase), b.Body)}
 				}
 				if b.Region != Persist && b.Region != Host && (b.From > from || b.To < to) {
 					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Value: b.Value.Name(),

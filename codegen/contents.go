@@ -25,9 +25,6 @@ func (m *memory) slot(buffer, slot int) *content {
 	return m.slots[at]
 }
 
-// instrsOf returns the instructions that a task runs.
-func instrsOf(st *Stage, t Task) []Instr { return st.Run(t) }
-
 // microBatchOf returns the micro-batch that a task runs, or once.
 func microBatchOf(t Task) int {
 	if t.Phase == ir.Update {

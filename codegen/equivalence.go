@@ -120,7 +120,7 @@ func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *S
 }
 
 // classify groups the ranks and gives each class its memory: parameters, step
-// inputs and constants are there before the step.
+// inputs and constants are there before the step, if they are loaded.
 func (e *equivalence) classify() error {
 	type signature struct {
 		stage int
@@ -160,14 +160,17 @@ func (e *equivalence) load(c *class, st *Stage) error {
 		return nil
 	}
 	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}, near: st.near()}
-	for id := range st.Buffers {
+	loaded, err := st.loaded()
+	if err != nil {
+		err.Rank = c.Rank
+		return c.like(err)
+	}
+	for _, id := range loaded {
 		b := &st.Buffers[id]
-		if (b.Region == Persist || b.Region == Host) && b.Value.Def.Op.Class() == ir.Leaf {
-			if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
-				return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
-			}
-			m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
+		if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
+			return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 		}
+		m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
 	}
 	c.memory[st] = m
 	return nil
@@ -205,7 +208,7 @@ func (e *equivalence) walk() error {
 		for _, c := range e.classes {
 			for c.at.task < len(c.Tasks) {
 				t := c.Tasks[c.at.task]
-				body := instrsOf(e.code(c.Schedule, t), t)
+				body := e.code(c.Schedule, t).Run(t)
 				if c.at.instr == len(body) {
 					c.at = place{task: c.at.task + 1}
 					continue
@@ -246,7 +249,7 @@ func (e *equivalence) stuck() error {
 		return nil
 	}
 	t := worst.Tasks[worst.at.task]
-	n := instrsOf(e.code(worst.Schedule, t), t)[worst.at.instr].Node
+	n := e.code(worst.Schedule, t).Run(t)[worst.at.instr].Node
 	return e.fail(worst, t, n, n.Results[0], "%s", worst.waits.what)
 }
 

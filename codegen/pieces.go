@@ -219,7 +219,7 @@ func (c *code) checkParts(n *ir.Node, runs []*Instr) error {
 		}
 	}
 	switch {
-	case len(runs) != max(parts, 1):
+	case parts < 0 || len(runs) != max(parts, 1):
 		return c.fail(n, nil, "runs %d times per task, want %d", len(runs), max(parts, 1))
 	case parts > 0 && !bySequence(c.prog.Mesh, n):
 		return c.fail(n, nil, "runs in %d parts of the sequences, which it does not make one by one", parts)

@@ -15,7 +15,8 @@
 //     pieces.go in parts, join.go has that of an update made together, view.go makes shards in place.
 //   - Why it is right: equivalence.go runs every rank over expressions in place of numbers (expression.go, folded.go,
 //     sliced.go, contents.go), meetings.go matches collectives, progress.go finds cycles of waits; repeat.go has a few blocks
-//     stand for many. check.go, checkstream.go and checkview.go hold buffers against their lives.
+//     stand for many. check.go, checkstream.go, checkview.go and checkleaf.go hold buffers against their lives, and against what the
+//     runtime loads.
 //   - What others ask of it: expect.go, commbytes.go.
 package codegen
 

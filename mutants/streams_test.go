@@ -97,5 +97,20 @@ func inTheStreams() []mutant {
 		file: "planner/cost/program.go",
 		old:  "for i := range instrs {\n\t\tone := collectiveBytes", new: "for i := range instrs[:1] {\n\t\tone := collectiveBytes",
 		pkg: "./planner/cost", run: "^TestBucket$",
+	}, {
+		bug: "a message lands on what is still needed", how: "its place is given away until it is received",
+		file: "codegen/layout.go",
+		old:  "if in.Node.Op == ir.OpRecv || in.Node.Op == ir.OpInput {", new: "if in.Node.Op == ir.OpInput {",
+		pkg: "./codegen", run: "^TestPipelinesAreSound$",
+	}, {
+		bug: "a message lands on what is still needed", how: "nobody looks",
+		file: "codegen/checkstream.go",
+		old:  "case before != nil:", new: "case before == in.Node:",
+		pkg: "./codegen", run: "^TestLeavesAreChecked$",
+	}, {
+		bug: "evaluation writes over weights", how: "nobody looks",
+		file: "codegen/checkleaf.go",
+		old:  "b.Region == Persist && b.Offset < other.Durable", new: "b.Region == Persist && b.Offset < 0*other.Durable",
+		pkg: "./codegen", run: "^TestSharedArenas$",
 	}}
 }

@@ -167,6 +167,9 @@ func (c *comparison) run(ctx context.Context) error {
 // classes says of every parameter what it is.
 func (c *comparison) classes() map[string]int {
 	of := map[string]int{}
+	for _, p := range c.traced.Params() {
+		of[p.Name()] = weights // frozen ones too
+	}
 	for _, n := range c.traced.Nodes {
 		if n.Op == ir.OpAdamW {
 			of[n.Args[0].Name()], of[n.Args[1].Name()], of[n.Args[2].Name()] = weights, firstMoments, secondMoments

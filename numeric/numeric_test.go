@@ -57,6 +57,19 @@ func TestRunMatchesTheInterpreter(t *testing.T) {
 	}
 }
 
+// TestAdaptersAreShrunk: of adapters of a higher rank than the reduced model is wide.
+func TestAdaptersAreShrunk(t *testing.T) {
+	full := large()
+	full.Model.LoRARank, full.Model.LoRAAlpha, full.Model.LoRATargets = 64, 32, "."
+	cfg, plan, err := numeric.Shrink(full, cut(2, 2, 2, 1, 0))
+	require.NoError(t, err)
+	require.Equal(t, 5, cfg.Model.LoRARank)
+	require.Equal(t, 2.5, cfg.Model.LoRAAlpha)
+	report, err := numeric.Run(context.Background(), cfg, plan, numeric.Options{})
+	require.NoError(t, err)
+	require.Equal(t, numeric.Steps, report.Classes[0].Tensors, "losses; frozen weights are weights")
+}
+
 // lying is a backend some kernels of which do something else.
 type lying struct {
 	runtime.Backend

@@ -53,6 +53,10 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	if m.FFNHidden > 0 {
 		m.FFNHidden = min(m.FFNHidden, 2*m.NEmbd+1)
 	}
+	if rank := min(m.LoRARank, 2*p.TP+1, m.NEmbd); rank < m.LoRARank { // adapters keep their factor
+		m.LoRAAlpha *= float64(rank) / float64(m.LoRARank)
+		m.LoRARank = rank
+	}
 	m.BlockSize = min(m.BlockSize, max(9, 2*inner*p.ContextParallel()+1))
 	if p.LossSlices > 1 { // equal ones
 		p.LossSlices = min(p.LossSlices, m.BlockSize)

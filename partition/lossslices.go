@@ -41,6 +41,9 @@ func sliceLoss(g *ir.Graph, parts int) error {
 	return s.rewrite(g)
 }
 
+// sliceSuffix comes after the name of what slices make, before their number, and an s after that of what they sum to.
+const sliceSuffix = "@slice"
+
 // SliceLoss returns a graph as a plan with so many [Plan.LossSlices] has it: the same graph for one.
 func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
 	if g == nil || parts <= 1 {
@@ -232,7 +235,7 @@ func (s *lossSlicer) slice(part int) error {
 // add appends a node of a slice in the place of another.
 func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.Node, args []*ir.Value) (*ir.Node, error) {
 	if part >= 0 {
-		name = fmt.Sprintf("%s@slice%d", name, part)
+		name = fmt.Sprintf("%s%s%d", name, sliceSuffix, part)
 	}
 	n := &ir.Node{Op: op, Attr: attr, Name: name, Phase: max(at.Phase, s.phase), Pos: at.Pos, Args: args}
 	if err := n.Infer(); err != nil {
@@ -260,7 +263,7 @@ func (s *lossSlicer) whole(g *ir.Graph) error {
 				if !passes && !update {
 					continue // but sums in which its terms stand
 				}
-				m, err := s.add(ir.OpAddN, nil, n.Name+"@slices", -1, n, s.terms[r])
+				m, err := s.add(ir.OpAddN, nil, n.Name+sliceSuffix+"s", -1, n, s.terms[r])
 				if err != nil {
 					return err
 				}

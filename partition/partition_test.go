@@ -436,6 +436,7 @@ func TestPlansRefused(t *testing.T) {
 		"rank":       {func(p *partition.Plan) { p.Placements[0].Spec = "[tp]" }, "h.0.attn.c_attn.weight has 4 dimensions"},
 		"too fine": {func(p *partition.Plan) { p.DP, p.TP = 1, 4 },
 			"h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks"},
+		"terms":   {func(p *partition.Plan) { p.Placements[0].Spec = "[_,_,_,_]+{tp}" }, "h.0.attn.c_attn.weight is a parameter, which has no terms to sum"},
 		"illegal": {func(p *partition.Plan) { p.Placements[0].Spec = "[tp,_,_,_]" }, "dimension 0 of size 3"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -449,6 +450,30 @@ func TestPlansRefused(t *testing.T) {
 			require.ErrorAs(t, err, &planErr)
 			require.ErrorContains(t, err, c.want)
 		})
+	}
+}
+
+// TestPlacementsOfSlices: what is placed stays so where the loss runs in slices, and no placement is for nothing.
+func TestPlacementsOfSlices(t *testing.T) {
+	g := trainGraph(t, 2)
+	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
+	p.Placements = append([]partition.Placement{{Match: "lm_head/matmul", Spec: "[_,tp,_]"}}, p.Placements...)
+	for _, slices := range []int{1, 3} {
+		p.LossSlices = slices
+		parts, err := partition.Apply(g, p, batch)
+		require.NoError(t, err)
+		found := 0
+		for _, n := range parts.Nodes {
+			if n.Op == ir.OpMatMul && (n.Name == "lm_head/matmul" || strings.HasPrefix(n.Name, "lm_head/matmul@slice")) {
+				found++
+				require.Equal(t, ir.ShardOn(1), n.Results[0].Spec[parts.Mesh.Axis("tp")], n.Name)
+			}
+		}
+		require.Equal(t, slices, found)
+		require.NoError(t, p.CheckPlacements(g, parts))
+		other := *p
+		other.Placements = append(other.Placements[:len(other.Placements):len(other.Placements)], partition.Placement{Match: `wte\.weight\.exp_avg`, Spec: "[_,_]"})
+		require.ErrorContains(t, other.CheckPlacements(g, parts), fmt.Sprintf("placements[%d].match", len(p.Placements)))
 	}
 }
 

@@ -145,18 +145,47 @@ type Placement struct {
 	Spec  string `json:"spec"`
 }
 
-// Places lists the parameters and ops of a graph that match.
+// Places lists the parameters and ops of a graph that match. Optimizer state is placed by the name of its parameter.
 func (p Placement) Places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	match, err := newPattern(p.Match)
 	if err != nil {
 		return nil, err
 	}
 	for _, n := range g.Nodes {
-		if (n.Op == ir.OpParam || n.Op.Class() != ir.Leaf) && match.matches(BaseName(n.Name)) {
+		attr, _ := n.Attr.(ir.ParamAttr)
+		if (n.Op == ir.OpParam && !attr.State || n.Op.Class() == ir.Compute) && match.matches(placedAs(n)) {
 			nodes = append(nodes, n)
 		}
 	}
 	return nodes, nil
+}
+
+// placedAs is the name by which placements know a node: the same in all stages, and of a slice of the loss that of the whole.
+func placedAs(n *ir.Node) string {
+	name := BaseName(n.Name)
+	if whole, _, sliced := strings.Cut(name, sliceSuffix); sliced && n.Op != ir.OpRows {
+		return whole
+	}
+	return name
+}
+
+// CheckPlacements refuses placements for nothing, neither in the training step as it was traced nor as [Apply] returns it:
+// whoever wrote them meant something.
+func (p *Plan) CheckPlacements(traced, parts *ir.Graph) error {
+	for i, x := range p.Placements {
+		found := 0
+		for _, g := range []*ir.Graph{traced, parts} {
+			nodes, err := x.Places(g)
+			if err != nil {
+				return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
+			}
+			found += len(nodes)
+		}
+		if found == 0 {
+			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%q is the name of no parameter and no op; names look like h.0.attn.c_attn.weight", x.Match)
+		}
+	}
+	return nil
 }
 
 // Module names the module of the parameters that a placement is for, where its expression is

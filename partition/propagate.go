@@ -145,6 +145,9 @@ func (pr *propagator) leaves() error {
 			if err != nil {
 				return err
 			}
+			if spec.HasPartial() {
+				return planErrorf("placements", "%s is a parameter, which has no terms to sum as %s has", BaseName(name), spec.Format(pr.mesh, len(v.Type.Shape)))
+			}
 			v.Spec = spec
 			if cache[v] {
 				pr.alongBatch(v)

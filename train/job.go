@@ -99,7 +99,10 @@ func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Progra
 	if err != nil {
 		return nil, err
 	}
-	return prog, codegen.Verify(prog, g)
+	if err := codegen.Verify(prog, g); err != nil || share == nil {
+		return prog, err
+	}
+	return prog, codegen.CheckShared(prog, share)
 }
 
 // inputs returns the inputs that a program reads: one without dropout has no use for a seed.

@@ -25,7 +25,10 @@ func (c *compiled) verify() error {
 	if err := codegen.Verify(c.training, c.graph); err != nil {
 		return err
 	}
-	return codegen.Verify(c.evaluation, c.evalGraph)
+	if err := codegen.Verify(c.evaluation, c.evalGraph); err != nil {
+		return err
+	}
+	return codegen.CheckShared(c.evaluation, c.training)
 }
 
 // compile makes the programs of a configuration under a plan. It does not check

@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
@@ -27,10 +26,15 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 	if err := doc.Check(training); err != nil {
 		return nil, a.blame(err)
 	}
-	for _, g := range []*ir.Graph{training, evaluation} {
-		if _, err := partition.Apply(g, doc.Plan, doc.Config.Batch.Global); err != nil {
-			return nil, a.blame(err)
-		}
+	parts, err := partition.Apply(training, doc.Plan, doc.Config.Batch.Global)
+	if err == nil {
+		err = doc.Plan.CheckPlacements(training, parts)
+	}
+	if err == nil {
+		_, err = partition.Apply(evaluation, doc.Plan, doc.Config.Batch.Global)
+	}
+	if err != nil {
+		return nil, a.blame(err)
 	}
 	return doc, nil
 }
