@@ -46,6 +46,16 @@ func inTheBounds() []mutant {
 		old:  "n.Results[0].Spec[tp].Kind != ir.Partial\n}", new: "n.Results[0].Spec[tp].Kind == ir.Replicate\n}",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
+		bug: "a floor above what plans take", how: "no order of ranks is nearer than the fastest group of the usual one",
+		file: "planner/rankorder.go",
+		old:  "l[k] = append(l[k], price.Group(axis))", new: "l[k] = append(l[k], s.rates.Groups(size, max(1, k*o.tp))...)",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug:  "the search ends in a panic where a stage sends after work of no block",
+		file: "planner/flow.go",
+		old:  "there = own && last || !own && first", new: "there = len(rest) > 0 && last || len(rest) == 0 && first",
+		pkg: "./planner", run: "^TestSendAfterWorkOfNoBlock$",
+	}, {
 		bug: "a floor above what plans take", how: "ZeRO cuts a gradient where its weight is too narrow",
 		file: "planner/relax.go",
 		old:  "v.like = of\n", new: "_ = of\n",

@@ -123,21 +123,20 @@ func (f *flow) expand(blocks tally, r recomputation) []stretch {
 // after that, but for what is given to the first.
 func ofBlock(items []item, first, last bool) []item {
 	var rest []item
-	worked, own := false, false
+	own := false
 	for _, x := range items {
 		there := true
 		switch early := !own || x.given; {
 		case x.kind == sim.Recv:
 			there = first
 		case x.kind == sim.Send:
-			there = worked && last || !worked && first
+			there = own && last || !own && first
 		case !x.each:
 			there = early && first || !early && last
 		}
 		if !there {
 			continue
 		}
-		worked = worked || x.kind == sim.Work
 		own = own || x.kind == sim.Work && x.each
 		x.each, x.given = false, false
 		rest = append(rest, x)
