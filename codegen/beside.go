@@ -73,19 +73,22 @@ func (b *stageBuilder) received(i int) bool {
 
 // entries returns the first node of every block's backward pass that reads what the pass has made
 // in another block: after what is recomputed, a gradient, and before it what is gathered or cut for
-// that node besides. The first block of a stage waits there for the gradient to be received, and the
+// that node besides, in one step or several. The first block of a stage waits there for the gradient to be received, and the
 // others, which are to be like it, put nothing across.
 func entries(nodes []*ir.Node) map[*ir.Node]bool {
 	entered, first := map[string]bool{}, map[*ir.Node]bool{}
-	for i, n := range nodes {
+	for at, n := range nodes {
 		if n.Phase != ir.Backward {
 			continue
 		}
-		block := n.Block()
+		i, block := at, n.Block()
 		if !entered[block] && slices.ContainsFunc(n.Args, func(a *ir.Value) bool {
 			return a.Def.Phase == n.Phase && a.Def.Op.Class() != ir.Leaf && a.Def.Block() != block
 		}) {
-			for i > 0 && rearranged(nodes[i-1]) && readsAny(n, nodes[i-1:i]) {
+			readBy := func(before *ir.Node) bool {
+				return slices.ContainsFunc(nodes[i:at+1], func(n *ir.Node) bool { return readsAny(n, []*ir.Node{before}) })
+			}
+			for i > 0 && rearranged(nodes[i-1]) && readBy(nodes[i-1]) {
 				i--
 			}
 			entered[block], first[nodes[i]] = true, true
