@@ -185,7 +185,6 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))   // an update that waits for no norm copies while it waits for others
 	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))  // recomputation fetches weights before the gradient comes
 	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12)) // the loss is summed beside the update of the last block, no block reads it
-	f.Add(uint64(mixedSeeds+211), true, false, false, uint8(4))   // a gradient that ranks have whole is of a weight that they split, too narrow for ZeRO
 	f.Add(uint64(mixedSeeds+389), false, true, false, uint8(18))  // another order of ranks is nearer than the slowest group of the usual one
 	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))  // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
