@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -414,4 +415,24 @@ func TestMalformedCertificates(t *testing.T) {
 	_, err := ReadCertificate(none)
 	require.ErrorAs(t, err, new(*CertificateError))
 	require.ErrorContains(t, err, none+": cannot be read: open ")
+}
+
+// TestFixedListsEveryOption: what a search was told is said, whatever it is, but for what the configuration says.
+func TestFixedListsEveryOption(t *testing.T) {
+	require.Empty(t, Options{Policy: "autodist"}.Fixed())
+	elsewhere := []string{"PlanNGPUs", "RuntimeNGPUs", "MemoryLimit", "Pins", "TopK", "Eval"}
+	for _, field := range reflect.VisibleFields(reflect.TypeFor[Options]()) {
+		var o Options
+		switch v := reflect.ValueOf(&o).Elem().FieldByIndex(field.Index); {
+		case slices.Contains(elsewhere, field.Name):
+			continue
+		case v.Kind() == reflect.Int:
+			v.SetInt(3)
+		case v.Kind() == reflect.String:
+			v.SetString("x")
+		default:
+			o.ZeRO = stage(0)
+		}
+		require.Len(t, o.Fixed(), 1, field.Name)
+	}
 }

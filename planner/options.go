@@ -2,6 +2,7 @@ package planner
 
 import (
 	"fmt"
+	"reflect"
 	"regexp"
 	"strings"
 
@@ -256,41 +257,22 @@ func (o Options) validate(batch int) (Options, error) {
 // Fixed lists the parts of the search that are given, beside what a configuration says of devices, memory and
 // placements, as flags of autopar plan.
 func (o Options) Fixed() (flags []string) {
-	word := func(flag, value string) {
-		if value != "" {
-			flags = append(flags, "--"+flag+" "+value)
+	if o.Policy == "autodist" { // which is to search
+		o.Policy = ""
+	}
+	for _, x := range []struct {
+		flag  string
+		value any
+	}{
+		{"policy", o.Policy}, {"dp", o.DP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"cp", o.CP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch},
+		{"schedule", o.Schedule}, {"interleave", o.Interleave}, {"rank-order", o.RankOrder}, {"zero", o.ZeRO}, {"zero-group", o.ZeROGroup},
+		{"recompute", o.Recompute}, {"sequence-parallel", o.SequenceParallel}, {"batch-parallel", o.BatchParallel}, {"replicate", o.Replicate},
+		{"overlap", o.Overlap}, {"overlap-tp", o.OverlapTP}, {"tp-pieces", o.TPPieces}, {"loss-slices", o.LossSlices}, {"offload", o.Offload},
+	} {
+		if value := reflect.ValueOf(x.value); !value.IsZero() {
+			flags = append(flags, fmt.Sprintf("--%s %v", x.flag, reflect.Indirect(value)))
 		}
 	}
-	number := func(flag string, n int) {
-		if n > 0 {
-			word(flag, fmt.Sprint(n))
-		}
-	}
-	if o.Policy != "autodist" {
-		word("policy", string(o.Policy))
-	}
-	number("dp", o.DP)
-	number("tp", o.TP)
-	number("tp-rows", o.TPRows)
-	number("cp", o.CP)
-	number("pp", o.PP)
-	number("micro-batch", o.MicroBatch)
-	word("schedule", string(o.Schedule))
-	number("interleave", o.Interleave)
-	word("rank-order", o.RankOrder)
-	if o.ZeRO != nil {
-		word("zero", fmt.Sprint(*o.ZeRO))
-	}
-	number("zero-group", o.ZeROGroup)
-	word("recompute", string(o.Recompute))
-	word("sequence-parallel", o.SequenceParallel)
-	word("batch-parallel", o.BatchParallel)
-	word("replicate", o.Replicate)
-	word("overlap", o.Overlap)
-	word("overlap-tp", o.OverlapTP)
-	number("tp-pieces", o.TPPieces)
-	number("loss-slices", o.LossSlices)
-	word("offload", o.Offload)
 	return flags
 }
 

@@ -287,11 +287,12 @@ func (s *searcher) best(o outline) *lies {
 		return nil
 	}
 	l = &lies{}
-	for k, size := range []int{o.tp, o.cp} {
-		axis := trunk.mesh.Axis([]string{partition.AxisTP, partition.AxisCP}[k])
+	for k, name := range []string{partition.AxisTP, partition.AxisCP} {
+		axis := trunk.mesh.Axis(name)
 		if axis < 0 {
 			continue
 		}
+		size := trunk.mesh.Axes[axis].Size
 		for _, price := range trunk.prices {
 			l[k] = append(l[k], price.Group(axis))
 		}
