@@ -85,7 +85,7 @@ type Train struct {
 type Parallel struct {
 	PlanNGPUs    AutoInt `yaml:"plan_ngpus" help:"devices of one unit, which the planner cuts the model over; auto searches it"`
 	RuntimeNGPUs AutoInt `yaml:"runtime_ngpus" help:"devices in all, a multiple of plan_ngpus; auto is one unit"`
-	MemoryLimit  Bytes   `yaml:"memory_limit" help:"memory per device (16GiB, 512MiB, or bytes); 0 is all that the device has"`
+	MemoryLimit  Bytes   `yaml:"memory_limit" help:"memory per device (16GiB, 512MiB, or bytes); 0 is all that the device has, which is also the most"`
 	Pins         []Pin   `yaml:"pin" help:"placements to keep: {match: REGEX of the whole name of ops or parameters, placement: [tp or _ for each dimension]}"`
 }
 

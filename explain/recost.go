@@ -77,10 +77,7 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 	}
 	priced := &Priced{
 		Cluster: c.Name, Batch: cfg.Batch.Global, Sequence: cfg.Model.BlockSize,
-		Predicted: planner.NewPredicted(cfg, c, p, x), Memory: c.MemoryPerRank(p.RuntimeNGPUs),
-	}
-	if limit := int64(cfg.Parallel.MemoryLimit); limit > 0 {
-		priced.Memory = min(priced.Memory, limit)
+		Predicted: planner.NewPredicted(cfg, c, p, x), Memory: c.MemoryUnder(int64(cfg.Parallel.MemoryLimit), p.RuntimeNGPUs),
 	}
 	if len(c.Pools) > 0 {
 		for stage := range p.PP() {

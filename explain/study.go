@@ -69,15 +69,18 @@ type Fronts struct {
 
 // NewStudy starts to ask about the plan of a document, which the report is of.
 func NewStudy(doc *planner.Document, r *Report) *Study {
-	s := &Study{report: r, doc: doc, limit: int64(doc.Config.Parallel.MemoryLimit), graphs: map[int][2]*ir.Graph{}, asked: map[string]*Option{}}
-	if s.limit == 0 {
-		s.limit = doc.Cluster.MemoryPerRank(doc.Plan.RuntimeNGPUs)
-	}
+	s := &Study{report: r, doc: doc, graphs: map[int][2]*ir.Graph{}, asked: map[string]*Option{}}
+	s.limit = s.memory(doc.Cluster, doc.Plan.RuntimeNGPUs)
 	return s
 }
 
 // Limit is the memory that a rank may use, in bytes.
 func (s *Study) Limit() int64 { return s.limit }
+
+// memory is what each of so many ranks of a cluster may use under the limit of the document, if it has one.
+func (s *Study) memory(c *cost.Cluster, ranks int) int64 {
+	return c.MemoryUnder(int64(s.doc.Config.Parallel.MemoryLimit), ranks)
+}
 
 // setting is what a search is for.
 type setting struct {
@@ -218,7 +221,7 @@ func (s *Study) Sensitivities() error {
 		f(&x)
 		settings = append(settings, x)
 	}
-	change("+1 GiB per device", func(x *setting) { x.limit, x.cluster = x.limit+1<<30, x.cluster.Larger(1<<30) })
+	change("+1 GiB per device", func(x *setting) { x.limit, x.cluster = x.limit+1<<30, x.cluster.Larger(1<<30, x.ranks) })
 	faster := func(name string, r cost.Resource) {
 		change(name, func(x *setting) { x.cluster = x.cluster.Faster(r, 2) })
 	}
@@ -290,9 +293,7 @@ func (s *Study) Fronts() error {
 		if x.by > 1 {
 			q.cluster = q.cluster.Times(x.by)
 		}
-		if s.doc.Cluster.Device.Shared {
-			q.limit = q.limit * int64(ranks) / int64(n)
-		}
+		q.limit = s.memory(q.cluster, n)
 		o, err := s.ask(q)
 		if err != nil {
 			return err

@@ -23,8 +23,7 @@ type Options struct {
 	// RuntimeNGPUs is the number of ranks; 0 is one unit, or all devices of a cluster of
 	// pools where the unit is searched.
 	RuntimeNGPUs int
-	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have. Of several
-	// kinds of devices those with less than that still have less.
+	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have. Devices with less than that still have less.
 	MemoryLimit int64
 
 	// Degrees inside the unit. CP is searched where it may pay: for sequences of more

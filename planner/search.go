@@ -197,10 +197,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	if opts.pieces(c) > 0 {
 		s.trunkPieces = 2
 	}
-	s.limit = c.MemoryPerRank(opts.RuntimeNGPUs)
-	if opts.MemoryLimit > 0 && (len(c.Pools) == 0 || opts.MemoryLimit < s.limit) {
-		s.limit = opts.MemoryLimit
-	}
+	s.limit = c.MemoryUnder(opts.MemoryLimit, opts.RuntimeNGPUs)
 	s.layouts = &layouts{graph: s.graphs.keep(1), batch: batch, ranks: opts.RuntimeNGPUs, cluster: c, pins: opts.Pins, known: map[int][][]partition.Placement{}}
 	return s
 }

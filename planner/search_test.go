@@ -161,6 +161,24 @@ func TestLoweringTheLimit(t *testing.T) {
 	require.Equal(t, map[string]bool{"cut": true, "recompute": true}, seen)
 }
 
+// A limit above what devices have gives them no more, and one below it is as if they had no more.
+func TestLimitAboveTheDevice(t *testing.T) {
+	g, c := step(t, tiny(4), 8), cluster(t, "a100-80g")
+	free, err := Search(g, 8, c, Options{PlanNGPUs: 4, Offload: "none"})
+	require.NoError(t, err)
+	limit := slices.Max(free.Prediction.PeakBytes) - 1
+	short, err := Search(g, 8, c, Options{PlanNGPUs: 4, Offload: "none", MemoryLimit: limit})
+	require.NoError(t, err)
+	require.NotEqual(t, free.Plan, short.Plan)
+	c.Device.Memory = limit + c.Device.Reserve
+	for _, more := range []int64{0, limit + 1, 1 << 40} {
+		res, err := Search(g, 8, c, Options{PlanNGPUs: 4, Offload: "none", MemoryLimit: more})
+		require.NoError(t, err)
+		require.Equal(t, short.Plan, res.Plan, "%d", more)
+		require.Equal(t, short.Prediction, res.Prediction, "%d", more)
+	}
+}
+
 // Alternatives have other degrees and come in order.
 func TestAlternativesAreWorse(t *testing.T) {
 	res, err := Search(step(t, tiny(4), 8), 8, cluster(t, "cpu"), Options{PlanNGPUs: 4, TopK: 3})

@@ -19,10 +19,7 @@ func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluste
 	if err != nil {
 		return err
 	}
-	limit := o.MemoryLimit
-	if limit == 0 {
-		limit = cluster.MemoryPerRank(doc.Plan.RuntimeNGPUs)
-	}
+	limit := cluster.MemoryUnder(o.MemoryLimit, doc.Plan.RuntimeNGPUs)
 	program, err := lp.New(training, cfg.Batch.Global, cluster, doc.Plan, lp.Options{Limit: limit, Recompute: o.Recompute, Eval: evaluation})
 	if err != nil {
 		return usagef("plan: --lp: %v", err)

@@ -21,7 +21,7 @@ type planCmd struct {
 	PlanNGPUs    string `name:"plan-ngpus" placeholder:"N|auto" help:"Devices of one unit, which the model is cut over; auto searches it. The default is the YAML's, or the product of the degrees where --dp, --tp and --pp are given, or some and the YAML has 1."`
 	RuntimeNGPUs string `name:"runtime-ngpus" placeholder:"M" help:"Devices in all, a multiple of the unit. The default is the YAML's, or one unit."`
 	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster), a YAML file, or several with their numbers of devices, such as a100-40g:32+h100:16; cpu is this machine."`
-	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has."`
+	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has, which is also the most."`
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
 	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
 	Robust       bool   `help:"Return the plan of least worst-case regret, of those shown and the best of every policy, when the cluster's figures are uncertain."`

@@ -158,6 +158,16 @@ func (c *Cluster) MemoryPerRank(ranks int) int64 {
 	return free
 }
 
+// MemoryUnder is MemoryPerRank under a limit that the user sets, in bytes; 0 is none. A limit above what ranks have
+// gives them no more.
+func (c *Cluster) MemoryUnder(limit int64, ranks int) int64 {
+	has := c.MemoryPerRank(ranks)
+	if limit == 0 {
+		return has
+	}
+	return min(has, limit)
+}
+
 // PeakFLOPS is the peak rate of one of the given number of ranks. Products of a
 // type whose rate is not stated run at that of f32.
 func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {

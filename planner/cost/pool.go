@@ -306,9 +306,16 @@ func (c *Cluster) Node(p *partition.Plan, rank int) int {
 	return nodes + rank // beyond the pools; no plan that they hold has it
 }
 
-// Larger returns a cluster of which every device of the pools has so many more bytes.
-func (c *Cluster) Larger(bytes int64) *Cluster {
+// Larger returns a cluster of which each of so many ranks has so many more bytes.
+func (c *Cluster) Larger(bytes int64, ranks int) *Cluster {
 	d := c.Clone()
+	if len(d.Pools) == 0 {
+		if d.Device.Shared {
+			bytes *= int64(ranks)
+		}
+		d.Device.Memory += bytes
+		return d
+	}
 	for _, p := range d.Pools {
 		p.Cluster.Device.Memory += bytes
 	}
