@@ -78,10 +78,25 @@ func TestKnee(t *testing.T) {
 	require.Equal(t, 16.0, knee([]float64{1, 4, 16}, []float64{30, 30, 30}), "no knee: all the same")
 }
 
-// TestMeasure measures in a hurry. Nothing is said of how fast this machine is, but
-// the figures are possible, and the file is read as it was measured.
-func TestMeasure(t *testing.T) {
-	r, err := Measure(context.Background(), 500*time.Millisecond)
+// TestMeasurement measures in a hurry. Nothing is said of how fast this machine is, but
+// the figures are possible, and the file is read as it was measured. Every turn times all
+// workloads, and figures are those of all turns so far.
+func TestMeasurement(t *testing.T) {
+	m, err := Begin(context.Background(), 500*time.Millisecond)
+	require.NoError(t, err)
+	defer m.Close()
+	for turn := range 2 {
+		for _, s := range m.steps {
+			require.Len(t, s.runs, 1+turn)
+		}
+		r, err := m.Result()
+		require.NoError(t, err)
+		require.Equal(t, len(m.steps[0].instrs), len(m.steps[0].average().instrs))
+		require.Zero(t, m.steps[0].seconds, "averages are of copies")
+		require.Equal(t, m.result.Took, r.Took)
+		require.NoError(t, m.Turn(context.Background()))
+	}
+	r, err := m.Result()
 	require.NoError(t, err)
 	var text bytes.Buffer
 	require.NoError(t, r.WriteYAML(&text))
@@ -194,23 +209,5 @@ func TestPairsAreOfTheSameWork(t *testing.T) {
 		} else {
 			require.Less(t, kinds[pair{0.5e-3, 1e-3, 1}], 10, "which they share, but for what is small")
 		}
-	}
-}
-
-// TestTurns: every turn times all workloads, and figures are those of all turns so far.
-func TestTurns(t *testing.T) {
-	m, err := Begin(context.Background(), time.Millisecond)
-	require.NoError(t, err)
-	defer m.Close()
-	for turn := range 2 {
-		for _, s := range m.steps {
-			require.Len(t, s.runs, 1+turn)
-		}
-		r, err := m.Result()
-		require.NoError(t, err)
-		require.Equal(t, len(m.steps[0].instrs), len(m.steps[0].average().instrs))
-		require.Zero(t, m.steps[0].seconds, "averages are of copies")
-		require.Equal(t, m.result.Took, r.Took)
-		require.NoError(t, m.Turn(context.Background()))
 	}
 }
