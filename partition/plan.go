@@ -145,8 +145,8 @@ type Placement struct {
 	Spec  string `json:"spec"`
 }
 
-// Places lists the parameters and ops of a graph that match. Optimizer state is placed by the name of its parameter.
-func (p Placement) Places(g *ir.Graph) (nodes []*ir.Node, err error) {
+// places lists the parameters and ops of a graph that match. Optimizer state is placed by the name of its parameter.
+func (p Placement) places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	match, err := newPattern(p.Match)
 	if err != nil {
 		return nil, err
@@ -160,6 +160,25 @@ func (p Placement) Places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	return nodes, nil
 }
 
+// Find lists the parameters and ops of some graphs that match. It refuses placements for nothing: whoever wrote them meant something.
+func (p Placement) Find(graphs ...*ir.Graph) (nodes []*ir.Node, err error) {
+	for _, g := range graphs {
+		found, err := p.places(g)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, found...)
+	}
+	if len(nodes) > 0 {
+		return nodes, nil
+	}
+	hint := "names look like h.0.attn.c_attn.weight"
+	if parts, _ := (Placement{Match: ".*(?:" + p.Match + ").*"}).places(graphs[0]); len(parts) > 0 {
+		hint = "it matches a part of " + parts[0].Name + ", want an expression of the whole name"
+	}
+	return nil, fmt.Errorf("%q is the name of no parameter and no op; %s", p.Match, hint)
+}
+
 // placedAs is the name by which placements know a node: the same in all stages, and of a slice of the loss that of the whole.
 func placedAs(n *ir.Node) string {
 	name := BaseName(n.Name)
@@ -169,20 +188,11 @@ func placedAs(n *ir.Node) string {
 	return name
 }
 
-// CheckPlacements refuses placements for nothing, neither in the training step as it was traced nor as [Apply] returns it:
-// whoever wrote them meant something.
+// CheckPlacements refuses placements for nothing, neither in the training step as it was traced nor as [Apply] returns it.
 func (p *Plan) CheckPlacements(traced, parts *ir.Graph) error {
 	for i, x := range p.Placements {
-		found := 0
-		for _, g := range []*ir.Graph{traced, parts} {
-			nodes, err := x.Places(g)
-			if err != nil {
-				return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
-			}
-			found += len(nodes)
-		}
-		if found == 0 {
-			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%q is the name of no parameter and no op; names look like h.0.attn.c_attn.weight", x.Match)
+		if _, err := x.Find(traced, parts); err != nil {
+			return planErrorf(fmt.Sprintf("placements[%d].match", i), "%v", err)
 		}
 	}
 	return nil
