@@ -52,7 +52,7 @@ func (c *explainCmd) Run(con *console) error {
 	if err := c.unseen(); err != nil {
 		return err
 	}
-	if err := apart("explain: -o", c.Out, c.Plan, c.Versus, c.Cluster); err != nil {
+	if err := apart("explain: -o", c.Out, c.Plan, c.Versus); err != nil {
 		return err
 	}
 	if c.given() {

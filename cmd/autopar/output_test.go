@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // full is a disk without room.
@@ -34,7 +36,11 @@ func TestOutputsReplaceNoInput(t *testing.T) {
 	text := []byte("model: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: 8}\nbatch: {global: 2}\n")
 	plan, cluster := filepath.Join(dir, "plan.json"), filepath.Join(dir, "cluster.yaml")
 	require.NoError(t, os.WriteFile(yaml, text, 0o666))
-	require.NoError(t, os.WriteFile(cluster, text, 0o666))
+	machine, err := cost.Source("v100")
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(cluster, machine, 0o666))
+	mixed, pools := filepath.Join(dir, "mixed.yaml"), []byte("name: mixed\npools:\n  - {cluster: h100, devices: 1}\n  - {cluster: ./cluster.yaml, devices: 1}\n")
+	require.NoError(t, os.WriteFile(mixed, pools, 0o666))
 	require.NoError(t, os.Symlink(yaml, link))
 	run := func(args ...string) (int, string) {
 		var stderr bytes.Buffer
@@ -46,16 +52,17 @@ func TestOutputsReplaceNoInput(t *testing.T) {
 	require.NoError(t, err)
 	for _, args := range [][]string{
 		{"plan", yaml, "-o", yaml}, {"plan", yaml, "-o", link}, {"plan", link, "-o", yaml}, {"plan", yaml, "-o", cluster, "--cluster", cluster},
+		{"plan", yaml, "-o", mixed, "--cluster", mixed}, {"plan", yaml, "-o", cluster, "--cluster", mixed}, {"plan", yaml, "-o", cluster, "--cluster", cluster + ":1+h100:1"},
 		{"plan", yaml, "-o", dir + "/new", "--certificate", dir + "//new"}, {"plan", yaml, "-o", dir + "/new", "--lp", yaml},
 		{"plan", yaml, "-o", "-", "--certificate", dir + "/new", "--lp", dir + "/new"},
-		{"explain", plan, "-o", plan}, {"explain", plan, "--format", "html", "--versus", yaml, "-o", link}, {"explain", plan, "--cluster", cluster, "-o", cluster},
+		{"explain", plan, "-o", plan}, {"explain", plan, "--format", "html", "--versus", yaml, "-o", link}, {"explain", plan, "--cluster", mixed, "-o", cluster},
 		{"export", plan, "--format", "slurm", "-o", dir + "/./plan.json"}, {"bench", yaml, "--profile", yaml},
 	} {
 		status, stderr := run(args...)
 		require.Equal(t, statusInput, status, "%v: %s", args, stderr)
 		require.Contains(t, stderr, " would replace ", args)
 	}
-	for name, want := range map[string][]byte{yaml: text, cluster: text, plan: planned} {
+	for name, want := range map[string][]byte{yaml: text, cluster: machine, mixed: pools, plan: planned} {
 		there, err := os.ReadFile(name)
 		require.NoError(t, err)
 		require.Equal(t, string(want), string(there))

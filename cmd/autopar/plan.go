@@ -126,12 +126,13 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
-// apart refuses outputs that are one file, or one that is read.
-func (c *planCmd) apart() error {
+// apart refuses outputs that are one file, or one that is read: the configuration, or one of those of the cluster.
+func (c *planCmd) apart(cluster []string) error {
+	read := append([]string{c.Config}, cluster...)
 	return errors.Join(
-		apart("plan: -o", c.Out, c.Config, c.Cluster),
-		apart("plan: --certificate", c.Certificate, c.Config, c.Cluster, c.Out),
-		apart("plan: --lp", c.LP, c.Config, c.Cluster, c.Out, c.Certificate),
+		apart("plan: -o", c.Out, read...),
+		apart("plan: --certificate", c.Certificate, append(read, c.Out)...),
+		apart("plan: --lp", c.LP, append(read, c.Out, c.Certificate)...),
 	)
 }
 
@@ -141,9 +142,6 @@ func (c *planCmd) Run(con *console) error {
 	// take a fifth of a short search. Memory that is held and never touched has the heap begin there.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
-	if err := c.apart(); err != nil {
-		return err
-	}
 	cfg, err := config.Load(c.Config, c.Set)
 	if err != nil {
 		return err
@@ -164,8 +162,11 @@ func (c *planCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	cluster, err := cost.Load(c.Cluster)
+	cluster, files, err := cost.LoadFrom(c.Cluster)
 	if err != nil {
+		return err
+	}
+	if err := c.apart(files); err != nil {
 		return err
 	}
 	var certificate *planner.Certificate

@@ -32,7 +32,11 @@ func (c *explainCmd) recost(con *console) error {
 	}
 	cluster := doc.Cluster
 	if c.Cluster != "" {
-		if cluster, err = cost.Load(c.Cluster); err != nil {
+		var files []string
+		if cluster, files, err = cost.LoadFrom(c.Cluster); err != nil {
+			return err
+		}
+		if err := apart("explain: -o", c.Out, files...); err != nil {
 			return err
 		}
 	}

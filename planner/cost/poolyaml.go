@@ -16,7 +16,7 @@ import (
 
 // loadPools returns the cluster of pools in words, such as a100-40g:32+h100:16. Devices
 // of two pools meet over the slowest of the links between the nodes of any.
-func loadPools(text string) (*Cluster, error) {
+func loadPools(text string, files *[]string) (*Cluster, error) {
 	refuse := func(format string, args ...any) error {
 		return &Error{Msg: fmt.Sprintf("cluster %q: ", text) + fmt.Sprintf(format, args...)}
 	}
@@ -30,7 +30,7 @@ func loadPools(text string) (*Cluster, error) {
 		if err != nil {
 			return nil, refuse("%q is no number of devices; want NAME:DEVICES+NAME:DEVICES, such as a100-40g:32+h100:16", part[at+1:])
 		}
-		k, err := load(part[:at], true)
+		k, err := load(part[:at], true, files)
 		if err != nil {
 			return nil, err
 		}
@@ -85,7 +85,7 @@ func (d *decoder) join() error {
 		if strings.ContainsAny(name, `./\`) && !filepath.IsAbs(name) {
 			name = filepath.Join(filepath.Dir(d.file), name)
 		}
-		k, err := load(name, true)
+		k, err := load(name, true, d.files)
 		var bad *Error
 		if errors.As(err, &bad) && bad.Line == 0 { // not in the file of the pool
 			return d.at[key].Refuse(key, "%v", err)

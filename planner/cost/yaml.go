@@ -81,21 +81,28 @@ func Source(name string) ([]byte, error) {
 // such with their devices: a100-40g:32+h100:16. A word that is neither the name of a
 // cluster nor a path is an error that suggests the nearest name.
 func Load(nameOrFile string) (*Cluster, error) {
-	return load(nameOrFile, false)
+	c, _, err := LoadFrom(nameOrFile)
+	return c, err
+}
+
+// LoadFrom is Load, with the names of the files that it reads: those of pools, too.
+func LoadFrom(nameOrFile string) (c *Cluster, files []string, err error) {
+	c, err = load(nameOrFile, false, &files)
+	return c, files, err
 }
 
 // maxCluster is far beyond any cluster file, in bytes.
 const maxCluster = 16 << 20
 
-// load is [Load], of a cluster that is to be a pool of another or not.
-func load(nameOrFile string, isPool bool) (*Cluster, error) {
+// load is [LoadFrom], of a cluster that is to be a pool of another or not.
+func load(nameOrFile string, isPool bool, files *[]string) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
 		return loadBuiltin(nameOrFile)
 	}
 	data, err := infile.Read(nameOrFile, maxCluster)
 	switch {
 	case errors.Is(err, os.ErrNotExist) && strings.Contains(nameOrFile, ":") && !isPool:
-		return loadPools(nameOrFile)
+		return loadPools(nameOrFile, files)
 	case errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(nameOrFile, `./\`):
 		if name, ok := builtin(nameOrFile); ok {
 			return loadBuiltin(name)
@@ -105,7 +112,8 @@ func load(nameOrFile string, isPool bool) (*Cluster, error) {
 	case err != nil:
 		return nil, &Error{File: nameOrFile, Msg: "cannot be read", Err: err}
 	}
-	return parse(nameOrFile, data, isPool)
+	*files = append(*files, nameOrFile)
+	return parse(nameOrFile, data, isPool, files)
 }
 
 func loadBuiltin(name string) (*Cluster, error) {
@@ -129,12 +137,12 @@ type Error = strictyaml.Error
 // intra_node and inter_node. A file of pools has name and pools, and may have source,
 // software and between: see [Pool].
 func Parse(name string, data []byte) (*Cluster, error) {
-	return parse(name, data, false)
+	return parse(name, data, false, new([]string))
 }
 
 // parse is [Parse], of a cluster that is to be a pool of another or not.
-func parse(name string, data []byte, isPool bool) (*Cluster, error) {
-	d := decoder{file: name, isPool: isPool, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
+func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, error) {
+	d := decoder{file: name, isPool: isPool, files: files, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
 		return nil, err
 	}
@@ -189,7 +197,8 @@ func parse(name string, data []byte, isPool bool) (*Cluster, error) {
 
 type decoder struct {
 	file      string
-	isPool    bool // of another cluster
+	isPool    bool      // of another cluster
+	files     *[]string // that have been read
 	c         *Cluster
 	host      Link
 	cache     Cache
