@@ -185,20 +185,20 @@ func FuzzCosts(f *testing.F) {
 	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
 		f.Add(seed, seed%4 == 3, seed%3 == 1, seed%5 == 2, uint8(30))
 	}
-	f.Add(uint64(9100), false, true, true, uint8(14))             // a gradient of which ranks read shares, under a zero-bubble schedule
-	f.Add(uint64(20379), true, false, false, uint8(30))           // what is put off in the trunk's program stays where it is in that of an outline
-	f.Add(uint64(133), false, true, false, uint8(30))             // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
-	f.Add(uint64(adapterSeeds+8), false, true, false, uint8(16))  // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
-	f.Add(uint64(adapterSeeds+17), false, true, true, uint8(21))  // recomputation takes keys and values out before the gradient comes in
-	f.Add(uint64(21019), true, true, false, uint8(4))             // what is given to the first block stands after work of its own
-	f.Add(uint64(21077), false, false, true, uint8(27))           // keys and values are gathered beside a product that recomputation leaves to a longer gather
-	f.Add(uint64(61037), false, false, true, uint8(2))            // the sum of all squares lies where the first block's are
-	f.Add(uint64(30148), false, true, false, uint8(10))           // a share of a whole weight's gradient is made from what all ranks have
-	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))   // an update that waits for no norm copies while it waits for others
-	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))  // recomputation fetches weights before the gradient comes
-	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12)) // the loss is summed beside the update of the last block, no block reads it
-	f.Add(uint64(mixedSeeds+389), false, true, false, uint8(18))  // another order of ranks is nearer than the slowest group of the usual one
-	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))  // a weight is exchanged in two steps before the gradient of the block comes in
+	f.Add(uint64(9100), false, true, true, uint8(14))              // a gradient of which ranks read shares, under a zero-bubble schedule
+	f.Add(uint64(adapterSeeds+121), false, false, false, uint8(9)) // what is put off in the trunk's program stays where it is in that of an outline
+	f.Add(uint64(133), false, true, false, uint8(30))              // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
+	f.Add(uint64(adapterSeeds+8), false, true, false, uint8(16))   // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
+	f.Add(uint64(adapterSeeds+17), false, true, true, uint8(21))   // recomputation takes keys and values out before the gradient comes in
+	f.Add(uint64(21019), true, true, false, uint8(4))              // what is given to the first block stands after work of its own
+	f.Add(uint64(21077), false, false, true, uint8(27))            // keys and values are gathered beside a product that recomputation leaves to a longer gather
+	f.Add(uint64(61037), false, false, true, uint8(2))             // the sum of all squares lies where the first block's are
+	f.Add(uint64(30148), false, true, false, uint8(10))            // a share of a whole weight's gradient is made from what all ranks have
+	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))    // an update that waits for no norm copies while it waits for others
+	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))   // recomputation fetches weights before the gradient comes
+	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12))  // the loss is summed beside the update of the last block, no block reads it
+	f.Add(uint64(mixedSeeds+389), false, true, false, uint8(18))   // another order of ranks is nearer than the slowest group of the usual one
+	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1
 		if pools {
