@@ -51,7 +51,7 @@ func bundle(t *testing.T) string {
 esac
 `,
 		"autopar": `case $1 in
-bench) echo autopar >>order; printf '{\n  "median_ms": 100,\n  "predicted_ms": 101.5,\n  "arena_bytes": 21474836480\n}\n' ;;
+bench) echo autopar >>order; sleep 0.1; printf '{\n  "median_ms": 100,\n  "predicted_ms": 101.5,\n  "arena_bytes": 21474836480\n}\n' ;;
 profile) while [ "$1" != -o ]; do shift; done; echo measured; printf '# Products\n# p\n# Attention: rates\n# forward 300\n' >"$2" ;;
 run) echo 'step 5000: train loss 0.8, val loss '"${LOSS:-1.47}"' (lr 1e-4)' ;;
 esac
