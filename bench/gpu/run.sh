@@ -143,7 +143,7 @@ conformance() {
 	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPU(Conformance|Epilogues)$"'
 	if [ -s "$OUT/conformance.txt" ]; then
 		row "libraries" "$(sed -n 's/.*\[\(driver for CUDA .*\)\]$/\1/p' "$OUT/conformance.txt" | head -n 1 | grep . || echo unknown)" "conformance.txt"
-		grep -E '^ +--- FAIL' "$OUT/conformance.txt" | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
+		{ grep -E '^ {8}--- FAIL' "$OUT/conformance.txt" || grep -E '^ +--- FAIL' "$OUT/conformance.txt"; } | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
 		[ -s "$OUT/failed-ops.txt" ] && row "the first of what failed" "$(head -n 1 "$OUT/failed-ops.txt" | tr '|' ' ')" "failed-ops.txt"
 	fi
 }
