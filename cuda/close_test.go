@@ -113,3 +113,16 @@ func TestCloseIsBounded(t *testing.T) {
 		})
 	}
 }
+
+// TestContextsLast: the context of a GPU outlives the backend that was its only user.
+func TestContextsLast(t *testing.T) {
+	d := &keeper{Driver: fake.New(fake.Options{}), kept: map[int]bool{}}
+	for range 2 {
+		c, err := d.RetainPrimary(0)
+		require.NoError(t, err)
+		require.NoError(t, d.ReleasePrimary(0))
+		require.NoError(t, d.SetCurrent(c))
+	}
+	require.NoError(t, d.ReleasePrimary(0), "the use that stays")
+	require.Error(t, d.ReleasePrimary(0), "there is one")
+}

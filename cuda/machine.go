@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/autopar/autopar/cuda/driver"
 )
@@ -26,6 +27,7 @@ func Machine(opts MachineOptions) (*System, error) {
 	if err != nil {
 		return nil, err
 	}
+	drv = &keeper{Driver: drv, kept: map[int]bool{}}
 	version, err := drv.Version()
 	if err != nil {
 		return nil, err
@@ -70,4 +72,26 @@ func Machine(opts MachineOptions) (*System, error) {
 			"cuBLASLt " + lt.Version(),
 		},
 	}, nil
+}
+
+// keeper keeps the context of a GPU that was used until the process ends. Where a backend is the only user the context would be
+// destroyed when it closes, with all that cuBLASLt and NCCL have loaded into it, and made anew for the next backend.
+type keeper struct {
+	driver.Driver
+
+	mu   sync.Mutex
+	kept map[int]bool // by device
+}
+
+// RetainPrimary implements [driver.Driver].
+func (k *keeper) RetainPrimary(device int) (driver.Context, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.kept[device] {
+		if _, err := k.Driver.RetainPrimary(device); err != nil {
+			return 0, err
+		}
+		k.kept[device] = true
+	}
+	return k.Driver.RetainPrimary(device)
 }

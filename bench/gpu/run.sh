@@ -111,18 +111,18 @@ section() { if grep -q '^|' "$OUT/$2"; then grep '^|' "$OUT/$2" | table "$1"; fi
 # field KEY FILE: a number of a JSON object that has one key a line.
 field() { sed -n "s/^ *\"$1\": *\\([-0-9.e+]*\\),*\$/\\1/p" "$2" 2>/dev/null | head -n 1; }
 
-has_torch() { "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1; }
+has_torch() { timeout 60 "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1; }
 
 versions() {
 	{
 		date -u
 		uname -srm
-		nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv || note "no nvidia-smi"
-		"$PYTHON" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version())' || note "no PyTorch"
+		timeout 20 nvidia-smi --query-gpu=name,driver_version,memory.total,clocks.max.sm,power.limit --format=csv || note "no nvidia-smi"
+		timeout 60 "$PYTHON" -c 'import torch; print("PyTorch", torch.__version__, "CUDA", torch.version.cuda, "cuDNN", torch.backends.cudnn.version(), "NCCL", torch.cuda.nccl.version())' || note "no PyTorch"
 		cat commit
 		note "AUTOPAR_TEST_SEED=$AUTOPAR_TEST_SEED"
 	} >"$OUT/versions.txt" 2>&1
-	row "machine" "$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 | grep . || echo 'no nvidia-smi')" "versions.txt"
+	row "machine" "$(timeout 20 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader 2>/dev/null | head -n 1 | grep . || echo 'no nvidia-smi')" "versions.txt"
 }
 
 driver() { checked "driver: libraries found and called" 60 driver.txt sh -c 'cd cuda/driver && exec ../../tests/driver.test -test.v -test.run "^TestGPUDriver$"'; }
@@ -143,7 +143,7 @@ conformance() {
 	checked "conformance suite on the GPU" 240 conformance.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPU(Conformance|Epilogues)$"'
 	if [ -s "$OUT/conformance.txt" ]; then
 		row "libraries" "$(sed -n 's/.*\[\(driver for CUDA .*\)\]$/\1/p' "$OUT/conformance.txt" | head -n 1 | grep . || echo unknown)" "conformance.txt"
-		grep -E '^ +--- FAIL' "$OUT/conformance.txt" | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
+		{ grep -E '^ {8}--- FAIL' "$OUT/conformance.txt" || grep -E '^ +--- FAIL' "$OUT/conformance.txt"; } | sed 's/^ *--- FAIL: //' | head -n 20 >"$OUT/failed-ops.txt"
 		[ -s "$OUT/failed-ops.txt" ] && row "the first of what failed" "$(head -n 1 "$OUT/failed-ops.txt" | tr '|' ' ')" "failed-ops.txt"
 	fi
 }
@@ -172,8 +172,7 @@ bench() {
 	if [ -s "$OUT/cluster.yaml" ] && bounded 60 "plan-$1.txt" ./autopar plan gpt2.yaml --cluster "$OUT/cluster.yaml" --set "batch.global=$1" -o "$OUT/plan-$1.json" -q; then
 		target=$OUT/plan-$1.json of=
 	fi
-	rm -f "$OUT/memory.txt"
-	nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$OUT/memory.txt" 2>/dev/null &
+	nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits -lms 200 >"$OUT/memory-$1.txt" 2>/dev/null &
 	watch=$!
 	# shellcheck disable=SC2086 # none or two words
 	bounded 120 "step-$1.json" ./autopar bench "$target" $of --device cuda --steps "$STEPS" --format json -q
@@ -183,42 +182,43 @@ bench() {
 	return $status
 }
 
-step() {
-	peers=$OUT/torch.txt
-	: >"$peers"
-	if has_torch; then
-		# shellcheck disable=SC2086 # a list of numbers
-		bounded 240 torch.txt "$PYTHON" gpt2.py $BATCHES --steps "$STEPS" || row "PyTorch" "failed" "$(last "$peers"), torch.txt"
-	else
-		row "PyTorch" "skipped" "$PYTHON has no torch that sees a GPU"
-	fi
-	: >"$OUT/steps.md"
-	for b in $BATCHES; do
-		ms= predicted= arena= used=
-		bench "$b"
-		case $? in
-		0)
-			ms=$(field median_ms "$OUT/step-$b.json") predicted=$(field predicted_ms "$OUT/step-$b.json")
-			arena=$(field arena_bytes "$OUT/step-$b.json") used=$(sort -n "$OUT/memory.txt" 2>/dev/null | tail -n 1)
-			row "a step of GPT-2 124M, batch $b" "$ms ms" "step-$b.json"
-			;;
-		125) row "a step of GPT-2 124M, batch $b" "skipped" "no time left of $BUDGET s" ;;
-		*)
-			failed=1
-			row "a step of GPT-2 124M, batch $b" "**failed**" "$(last "$OUT/step-$b.json"), step-$b.json"
-			;;
-		esac
-		awk -v b="$b" -v ms="$ms" -v predicted="$predicted" -v arena="$arena" -v used="$used" -v peers="$peers" 'BEGIN {
+# measured BATCH: its line of the table, as far as it is known.
+measured() {
+	json=$OUT/step-$1.json
+	awk -v b="$1" -v ms="$(field median_ms "$json")" -v predicted="$(field predicted_ms "$json")" -v arena="$(field arena_bytes "$json")" \
+		-v used="$(sort -n "$OUT/memory-$1.txt" 2>/dev/null | tail -n 1)" -v peers="$OUT/torch.txt" 'BEGIN {
 			while ((getline line < peers) > 0) if (split(line, p, " ") >= 2 && p[1] == b) { peer = p[2]; taken = p[4] }
 			n = 124373760 - 1024 * 768; flop = 6 * n + 12 * 12 * 768 * 1024
 			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %s | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, (used > 0 ? sprintf("%.2f", used / 1024) : "-")
 			else printf "| %s | - | - | - | - | - | - |", b
 			if (peer > 0) printf " %s | %s | %s |\n", peer, taken, (ms > 0 ? sprintf("%.2f", peer / ms) : "-")
 			else print " - | - | - |"
-		}' >>"$OUT/steps.md"
+		}'
+}
+
+# step times autopar first: PyTorch, which compiles for a minute, has the time that is left.
+step() {
+	: >"$OUT/torch.txt"
+	for b in $BATCHES; do
+		bench "$b"
+		case $? in
+		0) row "a step of GPT-2 124M, batch $b" "$(field median_ms "$OUT/step-$b.json") ms" "step-$b.json" ;;
+		125) row "a step of GPT-2 124M, batch $b" "skipped" "no time left of $BUDGET s" ;;
+		*)
+			failed=1
+			row "a step of GPT-2 124M, batch $b" "**failed**" "$(last "$OUT/step-$b.json"), step-$b.json"
+			;;
+		esac
 	done
+	if has_torch; then
+		# shellcheck disable=SC2086 # a list of numbers
+		bounded 240 torch.txt "$PYTHON" gpt2.py $BATCHES --steps "$STEPS" || row "PyTorch" "failed" "$(last "$OUT/torch.txt"), torch.txt"
+	else
+		row "PyTorch" "skipped" "$PYTHON has no torch that sees a GPU"
+	fi
+	for b in $BATCHES; do measured "$b"; done >"$OUT/steps.md"
 	{
-		note "Commit $(cat commit), $(grep -m1 '^# PyTorch' "$peers" | tail -c +3)."
+		note "Commit $(cat commit), $(grep -m1 '^# PyTorch' "$OUT/torch.txt" | tail -c +3)."
 		note
 		note "bfloat16, T = 1024, median of $STEPS steps, the loss read a step late. MFU as nanoGPT counts it: 6N + 12LCT operations a token, of 989 TFLOP/s."
 		note
@@ -294,7 +294,7 @@ if grep -q 'AUTOPAR_TEST_CUDA is set' "$OUT/gpu.txt"; then
 	exit 2
 fi
 for name in $stages; do "$name"; done
-rm -f "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" "$OUT/steps.md" "$OUT/memory.txt"
+rm -f "$OUT/head.md" "$OUT/rows.md" "$OUT/tables.md" "$OUT/steps.md" "$OUT"/memory-*.txt
 note
 cat "$PAGE"
 exit $failed

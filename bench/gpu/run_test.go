@@ -43,6 +43,7 @@ func bundle(t *testing.T) string {
 		"bin/python": `case $1 in
 -c) case $2 in *sysconfig*) echo /nowhere ;; esac ;;
 *)
+	echo PyTorch >>order
 	echo "# PyTorch 2.11"
 	shift
 	while [ "$1" != --steps ]; do echo "$1 120.00 273067 20.50"; shift; done
@@ -50,7 +51,7 @@ func bundle(t *testing.T) string {
 esac
 `,
 		"autopar": `case $1 in
-bench) printf '{\n  "median_ms": 100,\n  "predicted_ms": 101.5,\n  "arena_bytes": 21474836480\n}\n' ;;
+bench) echo autopar >>order; sleep 0.1; printf '{\n  "median_ms": 100,\n  "predicted_ms": 101.5,\n  "arena_bytes": 21474836480\n}\n' ;;
 profile) while [ "$1" != -o ]; do shift; done; echo measured; printf '# Products\n# p\n# Attention: rates\n# forward 300\n' >"$2" ;;
 run) echo 'step 5000: train loss 0.8, val loss '"${LOSS:-1.47}"' (lr 1e-4)' ;;
 esac
@@ -96,6 +97,9 @@ func TestScript(t *testing.T) {
 	}
 	first, status := run(t, dir, "gpu-first.md", nil, "first")
 	require.Zero(t, status)
+	order, err := os.ReadFile(filepath.Join(dir, "order"))
+	require.NoError(t, err)
+	require.Equal(t, "autopar\nPyTorch\n", string(order), "what is measured comes before what it is compared with, which may take all the time")
 	second, status := run(t, dir, "gpu-second.md", nil, "second")
 	require.Zero(t, status)
 	third, status := run(t, dir, "gpu-third.md", nil, "third")

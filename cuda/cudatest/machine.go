@@ -18,10 +18,5 @@ func Machine(t *testing.T) *cuda.System {
 	if err != nil {
 		t.Skip(err)
 	}
-	// A backend releases its use of the GPU's context when it closes. Where it is the only one, the context is destroyed, and each
-	// of the hundreds of backends of a suite would make it anew.
-	if _, err := system.Driver.RetainPrimary(0); err == nil {
-		t.Cleanup(func() { _ = system.Driver.ReleasePrimary(0) })
-	}
 	return system
 }

@@ -55,7 +55,7 @@ func folders(env func(string) string) []string {
 			list = append(list, filepath.Join(root, "lib64"), filepath.Join(root, "targets/*/lib"))
 		}
 	}
-	list = append(list, "/usr/local/cuda/lib64", "/usr/local/cuda/targets/*/lib", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64")
+	list = append(list, "/usr/local/cuda/lib64", "/usr/local/cuda/targets/*/lib", "/usr/local/cuda-1[23]*/lib64", "/opt/cuda/lib64", "/usr/local/nvidia/lib64")
 	packages := filepath.SplitList(env("PYTHONPATH"))
 	for _, root := range []string{env("VIRTUAL_ENV"), env("CONDA_PREFIX"), home(env, ".local"), home(env, ".pyenv/versions/*"), "/opt/conda", "/opt/venv", "/usr/local", "/usr"} {
 		if root != "" {

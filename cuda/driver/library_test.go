@@ -161,6 +161,22 @@ func TestMissing(t *testing.T) {
 	require.ErrorContains(t, err, "has no cublasLtMatmul")
 }
 
+// TestBuiltins: NVRTC finds the library that it loads by name where that lies beside it and nowhere else.
+func TestBuiltins(t *testing.T) {
+	const builtins = "libnvrtc-builtins.so.13.7"
+	nvrtc := fakeLibrary(t, "-DBUILTINS=\""+builtins+"\"")
+	t.Setenv(libNVRTC.variable, nvrtc)
+	compile := func() error {
+		c, err := NewCompiler(13000)
+		require.NoError(t, err)
+		_, err = c.Compile("a.cu", "right", "sm_90a", nil)
+		return err
+	}
+	require.ErrorContains(t, compile(), "nvrtcCompileProgram: NVRTC_ERROR (7)")
+	require.NoError(t, os.Rename(fakeLibrary(t, "-Wl,-soname,"+builtins), filepath.Join(filepath.Dir(nvrtc), builtins)))
+	require.NoError(t, compile())
+}
+
 // TestNoGPU checks what is said when there is a driver but no GPU.
 func TestNoGPU(t *testing.T) {
 	f := loadFakes(t)

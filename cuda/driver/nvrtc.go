@@ -34,7 +34,20 @@ func NewCompiler(driver int) (Compiler, error) {
 	if err != nil {
 		return nil, err
 	}
+	if strings.ContainsRune(lib.file, '/') { // else the loader has found it, and finds what lies beside it
+		lib.loadBuiltins()
+	}
 	return newNVRTC(lib)
+}
+
+// loadBuiltins loads the library of builtins that lies beside NVRTC. When NVRTC compiles it loads that by its bare name, which the
+// loader knows of the libraries that are loaded, or finds in its own folders: NVRTC 13.0 does not have it look beside NVRTC. Where
+// there is none, the log of the first program says so.
+func (s *shared) loadBuiltins() {
+	files, _ := filepath.Glob(filepath.Join(filepath.Dir(s.file), "libnvrtc-builtins.so.[0-9]*")) // the pattern is well formed
+	for _, file := range files {
+		_, _ = dlopen(file)
+	}
 }
 
 func newNVRTC(lib *shared) (*nvrtc, error) {

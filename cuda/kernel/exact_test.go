@@ -230,6 +230,25 @@ func TestReduce(t *testing.T) {
 	}
 }
 
+// TestSoftmaxOfNothing: a thread that finds nothing but -Inf in a row adds nothing to the sum of the others.
+func TestSoftmaxOfNothing(t *testing.T) {
+	t.Parallel()
+	d := openDevice(t)
+	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
+		x := make([]float32, 24)
+		for i := range 16 { // of two threads or more
+			x[i] = float32(math.Inf(-1))
+		}
+		d.Write(kerneltest.Bytes{At: 64, Data: encode(dtype, x)})
+		l := kernel.Launch{Program: "loss_" + dtype.String() + ".cu", Name: "row_max_sum_exp_" + dtype.String(), Grid: [3]uint32{1, 1, 1}, Block: [3]uint32{256, 1, 1},
+			Args: []uint64{d.Base, d.Base + 4, d.Base + 64, uint64(len(x))}, Sizes: []uint8{8, 8, 8, 8}}
+		require.NoError(t, d.Worker.Launch(l))
+		got := make([]byte, 8)
+		require.NoError(t, d.Read(kerneltest.Bytes{Data: got}))
+		require.Equal(t, encode(ir.F32, []float32{0, 8}), got, "%s: largest and sum", dtype)
+	}
+}
+
 // TestReduceFixed adds numbers in fixed point: a sum that does not fit in 64 bits is marked, whatever comes after.
 func TestReduceFixed(t *testing.T) {
 	t.Parallel()

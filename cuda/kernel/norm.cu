@@ -47,6 +47,17 @@ KERNEL(norm, 256)(T* y, T* sums, float* mean, float* rstd, const T* x, const T* 
 	}
 }
 
+// add_to adds x to numbers in shared memory, or sets them, 16 bytes at a time.
+template <int w> DEVICE void add_to(float* to, const Pack<w>& x, bool add) {
+	constexpr int n = w < 4 ? w : 4;
+	for (int j = 0; j < w; j += n) {
+		Pack<n> sum = {};
+		if (add) sum = load<n>(to + j);
+		for (int i = 0; i < n; i++) sum[i] = add ? sum[i] + x[j + i] : x[j + i];
+		store(to + j, sum);
+	}
+}
+
 // norm_grad sets dx: with n = (x - mean)*rstd and d = dy*weight it is rstd*(d - avg(d) - n*avg(d*n)), without avg(d) for RMS; if
 // there is more, that is added, and dx may be in its place. It sums the gradients of weight and bias over chunks of rows, into
 // part[chunks, 2, cols]; columns_last of sum.cu adds them up. A block has a chunk and takes as many rows at a time as it has warps:
@@ -94,10 +105,7 @@ KERNEL(norm_grad, 256)(T* dx, float* part, const T* dy, const T* x, const T* mor
 				}
 				store(dx + i, d);
 			}
-			for (int j = 0; j < w; j++) {
-				params[c + j] = base > first ? params[c + j] + by[j] : by[j];
-				params[cols + c + j] = base > first ? params[cols + c + j] + shift[j] : shift[j];
-			}
+			add_to(params + c, by, base > first), add_to(params + cols + c, shift, base > first);
 		});
 		sync_block();
 	}
