@@ -195,7 +195,9 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 		add(op.String(), watch.calls[op], spent)
 		idle -= spent
 	}
-	add("idle", 0, max(idle, 0))
+	if len(watch.spent) > 0 { // else it is not known
+		add("idle", 0, max(idle, 0))
+	}
 	slices.SortFunc(r.Ops, func(a, b opTime) int { return cmp.Or(cmp.Compare(b.MS, a.MS), cmp.Compare(a.Op, b.Op)) })
 	r.listed = len(r.Ops)
 	if c.Top > 0 {

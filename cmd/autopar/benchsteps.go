@@ -70,7 +70,7 @@ func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
 }
 
 // timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
-// every instruction waited for, which adds up to more.
+// every instruction waited for, which adds up to more. The former stand if the latter fails.
 func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
 	options := func(p *timed) cuda.Options {
 		opts := c.options()
@@ -92,8 +92,16 @@ func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Conf
 		opts.Synchronous = true
 		return cuda.New(system, opts), p.watch.note, nil
 	}, programs...)
+	lost := err != nil && ctx.Err() == nil && c.Trace == ""
+	if lost {
+		con.failure("bench: the steps were timed, but not where the time goes: %v", err)
+		err = nil
+	}
 	for i, p := range programs {
 		p.times = times[i]
+		if lost {
+			p.watch.start()
+		}
 	}
 	return err
 }

@@ -60,7 +60,7 @@ func (c *console) note(format string, args ...any) {
 	}
 }
 
-// failure prints the error that ends the program.
+// failure prints the error that ends the program, or costs a part of what it does.
 func (c *console) failure(format string, args ...any) {
 	fmt.Fprintf(c.stderr, "%s %s\n", c.paint("31;1", "autopar:"), fmt.Sprintf(format, args...))
 }

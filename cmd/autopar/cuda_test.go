@@ -3,6 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/launch"
 )
@@ -119,5 +123,43 @@ func TestLocalGPU(t *testing.T) {
 		}
 		require.NoError(t, err)
 		require.Equal(t, []int{tt.want}, got)
+	}
+}
+
+// TestBenchOnGPU: steps are timed, and then ops. When the GPU is lost between them, as it may be on a machine that is lent, what
+// was timed is printed.
+func TestBenchOnGPU(t *testing.T) {
+	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(1, 0))}
+	t.Chdir(t.TempDir())
+	require.NoError(t, os.WriteFile("gpt.yaml", []byte("model: {n_layer: 1, n_head: 2, n_embd: 16, block_size: 8, vocab_size: 9}\nbatch: {global: 2}\n"), 0o666))
+	c.must("plan", "gpt.yaml", "--cluster", "h100", "-q")
+	c.fakeGPUs(false)
+	open := openMachine
+	for _, lost := range []bool{false, true} {
+		opened := 0
+		openMachine = func(opts cuda.MachineOptions) (*cuda.System, error) {
+			system, err := open(opts)
+			if err != nil {
+				return nil, err
+			}
+			engine := system.Engine
+			system.Engine = func(device int) (cuda.Engine, error) {
+				if opened++; opened > 1 && lost {
+					return nil, errors.New("CUDA_ERROR_ECC_UNCORRECTABLE")
+				}
+				return engine(device)
+			}
+			return system, nil
+		}
+		var stdout, stderr bytes.Buffer
+		require.Zero(t, execute(t.Context(), []string{"bench", "plan.json", "--device", "cuda", "--steps", "2", "--burn-in", "1", "--format", "json", "-q"}, &stdout, &stderr), "%s", stderr.String())
+		require.Equal(t, lost, strings.Contains(stderr.String(), "CUDA_ERROR_ECC_UNCORRECTABLE"), stderr.String())
+		var r struct {
+			MedianMS float64           `json:"median_ms"`
+			Ops      []json.RawMessage `json:"ops"`
+		}
+		require.NoError(t, json.Unmarshal(stdout.Bytes(), &r))
+		require.Positive(t, r.MedianMS)
+		require.Equal(t, lost, len(r.Ops) == 0, "%s", stdout.String())
 	}
 }
