@@ -15,6 +15,11 @@ func inTheProcesses() []mutant {
 		old:  "in.Node.Attr, in.Results", new: "in.Results",
 		pkg: "./train", run: "^TestProcessesTrainAlike$",
 	}, {
+		bug: "processes train by different plans", how: "that differ in which rank is where alone",
+		file: "runtime/peers.go",
+		old:  "json.Marshal(prog.Plan)", new: "json.Marshal(0)",
+		pkg: "./runtime", run: "^TestProcessesFail$",
+	}, {
 		bug:  "processes resume from different checkpoints",
 		file: "train/save.go",
 		old:  "if other.Disk != all[0].Disk {", new: "if other.Disk > all[0].Disk {",
