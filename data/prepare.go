@@ -159,6 +159,15 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 		}
 		return file, err
 	}
+	if meta != nil {
+		file, err := create(MetaFile)
+		if err != nil {
+			return err
+		}
+		if _, err := file.Write(meta); err != nil {
+			return err
+		}
+	}
 	for _, part := range []struct {
 		name       string
 		characters int64
@@ -190,28 +199,23 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 			return err
 		}
 	}
-	if meta != nil {
-		file, err := create(MetaFile)
-		if err != nil {
-			return err
-		}
-		if _, err := file.Write(meta); err != nil {
-			return err
-		}
-	}
 	return commit(p.Dir, files)
 }
 
-// commit names all the files, after they are all complete. A meta.pkl of older
-// bins must not outlive them: it would give the new ones a wrong vocabulary.
+// commit names all the files, after they are all complete. val.bin, the last of them,
+// is gone until all others are there: a run does not open what would be one text to
+// train and another to validate. A meta.pkl of older bins must not outlive them
+// either: it would give the new ones a wrong vocabulary.
 func commit(dir string, files []*wholefile.File) error {
 	for _, file := range files {
 		if err := file.Finish(); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(dir, MetaFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+	for _, old := range []string{ValFile, MetaFile} {
+		if err := os.Remove(filepath.Join(dir, old)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
 	}
 	for _, file := range files {
 		if err := file.Commit(); err != nil {

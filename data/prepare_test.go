@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/wholefile"
 )
 
 // shakespeareForTest returns tiny Shakespeare, or skips the test.
@@ -128,6 +130,32 @@ func TestPrepareStopsWithoutTrace(t *testing.T) {
 	_, err = Prepare(t.Context(), textCorpus("in", "in.txt", []byte(strings.Repeat("x", 2*gpt2ChunkLimit))), GPT2Encoding, dir)
 	require.ErrorContains(t, err, "without a boundary between words")
 	require.Empty(t, fileNames(t, dir))
+}
+
+// TestPrepareIsWholeOrNot: where it ends while it names the files there are no bins, rather than one text to train and
+// another to validate.
+func TestPrepareIsWholeOrNot(t *testing.T) {
+	for ends := range 3 {
+		dir := t.TempDir()
+		_, err := Prepare(t.Context(), textCorpus("old", "old.txt", []byte(strings.Repeat("abc", 99))), CharEncoding, dir)
+		require.NoError(t, err)
+		var files []*wholefile.File
+		for _, name := range []string{MetaFile, TrainFile, ValFile} {
+			f, err := wholefile.Create(filepath.Join(dir, name))
+			require.NoError(t, err)
+			text := make([]byte, 8)
+			if name == MetaFile {
+				text = appendMeta(nil, []rune("xyz"))
+			}
+			_, err = f.Write(text)
+			require.NoError(t, err)
+			files = append(files, f)
+		}
+		require.NoError(t, os.Remove(files[ends].Name())) // so that it cannot be named
+		require.Error(t, commit(dir, files))
+		_, err = OpenBins(dir, BinsOptions{BlockSize: 2})
+		require.ErrorContains(t, err, "val.bin: cannot open", "after %d files", ends)
+	}
 }
 
 func TestNames(t *testing.T) {

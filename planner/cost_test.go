@@ -187,7 +187,6 @@ func FuzzCosts(f *testing.F) {
 	}
 	f.Add(uint64(9100), false, true, true, uint8(14))              // a gradient of which ranks read shares, under a zero-bubble schedule
 	f.Add(uint64(adapterSeeds+121), false, false, false, uint8(9)) // what is put off in the trunk's program stays where it is in that of an outline
-	f.Add(uint64(133), false, true, false, uint8(30))              // a product is put off beside what blocks that are recomputed do not gather, and a weight with it
 	f.Add(uint64(adapterSeeds+8), false, true, false, uint8(16))   // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
 	f.Add(uint64(adapterSeeds+17), false, true, true, uint8(21))   // recomputation takes keys and values out before the gradient comes in
 	f.Add(uint64(21019), true, true, false, uint8(4))              // what is given to the first block stands after work of its own

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"encoding/json"
 	"fmt"
 	"hash/fnv"
 	"math"
@@ -100,8 +101,12 @@ func (e *Executor) agree(prog *codegen.Program) error {
 	if e.opts.Peers == nil {
 		return nil
 	}
+	plan, err := json.Marshal(prog.Plan) // which rank is where in a group, for one
+	if err != nil {
+		return err
+	}
 	h := fnv.New128a()
-	fmt.Fprintln(h, prog.Graph.Name)
+	fmt.Fprintln(h, prog.Graph.Name, string(plan))
 	for _, s := range prog.Stages {
 		fmt.Fprintln(h, s.Arena(), s.Host)
 		for phase, body := range s.Bodies {

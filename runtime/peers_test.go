@@ -181,16 +181,25 @@ func TestProcessesFail(t *testing.T) {
 			}
 		})
 	}
-	t.Run("other program", func(t *testing.T) {
-		other := compile(t, g, shape{dp: 4, tp: 1, pp: 1, micro: 2, schedule: partition.OneFOneB}, nil)
-		errs := processes(t, prog, 4, time.Minute, plain, func(e *runtime.Executor, rank int) error {
-			if rank == 2 {
-				return e.Add(other)
+	square := shape{dp: 2, tp: 2, pp: 1, micro: 2, schedule: partition.OneFOneB}
+	for name, change := range map[string]func(*partition.Plan){
+		"other program":  func(p *partition.Plan) { p.DP, p.TP = 4, 1 },
+		"ranks in order": func(p *partition.Plan) { p.RankOrder = "dp-tp" }, // all run the same, but with others
+	} {
+		t.Run(name, func(t *testing.T) {
+			plan := square.plan()
+			change(plan)
+			other, err := codegen.Compile(g, plan, batch, nil)
+			require.NoError(t, err)
+			errs := processes(t, prog, 4, time.Minute, plain, func(e *runtime.Executor, rank int) error {
+				if rank == 2 {
+					return e.Add(other)
+				}
+				return e.Add(compile(t, g, square, nil))
+			})
+			for _, err := range errs {
+				require.ErrorContains(t, err, "rank 2 has another program")
 			}
-			return e.Add(compile(t, g, all, nil))
 		})
-		for _, err := range errs {
-			require.ErrorContains(t, err, "rank 2 has another program")
-		}
-	})
+	}
 }

@@ -2,18 +2,28 @@ package train
 
 import (
 	"context"
+	"crypto/sha256"
 	"fmt"
+	"hash/crc32"
+	"io"
 	"strings"
+
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/infile"
 )
 
-// agree fails, in all processes, if one of them is to train otherwise than rank 0. Each takes batches, rates and initial
-// weights from what it was started with: replicas of a job that was given two plans would drift apart, and nothing else would
-// tell.
+// agree fails, in all processes, if one of them is to train otherwise than rank 0. Each takes batches and rates from what it was
+// started with: replicas of a job that was given two plans would drift apart, and nothing else would tell.
 func (r *run) agree(ctx context.Context) error {
 	if r.exec.Peers() == nil {
 		return nil
 	}
-	mine, told := r.settings(), ""
+	mine, err := r.settings()
+	if err != nil {
+		return err
+	}
+	told := ""
 	if r.exec.Here()[0] == 0 { // alone, as what is told goes to all
 		told = mine
 	}
@@ -33,12 +43,59 @@ func (r *run) agree(ctx context.Context) error {
 	return nil
 }
 
-// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it.
-func (r *run) settings() string {
+// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it. Of the data are
+// its sizes, and a batch drawn from all over each file: to read all of it can take hours.
+func (r *run) settings() (string, error) {
 	c := *r.Config
 	c.Data.Dir, c.Train.OutDir = "", ""
-	return fmt.Sprintf("%stokens of train.bin: %d\ntokens of val.bin: %d\nsteps: %d\nresume: %v\nscratch: %v\n",
-		c.Marshal(), r.bins.Train.Tokens(), r.bins.Val.Tokens(), r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch)
+	text := string(c.Marshal())
+	for _, d := range []struct {
+		name, stream string
+		split        *data.Split
+	}{{data.TrainFile, evalTrainStream, r.bins.Train}, {data.ValFile, evalValStream, r.bins.Val}} {
+		if err := r.batch.read(d.split, r.samplers[d.stream], 0); err != nil {
+			return "", err
+		}
+		text += fmt.Sprintf("tokens of %s: %d\nchecksum of a batch of %s: %08x\n",
+			d.name, d.split.Tokens(), d.name, crc32.ChecksumIEEE(r.batch.feeds()["ids"].Bytes()))
+	}
+	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch), nil
+}
+
+// sameSource fails, in all processes, if one of them is to begin with other weights than rank 0: of a file that each machine
+// has its own of, or of a run that has saved meanwhile. sum tells what this one reads, see [sumOf] and [sumOfFile].
+func (r *run) sameSource(ctx context.Context, from, sum string) error {
+	sums, err := r.gather(ctx, []byte(sum))
+	if err != nil {
+		return fmt.Errorf("train: what the processes read from %s: %w", from, err)
+	}
+	for rank, other := range sums {
+		if string(other) != string(sums[0]) {
+			return &InputError{What: fmt.Sprintf("rank %d", rank),
+				Msg: fmt.Sprintf("reads other weights than rank 0 (%s, not %s), here from %s: all processes need the same", other, sums[0], from)}
+		}
+	}
+	return nil
+}
+
+// sumOf tells checkpoints apart by their steps and what all of their files hold.
+func sumOf(c *checkpoint.Checkpoint) string {
+	return fmt.Sprintf("step %d, SHA-256 %.8x", c.Step, sha256.Sum256(fmt.Append(nil, c.Files)))
+}
+
+// sumOfFile tells files of weights apart by all that they hold. It is for runs of several processes: one alone need not know.
+func (r *run) sumOfFile(path string) (string, error) {
+	if r.exec.Peers() == nil {
+		return "", nil
+	}
+	f, err := infile.Open(path)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	sum := sha256.New()
+	_, err = io.Copy(sum, f)
+	return fmt.Sprintf("SHA-256 %.8x", sum.Sum(nil)), err
 }
 
 // difference is the first line of settings that differs from rank 0's, "" if none does.

@@ -1,12 +1,14 @@
 package train
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 )
 
@@ -19,6 +21,14 @@ func TestProcessesTrainAlike(t *testing.T) {
 	short := t.TempDir()
 	require.NoError(t, os.CopyFS(short, os.DirFS(dir)))
 	require.NoError(t, os.Truncate(filepath.Join(short, "val.bin"), 400))
+	other := t.TempDir() // as long, of other tokens
+	require.NoError(t, os.CopyFS(other, os.DirFS(dir)))
+	bin, err := os.ReadFile(filepath.Join(dir, "train.bin"))
+	require.NoError(t, err)
+	for i := 0; i < len(bin); i += 2 {
+		bin[i] = (bin[i] + 1) % 27
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(other, "train.bin"), bin, 0o644))
 	for name, c := range map[string]struct {
 		set  string
 		opts RunOptions
@@ -29,6 +39,7 @@ func TestProcessesTrainAlike(t *testing.T) {
 		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan and flags"},
 		"weights": {"", RunOptions{Steps: 4, InitFrom: out}, "rank 2: has scratch: false, rank 0 has scratch: true"},
 		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has tokens of val.bin: 200, rank 0 has tokens of val.bin: "},
+		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has checksum of a batch of train.bin: "},
 		"a graph": {"optimizer.weight_decay=0.25", RunOptions{Steps: 4}, "runtime: rank 2 has another program train than rank 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -44,6 +55,33 @@ func TestProcessesTrainAlike(t *testing.T) {
 			})
 			for _, err := range errs {
 				require.ErrorContains(t, err, c.want)
+			}
+		})
+	}
+}
+
+// TestProcessesBeginAlike: processes that would begin or go on with different weights do not, though the names and numbers of
+// what these are read from are the same.
+func TestProcessesBeginAlike(t *testing.T) {
+	dir, plan := textData(t), planOf(2, 1, 1)
+	cfg := tinyConfig(t, dir)
+	var runs, files [2]string
+	for i := range runs {
+		runs[i], files[i] = t.TempDir(), filepath.Join(t.TempDir(), "model.safetensors")
+		train(t, tinyConfig(t, dir, fmt.Sprint("train.seed=", i)), plan, RunOptions{Out: runs[i], Steps: 2})
+		c, err := checkpoint.Open(runs[i])
+		require.NoError(t, err)
+		require.NoError(t, checkpoint.ExportWeights(files[i], c, cfg.Model, checkpoint.NanoGPT))
+		require.NoError(t, c.Close())
+	}
+	for what, opts := range map[string]func(rank int) RunOptions{
+		"init-from": func(rank int) RunOptions { return RunOptions{Steps: 4, InitFrom: runs[rank]} },
+		"file":      func(rank int) RunOptions { return RunOptions{Steps: 4, InitFrom: files[rank]} },
+		"resume":    func(rank int) RunOptions { return RunOptions{Steps: 4, Out: runs[rank], Resume: true} },
+	} {
+		t.Run(what, func(t *testing.T) {
+			for _, err := range trainEach(t, plan, plain, func(rank int) (*config.Config, RunOptions) { return cfg, opts(rank) }) {
+				require.ErrorContains(t, err, "rank 1: reads other weights than rank 0")
 			}
 		})
 	}

@@ -175,18 +175,21 @@ func (r *run) parameters(ctx context.Context) error {
 	from := r.opts.InitFrom
 	switch {
 	case r.opts.Resume:
-		return r.resume()
+		return r.resume(ctx)
 	case from == "" || from == scratch:
 		if r.Config.Model.LoRARank > 0 {
 			r.printf("the frozen weights are random: --init-from names trained ones\n")
 		}
 		return r.Init()
 	}
-	source, err := r.openWeights(from)
+	source, sum, err := r.openWeights(from)
 	if err != nil {
 		return err
 	}
 	defer source.Close()
+	if err := r.sameSource(ctx, from, sum); err != nil {
+		return err
+	}
 	if err := r.Init(); err != nil { // the moments
 		return err
 	}
@@ -203,28 +206,32 @@ type weightSource interface {
 	io.Closer
 }
 
-func (r *run) openWeights(from string) (weightSource, error) {
+// openWeights opens what a new run begins with, and tells it from other weights.
+func (r *run) openWeights(from string) (_ weightSource, sum string, err error) {
 	info, err := os.Stat(from)
 	if err != nil {
-		return nil, &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume", Err: err}
+		return nil, "", &InputError{What: "init-from", Msg: "is neither scratch, nor a directory with a checkpoint, nor a file; nothing is downloaded, and a run goes on where it stopped with --resume", Err: err}
 	}
 	if !info.IsDir() {
 		w, err := checkpoint.OpenWeights(from, r.Config.Model)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
-		return baseWeights{w}, nil
+		if sum, err = r.sumOfFile(from); err != nil {
+			return nil, "", errors.Join(err, w.Close())
+		}
+		return baseWeights{w}, sum, nil
 	}
 	c, err := checkpoint.Open(from)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	if r.opts.Out != "" && !r.Config.Train.EvalOnly && infile.Same(filepath.Join(c.Dir, "..", ".."), r.opts.Out) {
-		return nil, errors.Join(&InputError{What: "init-from", Msg: c.Dir + " is in the directory of this run, whose checkpoints would replace it: go on there with --resume, or name another with --out"}, c.Close())
+		return nil, "", errors.Join(&InputError{What: "init-from", Msg: c.Dir + " is in the directory of this run, whose checkpoints would replace it: go on there with --resume, or name another with --out"}, c.Close())
 	}
 	was, err := configOf(c)
 	if err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, "", errors.Join(err, c.Close())
 	}
 	cfg, want := was.Model, r.Config.Model
 	positions := cfg.BlockSize
@@ -233,12 +240,12 @@ func (r *run) openWeights(from string) (weightSource, error) {
 		want = want.Base()
 	}
 	if err := sameModel(c, cfg, want, "init-from"); err != nil {
-		return nil, errors.Join(err, c.Close())
+		return nil, "", errors.Join(err, c.Close())
 	}
 	if cfg.LoRARank == 0 {
-		return baseWeights{cropped{c, positions}}, nil
+		return baseWeights{cropped{c, positions}}, sumOf(c), nil
 	}
-	return cropped{c, positions}, nil
+	return cropped{c, positions}, sumOf(c), nil
 }
 
 // cropped is a checkpoint of a model of so many positions, for one of as many or fewer: of the table the rest is left, as of

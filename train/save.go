@@ -120,12 +120,15 @@ func (r *run) snapshot(step int) (checkpoint.Snapshot, error) {
 	return snap, err
 }
 
-func (r *run) resume() error {
+func (r *run) resume(ctx context.Context) error {
 	c, err := checkpoint.Open(r.opts.Out)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
+	if err := r.sameSource(ctx, c.Dir, sumOf(c)); err != nil {
+		return err
+	}
 	was, err := resumes(c, r.Config.Model, "resume")
 	if err != nil {
 		return err

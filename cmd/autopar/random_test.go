@@ -189,11 +189,11 @@ func (c *randomRun) must(args ...string) {
 	require.Zero(c, status, "%s", said)
 }
 
-// plan writes a plan by random options for so many ranks, sometimes under a memory limit that the plan of these options alone
-// exceeds. It returns nil if it is refused five times.
-func (c *randomRun) plan(file string, ranks int) *planner.Document {
+// plan writes a plan by random options for so many ranks, and more that are given, sometimes under a memory limit that the plan
+// of these options alone exceeds. It returns nil if it is refused five times.
+func (c *randomRun) plan(file string, ranks int, more ...string) *planner.Document {
 	for range 5 {
-		args := append([]string{"plan", "gpt.yaml", "-o", file, "-q"}, c.options(ranks)...)
+		args := slices.Concat([]string{"plan", "gpt.yaml", "-o", file, "-q"}, c.options(ranks), more)
 		doc := c.search(args, file, statusInput)
 		if doc == nil {
 			continue

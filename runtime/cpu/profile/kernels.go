@@ -52,8 +52,7 @@ func shapes() [][3]int {
 	return [][3]int{{64, 64, 16}, {64, 128, 64}, {192, 128, 128}, {768, 128, 128}, {768, 512, 128}, {1024, 1024, 256}, {1024, 1024, 1024}}
 }
 
-// products measures the matmul curve with a number of threads, in the three forms
-// that training needs, and returns the curve of the first.
+// products measures the matmul curve with a number of threads.
 func products(ctx context.Context, threads int, budget time.Duration) []Product {
 	pool := kernel.NewPool(threads)
 	defer pool.Close()

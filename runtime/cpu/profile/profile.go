@@ -9,6 +9,7 @@
 package profile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -143,10 +144,8 @@ func (m *Measurement) Close() {
 
 // fit makes the constants.
 func (r *Result) fit(steps []*timedStep, cores int) {
-	core := 0.0 // FLOP/s, the most that one reached
-	for _, p := range r.Products {
-		core = max(core, p.GFLOPS*1e9/float64(p.Threads))
-	}
+	best := fastest(r.Products)
+	core := best.GFLOPS * 1e9 / float64(best.Threads) // FLOP/s, the most that one reached
 	peak := core * float64(cores)
 	sizes, rates := make([]float64, len(r.Streams)), make([]float64, len(r.Streams))
 	for i, s := range r.Streams {
@@ -213,9 +212,7 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 
 	figure := func(key string, spread float64, n int) { r.Figures = append(r.Figures, Figure{key, spread, n}) }
 	last := r.Streams[len(r.Streams)-1]
-	figure("device.flops.f32", slices.MaxFunc(r.Products, func(a, b Product) int {
-		return int(a.GFLOPS/float64(a.Threads) - b.GFLOPS/float64(b.Threads))
-	}).Spread, len(r.Products))
+	figure("device.flops.f32", best.Spread, len(r.Products))
 	figure("device.memory_bandwidth", last.Spread, len(r.Streams))
 	figure("device.cache", r.Streams[0].Spread, len(r.Streams))
 	for key, class := range map[string]string{
@@ -226,6 +223,13 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	}
 	figure("device.launch_overhead", steps[0].spread, len(steps))
 	slices.SortFunc(r.Figures, func(a, b Figure) int { return strings.Compare(a.Key, b.Key) })
+}
+
+// fastest returns the product at which a core does most.
+func fastest(products []Product) Product {
+	return slices.MaxFunc(products, func(a, b Product) int {
+		return cmp.Compare(a.GFLOPS/float64(a.Threads), b.GFLOPS/float64(b.Threads))
+	})
 }
 
 // turn returns the seconds that ranks lose at each meeting where half of them have no core

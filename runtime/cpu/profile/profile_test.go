@@ -211,3 +211,10 @@ func TestPairsAreOfTheSameWork(t *testing.T) {
 		}
 	}
 }
+
+// TestFastest: rates that differ by less than one GFLOP/s are told apart, so that the spread printed beside the peak is that of
+// the product it is from.
+func TestFastest(t *testing.T) {
+	products := []Product{{Threads: 1, GFLOPS: 10.2, Spread: .5}, {Threads: 2, GFLOPS: 21.8, Spread: .1}, {Threads: 1, GFLOPS: 10.6}}
+	require.Equal(t, products[1], fastest(products))
+}
