@@ -130,3 +130,15 @@ func TestDumpsAreWhole(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, files, 4)
 }
+
+// TestOutputsHaveNames: "-o $NAME" of a name that is not set is no wish to write to the current directory.
+func TestOutputsHaveNames(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, args := range [][]string{
+		{"plan", "gpt.yaml"}, {"checkpoint", "merge", "run"}, {"checkpoint", "reshard", "run", "plan.json"}, {"checkpoint", "import", "model.safetensors"}, {"checkpoint", "export", "run"},
+	} {
+		var said bytes.Buffer
+		require.Equal(t, statusInput, execute(t.Context(), append(args, "-o", ""), &said, &said), said.String())
+		require.Contains(t, said.String(), args[0]+": -o is empty, want the name of a ")
+	}
+}

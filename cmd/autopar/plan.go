@@ -126,8 +126,11 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
-// apart refuses outputs that are one file, or one that is read.
+// apart refuses a plan without a name, and outputs that are one file, or one that is read.
 func (c *planCmd) apart() error {
+	if c.Out == "" {
+		return usagef("plan: -o is empty, want the name of a file, or - for none")
+	}
 	return errors.Join(
 		apart("plan: -o", c.Out, c.Config, c.Cluster),
 		apart("plan: --certificate", c.Certificate, c.Config, c.Cluster, c.Out),
