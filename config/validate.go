@@ -5,6 +5,7 @@ import (
 	"math"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -87,6 +88,9 @@ func (c *Config) validateRun() error {
 	})
 	if err != nil {
 		return err
+	}
+	if strings.HasPrefix(c.Train.OutDir, "-") { // launch, and jobs that export writes, give it to run
+		return c.refuse("train.out_dir", "is %q, which other commands take for a flag; write ./%[1]s", c.Train.OutDir)
 	}
 	// Steps and seeds are 32-bit integers of the graph; max_iters+1 updates are made.
 	for _, n := range []struct {

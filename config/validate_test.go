@@ -20,6 +20,7 @@ func TestValidate(t *testing.T) {
 		{"train: {reproducible: true}\nmodel: {block_size: 3}", "gpt.yaml:1:9: train.reproducible: needs model.block_size of at least 4, not 3: shorter sequences take other kernels alone than together"},
 		{"data: {dataset: ''}", "data.dataset: is empty"},
 		{"train: {out_dir: ''}", "train.out_dir: is empty"},
+		{"train: {out_dir: -x}", `gpt.yaml:1:9: train.out_dir: is "-x", which other commands take for a flag; write ./-x`},
 		{"batch: {global: 0}", "batch.global: is 0, must be at least 1"},
 		{"batch: {global: 1000000007}", "batch.global: is 1000000007 sequences, must be at most 16777216"},
 		{"batch: {global: 7, micro: 8}", "batch.micro: 8 is more than batch.global 7"},

@@ -128,6 +128,22 @@ func TestAdapters(t *testing.T) {
 	require.ErrorContains(t, err, "has none: its model.lora_rank is 0")
 }
 
+// What attention leaves of grouped queries has a dimension more, over which adapters of its projection sum too.
+func TestAdaptersOfGroupedQueries(t *testing.T) {
+	data, dir := textData(t), t.TempDir()
+	grouped := []string{"model.n_head=4", "model.n_kv_head=2", "model.n_embd=24"}
+	cfg, plain := tinyConfig(t, data, adapters("c_proj", grouped...)...), tinyConfig(t, data, grouped...)
+	plan := planOf(1, 1, 2)
+	plan.Placements = nil
+	train(t, cfg, plan, RunOptions{Out: dir, Steps: 3})
+	with := open(t, dir)
+	is := evaluated(t, newJob(t, cfg, plan), with)
+	require.NotEqual(t, is, evaluated(t, newJob(t, plain, plan), with), "something was learned")
+	folded := evaluated(t, newJob(t, plain, plan), checkpoint.Folded(with, cfg.Model))
+	require.InDelta(t, is.Val, folded.Val, 1e-6)
+	require.InDelta(t, is.Train, folded.Train, 1e-6)
+}
+
 // Of two bytes a frozen weight is all there is; adapters have copies in full precision, from which they are merged.
 func TestAdaptersOfTwoBytes(t *testing.T) {
 	data, dir := textData(t), t.TempDir()

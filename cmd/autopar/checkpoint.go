@@ -44,6 +44,9 @@ type toDir string
 
 // check refuses the directory of a run: its checkpoints would go, or this one when it saves.
 func (d toDir) check() error {
+	if d == "" {
+		return usagef("checkpoint: -o is empty, want the name of a directory")
+	}
 	if train.Writing(string(d)) {
 		return usagef("checkpoint: -o %s: a run is writing there; wait for its end, or name another directory", d)
 	}
@@ -217,7 +220,10 @@ func (checkpointExportCmd) Example() string {
 
 // Run exports the weights.
 func (c *checkpointExportCmd) Run(con *console) error {
-	if c.Out == "-" {
+	switch c.Out {
+	case "":
+		return usagef("checkpoint: -o is empty, want the name of a file")
+	case "-":
 		return usagef("checkpoint: -o - is not the standard output here: weights are written to a file; name one")
 	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path/filepath"
 
 	"github.com/autopar/autopar/codegen"
@@ -49,10 +48,7 @@ func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 // dump writes what each stage of the compiler makes, in its text form:
 // graph.txt and graph.json, partitioned.txt, and program-rankN.txt for each rank.
 func (c *compiled) dump(dir string) error {
-	if err := os.MkdirAll(dir, 0o777); err != nil {
-		return err
-	}
-	write := func(name string, text []byte) error { return os.WriteFile(filepath.Join(dir, name), text, 0o666) }
+	write := func(name string, text []byte) error { return writeFile(filepath.Join(dir, name), text) }
 	asJSON, err := c.graph.MarshalJSON()
 	if err != nil {
 		return err

@@ -117,3 +117,35 @@ func TestSettingsThatContradictThePlan(t *testing.T) {
 		require.Equal(t, "autopar: "+want, stderr.String())
 	}
 }
+
+// TestDumpsAreWhole: what --dump-dir writes takes the place of a file that is there, which is as it was until then.
+func TestDumpsAreWhole(t *testing.T) {
+	dir := t.TempDir()
+	yaml, before, dump := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "before"), filepath.Join(dir, "dump")
+	require.NoError(t, os.WriteFile(yaml, []byte("model: {n_layer: 1, n_head: 1, n_embd: 8, block_size: 8, vocab_size: 8}\nbatch: {global: 2}\n"), 0o666))
+	require.NoError(t, os.WriteFile(before, []byte("old"), 0o666))
+	require.NoError(t, os.Mkdir(dump, 0o777))
+	for _, name := range []string{"graph.txt", "graph.json", "partitioned.txt", "program-rank0.txt"} {
+		require.NoError(t, os.Link(before, filepath.Join(dump, name)))
+	}
+	var said bytes.Buffer
+	require.Zero(t, execute(t.Context(), []string{"plan", yaml, "-o", "-", "--dump-dir", dump}, &said, &said), said.String())
+	old, err := os.ReadFile(before)
+	require.NoError(t, err)
+	require.Equal(t, "old", string(old), "written into, not replaced")
+	files, err := os.ReadDir(dump)
+	require.NoError(t, err)
+	require.Len(t, files, 4)
+}
+
+// TestOutputsHaveNames: "-o $NAME" of a name that is not set is no wish to write to the current directory.
+func TestOutputsHaveNames(t *testing.T) {
+	t.Chdir(t.TempDir())
+	for _, args := range [][]string{
+		{"plan", "gpt.yaml"}, {"checkpoint", "merge", "run"}, {"checkpoint", "reshard", "run", "plan.json"}, {"checkpoint", "import", "model.safetensors"}, {"checkpoint", "export", "run"},
+	} {
+		var said bytes.Buffer
+		require.Equal(t, statusInput, execute(t.Context(), append(args, "-o", ""), &said, &said), said.String())
+		require.Contains(t, said.String(), args[0]+": -o is empty, want the name of a ")
+	}
+}

@@ -126,8 +126,12 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
-// apart refuses outputs that are one file, or one that is read: the configuration, or one of those of the cluster.
+// apart refuses a plan without a name, and outputs that are one file, or one that is read: the configuration, or one of those
+// of the cluster.
 func (c *planCmd) apart(cluster []string) error {
+	if c.Out == "" {
+		return usagef("plan: -o is empty, want the name of a file, or - for none")
+	}
 	read := append([]string{c.Config}, cluster...)
 	return errors.Join(
 		apart("plan: -o", c.Out, read...),

@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -77,6 +78,15 @@ func measure(m gpt.Config, master bool, global, micro int) sizes {
 	}
 }
 
+// countable refuses a step of more FLOPs than 64 bits count. Of one sequence they are fewer, and the bytes that it keeps fewer still.
+func (c *sizeCmd) countable(m gpt.Config, global int) error {
+	each := float64(m.FLOPsPerToken()) * float64(m.BlockSize)
+	if each*float64(global) < 9e18 {
+		return nil
+	}
+	return &config.Error{File: c.Config, Key: "batch.global", Msg: fmt.Sprintf("is %d sequences of %.4g FLOPs each, beyond what can be counted", global, each)}
+}
+
 // Run prints the counts.
 func (c *sizeCmd) Run(con *console) error {
 	cfg, err := c.load()
@@ -85,6 +95,9 @@ func (c *sizeCmd) Run(con *console) error {
 	}
 	m := cfg.Model
 	m.Float = cfg.DType()
+	if err := c.countable(m, cfg.Batch.Global); err != nil {
+		return err
+	}
 	s := measure(m, cfg.Train.MasterWeights, cfg.Batch.Global, max(1, int(cfg.Batch.Micro)))
 	if c.json() {
 		return con.json(s)

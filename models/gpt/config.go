@@ -173,6 +173,14 @@ func (c Config) KVHeads() int {
 // QueryGroup is the number of heads of queries that share a head of keys and values (G).
 func (c Config) QueryGroup() int { return c.NHead / c.KVHeads() }
 
+// heads are the dimensions in which attention leaves the heads of a token, and the last of the weight that reads them.
+func (c Config) heads() []int {
+	if c.QueryGroup() == 1 {
+		return []int{c.NHead, c.HeadDim()}
+	}
+	return []int{c.QueryGroup(), c.KVHeads(), c.HeadDim()}
+}
+
 // HeadsText says how many heads there are, and of keys and values if those are fewer.
 func (c Config) HeadsText() string {
 	if c.QueryGroup() == 1 {

@@ -60,7 +60,7 @@ func (c Config) AdapterOf(param string) (a Adapter, ok bool) {
 	}
 	a = Adapter{A: module + ".lora.a", B: module + ".lora.b", In: 1, Factor: c.loraFactor()}
 	if strings.HasSuffix(module, "attn.c_proj") {
-		a.In = 2 // heads and what is in one
+		a.In = len(c.heads())
 	}
 	return a, true
 }

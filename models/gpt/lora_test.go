@@ -42,8 +42,12 @@ func TestAdaptersAlone(t *testing.T) {
 				all, trained = all+n, trained+n
 				require.True(t, IsAdapter(v.Name()), v.Name())
 				weight := v.Name()[:strings.Index(v.Name(), ".lora.")] + ".weight"
-				_, has := c.AdapterOf(weight)
+				a, has := c.AdapterOf(weight)
 				require.True(t, has, weight)
+				shape := g.Find(weight).Results[0].Type.Shape
+				in := len(shape) - a.In
+				require.Equal(t, append([]int{c.LoRARank}, shape[in:]...), g.Find(a.A).Results[0].Type.Shape, weight)
+				require.Equal(t, append(shape[:in:in], c.LoRARank), g.Find(a.B).Results[0].Type.Shape, weight)
 			}
 		}
 		require.Equal(t, all, c.NumParams(), c.LoRATargets)

@@ -66,16 +66,12 @@ func (m *model) block(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 // [3C,C] and [C,C]. Of grouped queries those that come g-th in their groups lie
 // together, query g of group h being head h G + g of HuggingFace's Llama.
 func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
-	heads := []int{m.KVHeads(), m.HeadDim()}
-	packed := append([]int{m.QueryGroup() + 2}, heads...)
-	if m.QueryGroup() > 1 {
-		heads = append([]int{m.QueryGroup()}, heads...)
-	}
+	packed := []int{m.QueryGroup() + 2, m.KVHeads(), m.HeadDim()}
 	qkv := m.linear(t, "c_attn", x, initStd, packed, []int{m.NEmbd})
 	if m.Position == RoPE {
 		qkv = t.RoPE(qkv, positions, m.Theta())
 	}
-	y := m.linear(t, "c_proj", m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, heads)
+	y := m.linear(t, "c_proj", m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, m.heads())
 	return t.Dropout(y, m.Dropout, m.random)
 }
 
