@@ -132,6 +132,7 @@ func (b *stageBuilder) pair(nodes []*ir.Node) {
 			}
 			copy(nodes[at+1:i+1], nodes[at:i])
 			nodes[at] = c
+			keysValuesFirst(nodes[at:], kernels)
 			for _, n := range kernels {
 				b.during[n.ID()] = c
 				if !b.folded[n.ID()] {
@@ -140,6 +141,20 @@ func (b *stageBuilder) pair(nodes []*ir.Node) {
 			}
 		}
 	}
+}
+
+// keysValuesFirst puts what takes out and gathers keys and values before the first of nodes, a collective, and the kernels that
+// run beside it.
+func keysValuesFirst(nodes, kernels []*ir.Node) {
+	at := func(n *ir.Node) int {
+		if n != nodes[0] && KeysValues(n) && !slices.Contains(kernels, n) {
+			return 0
+		}
+		return 1
+	}
+	row := slices.Clone(nodes[:1+slices.Index(nodes, kernels[len(kernels)-1])])
+	slices.SortStableFunc(row, func(x, y *ir.Node) int { return at(x) - at(y) })
+	copy(nodes, row)
 }
 
 // ofTensorParallel reports whether a node makes tensor-parallel ranks communicate.
@@ -166,13 +181,16 @@ func (b *stageBuilder) window(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 }
 
 // after returns the kernels in a row that would follow collective i at a place and could run
-// beside it. One more node of the stretch comes after them.
+// beside it. One more node of the stretch comes after them. What exchanges keys and values that none of the kernels makes is no
+// end of the row, but comes before it: where attention is recomputed that stands elsewhere, and the row must be no shorter
+// where it is not, or recomputation would hide more than it takes.
 func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 	var kernels []*ir.Node
 	for k := at; k < len(nodes); k++ {
 		n := nodes[k]
 		switch {
 		case k == i:
+		case KeysValues(n) && b.during[n.ID()] == nil && b.along[n.ID()] == 0 && !readsAny(n, append(slices.Clip(kernels), nodes[i])):
 		case !launched(n) || b.during[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
 			return kernels
 		default:
@@ -188,7 +206,7 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 // there is no such product. Nothing is put off for keys and values that are gathered again: where attention is
 // recomputed that stands elsewhere, and what it leaves to others could save more time than recomputation takes.
 func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
-	if keysValues(nodes[i]) {
+	if KeysValues(nodes[i]) {
 		return i, nil
 	}
 	for k := i - 1; k >= 0; k-- {
@@ -211,8 +229,8 @@ func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 	return i, nil
 }
 
-// keysValues reports whether a node exchanges keys and values.
-func keysValues(n *ir.Node) bool {
+// KeysValues reports whether a node exchanges keys and values.
+func KeysValues(n *ir.Node) bool {
 	for rearranged(n) {
 		n = n.Args[0].Def
 	}

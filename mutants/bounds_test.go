@@ -88,7 +88,22 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "a product is put off beside keys and values, which stand elsewhere where attention is recomputed",
 		file: "codegen/beside.go",
-		old:  "if keysValues(nodes[i]) {", new: "if false {",
+		old:  "if KeysValues(nodes[i]) {", new: "if false {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what plans take", how: "keys and values end a row of kernels beside a collective, and stand elsewhere where attention is recomputed",
+		file: "codegen/beside.go",
+		old:  "case KeysValues(n) && b.during", new: "case false && b.during",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what plans take", how: "the gradients of all tokens are summed for a table that all hold whole",
+		file: "planner/spread.go",
+		old:  "of.Op == ir.OpEmbeddingGrad && !(cut", new: "false && !(cut",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what plans take", how: "the gradients of all tokens are summed for a table that all hold whole, which is tied",
+		file: "planner/spread.go",
+		old:  "if of[0].Op == ir.OpAddN {", new: "if false {",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "the price of a plan is not its program's", how: "the last block has what is given to the first",

@@ -64,11 +64,6 @@ func inAdapters() []mutant {
 		old:  " || n.Op == ir.OpKeysValues\n", new: "\n",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "a shell of a stage too large", how: "of what is put off beside collectives that blocks which are recomputed do not have",
-		file: "planner/memory.go",
-		old:  "min(all[i].temp[e], all[i].alone), min(all[i].between[e], all[i].alone)", new: "all[i].temp[e], all[i].between[e]",
-		pkg: "./planner", run: "^FuzzCosts$",
-	}, {
 		bug: "a bound of memory above what plans take", how: "what is put off in the trunk's program is put off in all",
 		file: "planner/relax.go",
 		old:  "return x.from, x.to", new: "return x.From, x.To",

@@ -124,7 +124,7 @@ func inOrderLives(st *codegen.Stage) []life {
 		for i, in := range body.Instrs {
 			if in.Beside > 0 {
 				beside, some = i+in.Beside, true
-			} else if i <= beside {
+			} else if i <= beside || codegen.KeysValues(in.Node) { // which come before a row of those, wherever that is
 				continue
 			}
 			ids := in.Args

@@ -21,23 +21,36 @@ func (w *work) gathers(n *ir.Node) bool {
 	return tp >= 0 && w.mesh.Axes[tp].Size > 1 && w.of.ofWhole[n] && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind != ir.Partial
 }
 
-// noteWhole finds the products that make gradients of weights which tensor-parallel ranks hold whole.
+// noteWhole finds what makes gradients of weights which tensor-parallel ranks hold whole: products, and sums over the tokens of an
+// embedding, also if under ZeRO each rank updates its share, and if another gradient of a tied table is added.
 func (b *blueprint) noteWhole(prog *codegen.Program) {
 	tp := prog.Mesh.Axis(partition.AxisTP)
 	for _, n := range prog.Graph.Nodes {
-		if n.Op != ir.OpAdamW || n.Results[0].Spec[tp].Kind == ir.Shard {
+		if n.Op != ir.OpAdamW {
 			continue
 		}
-		way := gradientWay(n)
-		if of := way[len(way)-1]; of.Op == ir.OpMatMul {
-			b.ofWhole[of] = true
+		cut := n.Results[0].Spec[tp].Kind == ir.Shard
+		last := func(way []*ir.Node) *ir.Node { return way[len(way)-1] }
+		of := []*ir.Node{last(gradientWay(n))}
+		if of[0].Op == ir.OpAddN {
+			for _, a := range of[0].Args {
+				of = append(of, last(wayTo(a.Def)))
+			}
+		}
+		for _, of := range of {
+			if of.Op == ir.OpMatMul && !cut || of.Op == ir.OpEmbeddingGrad && !(cut && of.Results[0].Spec[tp].Kind == ir.Shard) {
+				b.ofWhole[of] = true
+			}
 		}
 	}
 }
 
 // gradientWay lists the nodes through which the gradient of an AdamW comes, with the one that makes it last.
-func gradientWay(n *ir.Node) (way []*ir.Node) {
-	for of := n.Args[3].Def; ; of = of.Args[0].Def {
+func gradientWay(n *ir.Node) []*ir.Node { return wayTo(n.Args[3].Def) }
+
+// wayTo lists a node and those before it through which what it has comes, with the one that makes it last.
+func wayTo(of *ir.Node) (way []*ir.Node) {
+	for ; ; of = of.Args[0].Def {
 		way = append(way, of)
 		if of.Op.Class() != ir.Comm && of.Op != ir.OpAccumulate && of.Op != ir.OpCast && of.Op != ir.OpFromFixed {
 			return way
