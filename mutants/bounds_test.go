@@ -96,6 +96,11 @@ func inTheBounds() []mutant {
 		old:  "case KeysValues(n) && b.during", new: "case false && b.during",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
+		bug: "a floor above what plans take", how: "nothing is put off in the forward pass",
+		file: "planner/floor.go",
+		old:  "x.part == inBlock && phase != ir.Update && ofTP(n) {", new: "x.part == inBlock && phase == ir.Backward && ofTP(n) {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a floor above what plans take", how: "the gradients of all tokens are summed for a table that all hold whole",
 		file: "planner/spread.go",
 		old:  "of.Op == ir.OpEmbeddingGrad && !(cut", new: "false && !(cut",

@@ -30,7 +30,7 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 		}
 		exposed := max(0, time-max(hides(prices, in, mesh), inParts))
 		beside.add(in, exposed)
-		if in.putOff {
+		if in.putOff && in.pass != ir.Forward {
 			hidden += max(0, time-exposed-inParts)
 		}
 		if in.Parts > 0 { // whose other parts are beside it under every schedule
@@ -66,9 +66,10 @@ func (t *partTimes) wait(time cost.Picoseconds) {
 	t.ahead += time
 }
 
-// mayBePutOff returns the kernels before a collective of a block's backward pass that may be put off beside
+// mayBePutOff returns the kernels before a collective of a block's pass that may be put off beside
 // it in the programs of some outlines, though not in the trunk's, where they run beside a collective that those
-// outlines do not have, or beside none: those that it does not wait for. Nothing is put off to where the
+// outlines do not have, or beside none: those that it does not wait for. In a forward pass a product that the trunk makes in
+// parts may be whole, while what an adapter leaves is gathered. Nothing is put off to where the
 // gradient of the block comes in.
 func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr) {
 	n := instrs[i].Node

@@ -199,6 +199,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+389), false, true, false, uint8(18))   // another order of ranks is nearer than the slowest group of the usual one
 	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
+	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
 	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1

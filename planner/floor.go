@@ -299,7 +299,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.sums = append(w.sums, x)
 			}
 			x.Instr, x.all, x.ways, x.bare = &once[0], once, ways, nil
-			if len(x.beside) == 0 && x.part == inBlock && phase == ir.Backward && ofTP(n) {
+			if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
 				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
 			}
 			w.instrs = append(w.instrs, x)
