@@ -126,12 +126,8 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
-// apart refuses a plan without a name, and outputs that are one file, or one that is read: the configuration, or one of those
-// of the cluster.
+// apart refuses outputs that are one file, or one that is read: the configuration, or one of those of the cluster.
 func (c *planCmd) apart(cluster []string) error {
-	if c.Out == "" {
-		return usagef("plan: -o is empty, want the name of a file, or - for none")
-	}
 	read := append([]string{c.Config}, cluster...)
 	return errors.Join(
 		apart("plan: -o", c.Out, read...),
@@ -146,6 +142,9 @@ func (c *planCmd) Run(con *console) error {
 	// take a fifth of a short search. Memory that is held and never touched has the heap begin there.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
+	if c.Out == "" {
+		return usagef("plan: -o is empty, want the name of a file, or - for none")
+	}
 	cfg, err := config.Load(c.Config, c.Set)
 	if err != nil {
 		return err
