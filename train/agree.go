@@ -40,6 +40,22 @@ func (r *run) agree(ctx context.Context) error {
 			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: string(text) + ": all processes need the same plan and flags"}
 		}
 	}
+	return r.sameArithmetic(ctx)
+}
+
+// sameArithmetic fails, in all processes, if one of them rounds otherwise than rank 0: what several ranks hold, and each
+// updates for itself, would drift apart.
+func (r *run) sameArithmetic(ctx context.Context) error {
+	all, err := r.gather(ctx, []byte(r.exec.Arithmetic()))
+	if err != nil {
+		return fmt.Errorf("train: what the processes compute with: %w", err)
+	}
+	for rank, other := range all {
+		if string(other) != string(all[0]) {
+			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: fmt.Sprintf("computes with kernels for %s, rank 0 for %s, which round differently: "+
+				"all processes need the same; GODEBUG=cpu.amxtile=off, cpu.avx512f=off or cpu.avx2=off in the environment of all leaves a set out", other, all[0])}
+		}
+	}
 	return nil
 }
 

@@ -10,6 +10,8 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
 // TestProcessesTrainAlike: processes that were given different plans or flags train nothing, and all say what differs. What
@@ -57,6 +59,27 @@ func TestProcessesTrainAlike(t *testing.T) {
 				require.ErrorContains(t, err, c.want)
 			}
 		})
+	}
+}
+
+// otherArithmetic is a backend of a machine with other instructions.
+type otherArithmetic struct{ runtime.Backend }
+
+func (otherArithmetic) Arithmetic() string { return "abacus on wood" }
+
+// TestProcessesRoundAlike: of a machine with other instructions than rank 0's nothing is trained, and all say what to do.
+func TestProcessesRoundAlike(t *testing.T) {
+	on := func(rank int, b runtime.Backend) runtime.Backend {
+		if rank == 1 {
+			return otherArithmetic{b}
+		}
+		return b
+	}
+	cfg := tinyConfig(t, textData(t))
+	for _, err := range trainEach(t, planOf(2, 1, 1), on, func(int) (*config.Config, RunOptions) { return cfg, RunOptions{Steps: 2} }) {
+		var input *InputError
+		require.ErrorAs(t, err, &input)
+		require.ErrorContains(t, err, "rank 1: computes with kernels for abacus on wood, rank 0 for "+kernel.Arithmetic()+", which round differently")
 	}
 }
 
