@@ -400,7 +400,7 @@ func (w *saver) retain(latest string, best int) error {
 	for _, s := range all {
 		switch {
 		case s.name == latest:
-		case s.step < now.step && !kept[s.step] && !w.keep.New &&
+		case s.step < now.step && !kept[s.step] && !w.keep.New && whole(filepath.Join(w.root, s.name)) &&
 			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
 			kept[s.step] = true
 		default:
