@@ -294,7 +294,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 // Snapshot describes the contents of a checkpoint cut another way, for [Save]. The shards' Read is filled in; nil shards
 // are one rank that holds all.
 func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
-	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan}
+	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan, Data: c.Data}
 	if shards == nil {
 		for _, t := range c.Tensors {
 			dtype, err := ir.ParseDType(t.DType)

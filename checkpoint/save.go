@@ -37,6 +37,7 @@ type Snapshot struct {
 	BestStep int
 	Config   string
 	Plan     json.RawMessage
+	Data     map[string]string
 	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold the first is saved, so a
 	// replica costs nothing and a table that two pipeline stages share is saved once.
 	Shards []Shard
@@ -132,7 +133,7 @@ func (w *saver) save(s Snapshot) (string, error) {
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
 	temp = told[0].Name
-	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan, Data: s.Data}
 	files, err := w.fill(temp, &m, s)
 	if told, err = together(ctx, s.Peers, progress{Files: files}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)

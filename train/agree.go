@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"hash/crc32"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/checkpoint"
-	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/infile"
 )
 
@@ -19,11 +19,7 @@ func (r *run) agree(ctx context.Context) error {
 	if r.exec.Peers() == nil {
 		return nil
 	}
-	mine, err := r.settings()
-	if err != nil {
-		return err
-	}
-	told := ""
+	mine, told := r.settings(), ""
 	if r.exec.Here()[0] == 0 { // alone, as what is told goes to all
 		told = mine
 	}
@@ -59,23 +55,16 @@ func (r *run) sameArithmetic(ctx context.Context) error {
 	return nil
 }
 
-// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it. Of the data are
-// its sizes, and a batch drawn from all over each file: to read all of it can take hours.
-func (r *run) settings() (string, error) {
+// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it.
+func (r *run) settings() string {
 	c := *r.Config
 	c.Data.Dir, c.Train.OutDir = "", ""
 	text := string(c.Marshal())
-	for _, d := range []struct {
-		name, stream string
-		split        *data.Split
-	}{{data.TrainFile, evalTrainStream, r.bins.Train}, {data.ValFile, evalValStream, r.bins.Val}} {
-		if err := r.batch.read(d.split, r.samplers[d.stream], 0); err != nil {
-			return "", err
-		}
-		text += fmt.Sprintf("tokens of %s: %d\nchecksum of a batch of %s: %08x\n",
-			d.name, d.split.Tokens(), d.name, crc32.ChecksumIEEE(r.batch.feeds()["ids"].Bytes()))
+	contents := r.contents()
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		text += fmt.Sprintf("%s: %s\n", name, contents[name])
 	}
-	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch), nil
+	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch)
 }
 
 // sameSource fails, in all processes, if one of them is to begin with other weights than rank 0: of a file that each machine

@@ -40,8 +40,8 @@ func TestProcessesTrainAlike(t *testing.T) {
 		"seed":    {"train.seed=4", RunOptions{}, "rank 2: has seed: 4, rank 0 has seed: "},
 		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan and flags"},
 		"weights": {"", RunOptions{Steps: 4, InitFrom: out}, "rank 2: has scratch: false, rank 0 has scratch: true"},
-		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has tokens of val.bin: 200, rank 0 has tokens of val.bin: "},
-		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has checksum of a batch of train.bin: "},
+		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has val.bin: 200 tokens, CRC-32 "},
+		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has train.bin: "},
 		"a graph": {"optimizer.weight_decay=0.25", RunOptions{Steps: 4}, "runtime: rank 2 has another program train than rank 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
