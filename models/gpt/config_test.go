@@ -119,7 +119,7 @@ func TestDropoutLayers(t *testing.T) {
 	c.NLayer, c.Dropout = maxDropoutLayers+1, 0
 	require.NoError(t, c.Validate())
 	c.Dropout = 0.1
-	require.ErrorContains(t, c.Validate(), "n_layer is 5944, must be at most 5943 with dropout")
+	require.ErrorContains(t, c.Validate(), "n_layer: is 5944, must be at most 5943 with dropout")
 	c.NLayer--
 	require.NoError(t, c.Validate())
 }
