@@ -322,6 +322,10 @@ func TestRetention(t *testing.T) {
 	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020"}, names(t, dir))
 	save(21, 0, Retention{})
 	require.Equal(t, []string{"step-00000021"}, names(t, dir))
+	// What is left of one that was being removed is none, and takes no other's place.
+	require.NoError(t, os.Mkdir(filepath.Join(dir, rootDir, "step-00000022"), 0o777))
+	save(23, 0, Retention{Last: 2})
+	require.Equal(t, []string{"step-00000021", "step-00000023"}, names(t, dir))
 }
 
 // TestKilledWriter kills a writer at random moments; whatever it leaves opens, and is no older than what it reported.
@@ -372,6 +376,7 @@ func TestWayBack(t *testing.T) {
 	newest, err := Save(dir, snapshot(8), Retention{Last: 2})
 	require.NoError(t, err)
 	require.NoError(t, os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 9))
+	require.NoError(t, os.Mkdir(filepath.Join(dir, rootDir, "step-00000007"), 0o777)) // what is left of one that was being removed
 	latest := filepath.Join(dir, LatestFile)
 	_, err = Open(dir)
 	require.ErrorAs(t, err, new(*Error))

@@ -29,9 +29,11 @@ type Manifest struct {
 	// Config is the gpt.yaml of the run, every key of it.
 	Config string `json:"config"`
 	// Plan is the plan that the run had. Reading does not depend on it.
-	Plan    json.RawMessage `json:"plan"`
-	Files   []File          `json:"files"`   // sorted by name
-	Tensors []Tensor        `json:"tensors"` // sorted by name
+	Plan json.RawMessage `json:"plan"`
+	// Data tells the data of the run from others, by file; checkpoints of older versions have none.
+	Data    map[string]string `json:"data,omitempty"`
+	Files   []File            `json:"files"`   // sorted by name
+	Tensors []Tensor          `json:"tensors"` // sorted by name
 }
 
 // File is one safetensors file of a checkpoint.

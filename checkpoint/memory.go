@@ -85,6 +85,7 @@ type head struct {
 	BestStep int
 	Config   string
 	Plan     json.RawMessage
+	Data     map[string]string
 	Parts    []heldPart
 }
 
@@ -135,7 +136,7 @@ func (m *Memory) layout(s Snapshot) (h head, parts []Shard, total int64, err err
 	if err != nil {
 		return head{}, nil, 0, err
 	}
-	h = head{Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+	h = head{Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan, Data: s.Data}
 	at := int64(sealBytes)
 	for _, x := range parts {
 		h.Parts = append(h.Parts, heldPart{Rank: x.Rank, Name: x.Name, DType: x.Type.DType.String(), Slab: x.Slab, At: at})
@@ -283,10 +284,10 @@ func (m *Memory) Held() (*Held, error) {
 	return held, nil
 }
 
-// Fits reports whether the snapshot has the parts of another that this process keeps, for the same configuration and plan.
+// Fits reports whether the snapshot has the parts of another that this process keeps, for the same configuration, plan and data.
 func (h *Held) Fits(s Snapshot) bool {
 	parts, err := h.memory.parts(s)
-	return err == nil && h.Config == s.Config && bytes.Equal(h.Plan, s.Plan) && len(parts) == len(h.Parts) &&
+	return err == nil && h.Config == s.Config && maps.Equal(h.Data, s.Data) && bytes.Equal(h.Plan, s.Plan) && len(parts) == len(h.Parts) &&
 		!slices.ContainsFunc(parts, func(x Shard) bool {
 			p := h.find(x.Rank, x.Name)
 			return p == nil || p.DType != x.Type.DType.String() || !sameSlab(p.Slab, x.Slab)

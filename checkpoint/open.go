@@ -55,11 +55,17 @@ func beside(dir string, err error) error {
 	root, name := filepath.Split(dir)
 	entries, _ := os.ReadDir(root) // none, if it cannot be read
 	for _, e := range slices.Backward(entries) {
-		if _, ok := parseName(e.Name()); ok && e.Name() != name {
+		if _, ok := parseName(e.Name()); ok && e.Name() != name && whole(filepath.Join(root, e.Name())) {
 			return fmt.Errorf("%w; %s is there too: to go back to it write its name to %s", err, filepath.Join(root, e.Name()), filepath.Join(root, latestFile))
 		}
 	}
 	return err
+}
+
+// whole reports whether a directory has a manifest: the last that is written of a checkpoint, and the first to be removed.
+func whole(dir string) bool {
+	_, err := os.Stat(filepath.Join(dir, manifestFile))
+	return err == nil
 }
 
 // openDir opens the checkpoint in a directory.
@@ -91,7 +97,7 @@ func (c *Checkpoint) Close() error {
 
 // locate returns the directory of the checkpoint that path stands for.
 func locate(path string) (string, error) {
-	if _, err := os.Stat(filepath.Join(path, manifestFile)); err == nil {
+	if whole(path) {
 		return path, nil
 	}
 	root := filepath.Join(path, rootDir)
@@ -288,7 +294,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 // Snapshot describes the contents of a checkpoint cut another way, for [Save]. The shards' Read is filled in; nil shards
 // are one rank that holds all.
 func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
-	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan}
+	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan, Data: c.Data}
 	if shards == nil {
 		for _, t := range c.Tensors {
 			dtype, err := ir.ParseDType(t.DType)

@@ -37,6 +37,7 @@ type Snapshot struct {
 	BestStep int
 	Config   string
 	Plan     json.RawMessage
+	Data     map[string]string
 	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold the first is saved, so a
 	// replica costs nothing and a table that two pipeline stages share is saved once.
 	Shards []Shard
@@ -132,7 +133,7 @@ func (w *saver) save(s Snapshot) (string, error) {
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
 	temp = told[0].Name
-	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan}
+	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan, Data: s.Data}
 	files, err := w.fill(temp, &m, s)
 	if told, err = together(ctx, s.Peers, progress{Files: files}, err); err != nil {
 		return "", fmt.Errorf("checkpoint: step %d: %w", s.Step, err)
@@ -400,7 +401,7 @@ func (w *saver) retain(latest string, best int) error {
 	for _, s := range all {
 		switch {
 		case s.name == latest:
-		case s.step < now.step && !kept[s.step] && !w.keep.New &&
+		case s.step < now.step && !kept[s.step] && !w.keep.New && whole(filepath.Join(w.root, s.name)) &&
 			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
 			kept[s.step] = true
 		default:

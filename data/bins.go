@@ -3,6 +3,8 @@ package data
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
+	"hash/crc32"
 	"io"
 	"io/fs"
 	"os"
@@ -27,7 +29,7 @@ type Bins struct {
 
 // OpenBins opens the bins in dir and checks them: sizes are even and hold more
 // than BlockSize ids, and ids are below the vocabulary. The check of ids covers
-// the first GiB of a file; those beyond are checked as they are read. Errors
+// the first GiB of a file and a sample of the rest; others are checked as they are read. Errors
 // are *InputError and name the file and the numbers.
 func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 	if opts.BlockSize < 1 {
@@ -68,13 +70,20 @@ type Split struct {
 	tokens    int
 	blockSize int
 	vocabSize int
+	sum       uint32 // of the ids that openSplit checks, and of a sample of the rest
 }
+
+// Contents tells a file from another by its length and a checksum: of all ids in the first GiB, and of a sample of those beyond.
+func (s *Split) Contents() string { return fmt.Sprintf("%d tokens, CRC-32 %08x", s.tokens, s.sum) }
 
 // Tokens is the number of ids in the file.
 func (s *Split) Tokens() int { return s.tokens }
 
 // maxScan is how many ids openSplit checks; more would delay the start of a run.
 const maxScan = 1 << 29
+
+// samples is how many stretches of ids it checks of those beyond.
+const samples = 256
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 	f, err := infile.Open(path)
@@ -103,11 +112,16 @@ func (s *Split) check() error {
 	}
 	ids := make([]int32, 1<<15)
 	buf := make([]byte, 2*len(ids))
-	for start := 0; start < min(s.tokens, maxScan); start += len(ids) {
+	step := len(ids)
+	for start := 0; start < s.tokens; start += step {
+		if start >= maxScan { // the rest is sampled
+			step = max(step, (s.tokens-maxScan)/samples)
+		}
 		n := min(len(ids), s.tokens-start)
 		if err := s.read(ids[:n], start, buf); err != nil {
 			return err
 		}
+		s.sum = crc32.Update(s.sum, crc32.IEEETable, buf[:2*n])
 	}
 	return nil
 }

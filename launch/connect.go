@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"slices"
 	"time"
 )
 
@@ -45,8 +46,10 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 	if p.place.Rank > 0 {
 		host = hostOf(p.conns[0].LocalAddr())
 	}
-	var config net.ListenConfig
-	listener, err := config.Listen(ctx, "tcp", net.JoinHostPort(host, "0"))
+	if isLoopback(host) && slices.ContainsFunc(p.hosts[1:], func(other string) bool { return !isLoopback(other) }) {
+		host = "" // beside rank 0, with others on other machines
+	}
+	listener, err := listen(ctx, net.JoinHostPort(host, "0"))
 	if err != nil {
 		return conns, err
 	}

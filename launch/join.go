@@ -35,7 +35,7 @@ const (
 // maxMessage bounds what another process can make this one allocate.
 const maxMessage = 1 << 26
 
-// writeTimeout is how long a connection may take no bytes at all.
+// writeTimeout is how long sending a message may take, however long it is.
 const writeTimeout = time.Minute
 
 // link is a connection that carries messages.
@@ -140,7 +140,7 @@ func hostBytes(hosts []string) (b [][]byte) {
 }
 
 // takeTable takes what rank 0 knows of all: their machines and addresses. That of rank 0 is the
-// one by which it was found.
+// one by which it was found, and so is that of those beside it that have come to it inside its machine.
 func (p *Peers) takeTable(table []byte) error {
 	all, err := unpack(table)
 	if err != nil || len(all) != 2*p.place.World {
@@ -149,7 +149,9 @@ func (p *Peers) takeTable(table []byte) error {
 	for rank := range p.keys {
 		p.keys[rank] = string(all[rank])
 		if rank > 0 {
-			p.hosts[rank] = string(all[p.place.World+rank])
+			if p.hosts[rank] = string(all[p.place.World+rank]); isLoopback(p.hosts[rank]) {
+				p.hosts[rank] = p.hosts[0]
+			}
 		}
 	}
 	return nil
@@ -227,7 +229,9 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 	}
 	defer listener.Close()
 	defer context.AfterFunc(ctx, func() { listener.Close() })()
-	p.hosts[0] = hostOf(listener.Addr())
+	if p.hosts[0] = hostOf(listener.Addr()); net.ParseIP(p.hosts[0]).IsUnspecified() {
+		p.hosts[0], _, _ = net.SplitHostPort(p.place.Addr)
+	}
 	for missing := p.place.World - 1; missing > 0; {
 		tcp, err := listener.Accept()
 		if err != nil {
@@ -284,16 +288,24 @@ func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
 	return who.Rank, false, nil
 }
 
-// listen listens at an address, or on all of this machine's where it is another name for it.
+// listen listens at an address, or on all of this machine's where it is another name for it: one of elsewhere, or that of the
+// machine, for which its own /etc/hosts often has an address that nobody else can reach.
 func listen(ctx context.Context, addr string) (net.Listener, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)
-	if errors.Is(err, syscall.EADDRNOTAVAIL) {
-		_, port, _ := net.SplitHostPort(addr)
+	host, port, _ := net.SplitHostPort(addr)
+	named := err == nil && isLoopback(hostOf(listener.Addr())) && net.ParseIP(host) == nil && host != "localhost"
+	if named {
+		err = listener.Close()
+	}
+	if named && err == nil || errors.Is(err, syscall.EADDRNOTAVAIL) {
 		return config.Listen(ctx, "tcp", ":"+port)
 	}
 	return listener, err
 }
+
+// isLoopback reports whether an address is reached from this machine alone.
+func isLoopback(host string) bool { return net.ParseIP(host).IsLoopback() }
 
 func hostOf(addr net.Addr) string {
 	host, _, err := net.SplitHostPort(addr.String())

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -161,6 +162,54 @@ func TestPeers(t *testing.T) {
 		aside <- nil
 		return err
 	})
+	require.NoError(t, errors.Join(errs...))
+}
+
+// TestOwnName: a machine whose own name is an address inside it, as Debian's /etc/hosts has it, is reached by that name from
+// others, and so are the ranks beside rank 0. "LOCALHOST" stands for the name: it is not what says that a job is of one machine.
+func TestOwnName(t *testing.T) {
+	outside := ""
+	addrs, err := net.InterfaceAddrs()
+	require.NoError(t, err)
+	for _, a := range addrs {
+		if ip := a.(*net.IPNet).IP; ip.To4() != nil && !ip.IsLoopback() {
+			outside = ip.String()
+		}
+	}
+	if outside == "" {
+		t.Skip("this machine has no address but those inside it")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	_, port, err := net.SplitHostPort(freeAddr(t))
+	require.NoError(t, err)
+	errs := make([]error, 3)
+	var all sync.WaitGroup
+	for rank := range errs {
+		all.Go(func() {
+			name, node := "LOCALHOST", "here"
+			if rank == 2 {
+				name, node = outside, "there"
+			}
+			p, err := launch.Join(ctx, launch.Place{Rank: rank, World: len(errs), Addr: net.JoinHostPort(name, port), Node: node})
+			if err != nil {
+				errs[rank] = err
+				return
+			}
+			conns, err := p.Connect(ctx)
+			for other, conn := range conns {
+				if conn == nil {
+					continue
+				}
+				if at := conn.RemoteAddr().(*net.TCPAddr).IP.String(); rank == 2 && at != outside {
+					err = errors.Join(err, fmt.Errorf("rank %d is reached at %s", other, at))
+				}
+				conn.Close()
+			}
+			errs[rank] = errors.Join(err, p.Close())
+		})
+	}
+	all.Wait()
 	require.NoError(t, errors.Join(errs...))
 }
 

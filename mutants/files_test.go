@@ -165,7 +165,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "files are for all to read, whatever the umask says",
 		file: "wholefile/wholefile.go",
-		old:  "\tif err := f.Sync(); err != nil {", new: "\t_ = f.Chmod(0o644)\n\tif err := f.Sync(); err != nil {",
+		old:  "func (f *File) Finish() error { return f.Sync() }", new: "func (f *File) Finish() error { _ = f.Chmod(0o644); return f.Sync() }",
 		pkg: "./wholefile", run: "^TestUmask$",
 	}, {
 		bug:  "checkpoints are for their user alone, whatever the umask says",

@@ -22,6 +22,12 @@ type Backend interface {
 	Abort()
 }
 
+// Arithmetic is a Backend whose kernels depend on the machine. Those of another name round differently.
+type Arithmetic interface {
+	Backend
+	Arithmetic() string
+}
+
 // World is what the devices of a run have in common.
 type World struct {
 	Ranks int

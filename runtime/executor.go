@@ -197,6 +197,14 @@ func (e *Executor) Timeout() time.Duration { return e.opts.Timeout }
 // Peers returns the processes of the run, nil when this is the only one.
 func (e *Executor) Peers() *launch.Peers { return e.opts.Peers }
 
+// Arithmetic names the kernels of this process, see [Arithmetic]; "" where the backend has none to name.
+func (e *Executor) Arithmetic() string {
+	if b, ok := e.backend.(Arithmetic); ok {
+		return b.Arithmetic()
+	}
+	return ""
+}
+
 // Close stops the ranks and frees their devices. It returns even if a rank hangs,
 // and says so.
 func (e *Executor) Close() error {

@@ -1,6 +1,9 @@
 package trace
 
-import "github.com/autopar/autopar/ir"
+import (
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/ir/philox"
+)
 
 // In the shapes below ... stands for any number of dimensions. Tensors are of one
 // floating-point type but ids, targets and positions, which are i32, and scalars,
@@ -78,11 +81,21 @@ func (t *Tracer) Attention(qkv Tensor, p float64, random Stream) Tensor {
 }
 
 // keyed records an op that draws random numbers from the stream named like the
-// node itself.
+// node itself. Of a stream only a hash of its name is used: two with the same would
+// draw the same masks, and are refused. Blocks of GPT meet first in the 5,944th.
 func (t *Tracer) keyed(op ir.Op, p float64, x Tensor, random Stream) Tensor {
 	y := t.record(op, ir.DropoutAttr{P: p}, x, random.Seed, random.Step)[0]
-	if y.v != nil {
-		y.v.Def.Attr = ir.DropoutAttr{P: p, Key: y.v.Def.Name}
+	if y.v == nil {
+		return y
+	}
+	name := y.v.Def.Name
+	y.v.Def.Attr = ir.DropoutAttr{P: p, Key: name}
+	if p > 0 {
+		hash := philox.OpKey(name)
+		if other, taken := t.rec.streams[hash]; taken {
+			t.Failf("%s would drop the same elements as %s: the hash of both names is %08x", name, other, hash)
+		}
+		t.rec.streams[hash] = name
 	}
 	return y
 }

@@ -32,11 +32,12 @@ type Tracer struct {
 
 // recording is what all tracers of a graph share.
 type recording struct {
-	graph *ir.Graph
-	err   error
-	asked []*ir.Value        // gradients, whether something reads them or not
-	lines map[uintptr]string // by program counter: see caller
-	pos   string             // of the call at hand, while one records many nodes: see hold
+	graph   *ir.Graph
+	err     error
+	streams map[uint32]string  // of random numbers: who draws from each
+	asked   []*ir.Value        // gradients, whether something reads them or not
+	lines   map[uintptr]string // by program counter: see caller
+	pos     string             // of the call at hand, while one records many nodes: see hold
 }
 
 // Tensor is the user's handle of one value. The zero Tensor stands for a missing
@@ -53,7 +54,7 @@ type Stream struct{ Seed, Step Tensor }
 
 // New returns a tracer at the root path, in phase Forward, of an empty graph.
 func New(name string) *Tracer {
-	return &Tracer{rec: &recording{graph: ir.NewGraph(name), lines: map[uintptr]string{}}}
+	return &Tracer{rec: &recording{graph: ir.NewGraph(name), lines: map[uintptr]string{}, streams: map[uint32]string{}}}
 }
 
 // Scope returns the tracer for a module inside this one: Scope("h", 3) of the

@@ -78,6 +78,24 @@ func TestDropoutKeys(t *testing.T) {
 	require.Equal(t, ir.DropoutAttr{P: 0.3, Key: "mlp/attention"}, g.Find("mlp/attention").Attr)
 }
 
+// Two sites whose names have one hash would share a mask; without dropout they have none.
+func TestDropoutKeysMeet(t *testing.T) {
+	for _, p := range []float64{0, 0.1} {
+		tr := trace.New("net")
+		random := trace.Stream{Seed: tr.Input("seed", trace.I32), Step: tr.Input("step", trace.I32)}
+		x := tr.Input("x", trace.F32, 2, 7, 3, 3, 5)
+		tr.Scope("h.1285.attn").Attention(x, p, random)
+		y := tr.Scope("h.5943.mlp").Dropout(x, 0.1, random)
+		tr.Output("y", y)
+		_, err := tr.Finish()
+		if p == 0 {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, "h.5943.mlp/dropout would drop the same elements as h.1285.attn/attention: the hash of both names is ")
+		}
+	}
+}
+
 // A training step of one linear layer: gradient, norm, clip, AdamW.
 func TestTrainingStep(t *testing.T) {
 	tr := trace.New("net")

@@ -4,12 +4,12 @@ import (
 	"context"
 	"crypto/sha256"
 	"fmt"
-	"hash/crc32"
 	"io"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/checkpoint"
-	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/infile"
 )
 
@@ -19,11 +19,7 @@ func (r *run) agree(ctx context.Context) error {
 	if r.exec.Peers() == nil {
 		return nil
 	}
-	mine, err := r.settings()
-	if err != nil {
-		return err
-	}
-	told := ""
+	mine, told := r.settings(), ""
 	if r.exec.Here()[0] == 0 { // alone, as what is told goes to all
 		told = mine
 	}
@@ -40,26 +36,35 @@ func (r *run) agree(ctx context.Context) error {
 			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: string(text) + ": all processes need the same plan and flags"}
 		}
 	}
+	return r.sameArithmetic(ctx)
+}
+
+// sameArithmetic fails, in all processes, if one of them rounds otherwise than rank 0: what several ranks hold, and each
+// updates for itself, would drift apart.
+func (r *run) sameArithmetic(ctx context.Context) error {
+	all, err := r.gather(ctx, []byte(r.exec.Arithmetic()))
+	if err != nil {
+		return fmt.Errorf("train: what the processes compute with: %w", err)
+	}
+	for rank, other := range all { // one that names none is no such backend
+		if len(other) > 0 && len(all[0]) > 0 && string(other) != string(all[0]) {
+			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: fmt.Sprintf("computes with kernels for %s, rank 0 for %s, which round differently: "+
+				"all processes need the same; GODEBUG=cpu.amxtile=off, cpu.avx512f=off or cpu.avx2=off in the environment of all leaves a set out", other, all[0])}
+		}
+	}
 	return nil
 }
 
-// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it. Of the data are
-// its sizes, and a batch drawn from all over each file: to read all of it can take hours.
-func (r *run) settings() (string, error) {
+// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it.
+func (r *run) settings() string {
 	c := *r.Config
 	c.Data.Dir, c.Train.OutDir = "", ""
 	text := string(c.Marshal())
-	for _, d := range []struct {
-		name, stream string
-		split        *data.Split
-	}{{data.TrainFile, evalTrainStream, r.bins.Train}, {data.ValFile, evalValStream, r.bins.Val}} {
-		if err := r.batch.read(d.split, r.samplers[d.stream], 0); err != nil {
-			return "", err
-		}
-		text += fmt.Sprintf("tokens of %s: %d\nchecksum of a batch of %s: %08x\n",
-			d.name, d.split.Tokens(), d.name, crc32.ChecksumIEEE(r.batch.feeds()["ids"].Bytes()))
+	contents := r.contents()
+	for _, name := range slices.Sorted(maps.Keys(contents)) {
+		text += fmt.Sprintf("%s: %s\n", name, contents[name])
 	}
-	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch), nil
+	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch)
 }
 
 // sameSource fails, in all processes, if one of them is to begin with other weights than rank 0: of a file that each machine

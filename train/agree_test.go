@@ -10,6 +10,8 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
 // TestProcessesTrainAlike: processes that were given different plans or flags train nothing, and all say what differs. What
@@ -38,8 +40,8 @@ func TestProcessesTrainAlike(t *testing.T) {
 		"seed":    {"train.seed=4", RunOptions{}, "rank 2: has seed: 4, rank 0 has seed: "},
 		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan and flags"},
 		"weights": {"", RunOptions{Steps: 4, InitFrom: out}, "rank 2: has scratch: false, rank 0 has scratch: true"},
-		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has tokens of val.bin: 200, rank 0 has tokens of val.bin: "},
-		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has checksum of a batch of train.bin: "},
+		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has val.bin: 200 tokens, CRC-32 "},
+		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has train.bin: "},
 		"a graph": {"optimizer.weight_decay=0.25", RunOptions{Steps: 4}, "runtime: rank 2 has another program train than rank 0"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -57,6 +59,27 @@ func TestProcessesTrainAlike(t *testing.T) {
 				require.ErrorContains(t, err, c.want)
 			}
 		})
+	}
+}
+
+// otherArithmetic is a backend of a machine with other instructions.
+type otherArithmetic struct{ runtime.Backend }
+
+func (otherArithmetic) Arithmetic() string { return "abacus on wood" }
+
+// TestProcessesRoundAlike: of a machine with other instructions than rank 0's nothing is trained, and all say what to do.
+func TestProcessesRoundAlike(t *testing.T) {
+	on := func(rank int, b runtime.Backend) runtime.Backend {
+		if rank == 1 {
+			return otherArithmetic{b}
+		}
+		return b
+	}
+	cfg := tinyConfig(t, textData(t))
+	for _, err := range trainEach(t, planOf(2, 1, 1), on, func(int) (*config.Config, RunOptions) { return cfg, RunOptions{Steps: 2} }) {
+		var input *InputError
+		require.ErrorAs(t, err, &input)
+		require.ErrorContains(t, err, "rank 1: computes with kernels for abacus on wood, rank 0 for "+kernel.Arithmetic()+", which round differently")
 	}
 }
 

@@ -164,6 +164,11 @@ func (j *Job) openData() error {
 	return nil
 }
 
+// contents tells the data from others, by file.
+func (j *Job) contents() map[string]string {
+	return map[string]string{data.TrainFile: j.bins.Train.Contents(), data.ValFile: j.bins.Val.Contents()}
+}
+
 // Init gives every parameter its initial value, and the moments zero. Every plan draws the same values.
 func (j *Job) Init() error { return j.exec.InitParams(j.Train, uint64(j.Config.Train.Seed)) }
 
@@ -218,7 +223,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	if err != nil {
 		return checkpoint.Snapshot{}, err
 	}
-	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Peers: j.exec.Peers(), Patience: j.exec.Timeout()}
+	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Data: j.contents(), Peers: j.exec.Peers(), Patience: j.exec.Timeout()}
 	for r := range j.exec.Ranks() {
 		for _, s := range j.exec.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{

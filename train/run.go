@@ -112,7 +112,8 @@ type run struct {
 
 // Run trains. Its loop is nanoGPT's: every eval_interval iterations, from 0 on, an evaluation and, if the validation
 // loss is the best so far or always_save_checkpoint is set, a checkpoint (but not at iteration 0); then the update of the
-// iteration, and its log line. It also saves every checkpoint_interval iterations, and at the end.
+// iteration, and its log line. It also saves every checkpoint_interval iterations, after an evaluation that is due, and at
+// the end.
 //
 // When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
 // Of several processes all stop after the same step when the context of one is cancelled, and none begins if one has another
@@ -286,17 +287,17 @@ func (r *run) loop(ctx context.Context) error {
 				return nil
 			}
 		}
+		if every := r.Config.Train.CheckpointInterval; every > 0 && it%every == 0 { // with what the evaluation has found
+			if err := r.save(ctx); err != nil {
+				return err
+			}
+		}
 		err := r.update(ctx, it)
 		if cancelled := r.exec.Cancelled(ctx); cancelled != nil && (err == nil || errors.Is(err, cancelled)) {
 			return r.interrupt(ctx)
 		}
 		if err != nil {
 			return err
-		}
-		if every := r.Config.Train.CheckpointInterval; every > 0 && (it+1)%every == 0 {
-			if err := r.save(ctx); err != nil {
-				return err
-			}
 		}
 	}
 	return r.saveAndWait(ctx)

@@ -312,6 +312,14 @@ func TestCheckpointTimes(t *testing.T) {
 	require.Equal(t, []string{"12"}, saved("optimizer.learning_rate=0", "optimizer.min_lr=0"))
 	require.Equal(t, []string{"5", "10", "12"}, saved("optimizer.learning_rate=0", "optimizer.min_lr=0", "train.always_save_checkpoint=true"))
 	require.Equal(t, []string{"4", "5", "8", "10", "12"}, saved("train.checkpoint_interval=4"))
+
+	// One that is due at an iteration with an evaluation has what that has found.
+	cfg, out := tinyConfig(t, dir, "train.max_iters=11", "train.checkpoint_interval=5"), t.TempDir()
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Keep: checkpoint.Retention{Last: 100}})
+	c, err := checkpoint.Open(filepath.Join(out, "ckpt", "step-00000010"))
+	require.NoError(t, err)
+	require.Equal(t, 10, c.BestStep)
+	require.NoError(t, c.Close())
 }
 
 func TestEvalOnly(t *testing.T) {

@@ -6,9 +6,14 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"math"
+	"path/filepath"
+	"slices"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
 )
 
 // openCheckpoints says how the run saves.
@@ -140,18 +145,44 @@ func (r *run) resume(ctx context.Context) error {
 			}
 		}
 	}
+	others, err := r.otherData(c, was)
+	if err != nil {
+		return err
+	}
 	if err := r.Load(c, true); err != nil {
 		return err
 	}
 	r.result.Steps, r.result.Checkpoint, r.saved = c.Step, c.Dir, c.Step
-	if c.BestVal != nil {
+	if _, other := others[data.ValFile]; c.BestVal != nil && !other {
 		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
 	}
 	r.printf("resuming at iteration %d from %s\n", c.Step, c.Dir)
 	for _, change := range r.Config.Changed(was) {
 		r.printf("changed since: %s\n", change)
 	}
+	for _, file := range slices.Sorted(maps.Keys(others)) {
+		r.printf("changed since: %s was %s, is %s\n", file, others[file], r.contents()[file])
+	}
 	return nil
+}
+
+// otherData lists the files of data that the checkpoint's run had with other contents, and what they were. Those that have been
+// replaced where they lie are refused, as nothing says that they are meant to be others: the sampler would draw other sequences, and
+// the best validation loss be that of another text. Checkpoints of older versions do not say what they had.
+func (r *run) otherData(c *checkpoint.Checkpoint, was *config.Config) (map[string]string, error) {
+	others := map[string]string{}
+	for file, is := range r.contents() {
+		if had, told := c.Data[file]; told && had != is {
+			others[file] = fmt.Sprintf("%.60s", had)
+		}
+	}
+	dir := r.Config.Data.Dir
+	if len(others) > 0 && filepath.Clean(was.Data.Dir) == filepath.Clean(dir) {
+		file := slices.Sorted(maps.Keys(others))[0]
+		return nil, &InputError{What: "resume", Msg: fmt.Sprintf("%s has other data than the run of %s: %s, not %q; to go on with other data have it in a directory of its own, as data.dir, or begin with these weights anew, as --init-from",
+			filepath.Join(dir, file), c.Dir, r.contents()[file], others[file])}
+	}
+	return others, nil
 }
 
 // found is what a process finds in its memory when a run begins, and on disk, and how much memory there is.

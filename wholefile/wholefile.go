@@ -1,5 +1,6 @@
 // Package wholefile writes files that are there whole or not at all: each under a temporary name beside its own, which it
-// takes when all of it is on disk. Until then a reader sees the file before it, or none.
+// takes when all of it is on disk. Until then a reader sees the file before it, or none. What a killed process has left under
+// a temporary name goes when the file is written again.
 package wholefile
 
 import (
@@ -9,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"syscall"
 )
 
@@ -24,6 +26,7 @@ func Create(path string) (*File, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EISDIR}
 	}
+	sweep(path)
 	f, err := createTemp(path)
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: at.Err}
@@ -39,19 +42,42 @@ func createTemp(path string) (*os.File, error) {
 	for try := 0; ; try++ {
 		name := fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32())
 		f, err := os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
+		if err == nil && lock(f) == nil && gone(f) { // swept before it was locked
+			f.Close()
+			err = fs.ErrExist
+		}
 		if !errors.Is(err, fs.ErrExist) || try == 100 {
 			return f, err
 		}
 	}
 }
 
-// Finish puts everything written on disk, under the temporary name still. Nothing can be written after it.
-func (f *File) Finish() error {
-	if err := f.Sync(); err != nil {
-		return err
-	}
-	return f.Close()
+// gone reports whether a file has lost its name.
+func gone(f *os.File) bool {
+	_, err := os.Stat(f.Name())
+	return errors.Is(err, fs.ErrNotExist)
 }
+
+// sweep removes what processes that were killed have left of a file: those that live hold a lock on theirs. It is no matter
+// if it cannot.
+func sweep(path string) {
+	form := regexp.MustCompile(`^\.` + regexp.QuoteMeta(filepath.Base(path)) + `\.[0-9a-f]{8}\.tmp$`)
+	entries, _ := os.ReadDir(filepath.Dir(path))
+	for _, e := range entries {
+		if !e.Type().IsRegular() || !form.MatchString(e.Name()) {
+			continue
+		}
+		if f, err := os.Open(filepath.Join(filepath.Dir(path), e.Name())); err == nil {
+			if lock(f) == nil {
+				os.Remove(f.Name())
+			}
+			f.Close()
+		}
+	}
+}
+
+// Finish puts everything written on disk, under the temporary name still. Nothing is to be written after it.
+func (f *File) Finish() error { return f.Sync() }
 
 // Commit gives a finished file its name, in place of what had it.
 func (f *File) Commit() error {
@@ -59,6 +85,9 @@ func (f *File) Commit() error {
 		return err
 	}
 	f.done = true
+	if err := f.Close(); err != nil { // which gives up the lock
+		return err
+	}
 	// The name is on disk only once the directory is.
 	dir, err := os.Open(filepath.Dir(f.path))
 	if err != nil {
@@ -73,11 +102,7 @@ func (f *File) Discard() error {
 		return nil
 	}
 	f.done = true
-	err := f.Close()
-	if errors.Is(err, os.ErrClosed) { // it was finished
-		err = nil
-	}
-	return errors.Join(err, os.Remove(f.Name()))
+	return errors.Join(os.Remove(f.Name()), f.Close())
 }
 
 // Write writes a whole file, and makes its directory if there is none.

@@ -3,6 +3,7 @@ package wholefile
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -51,4 +52,30 @@ func TestErrorsNameTheFile(t *testing.T) {
 	require.EqualError(t, err, "create "+missing+": no such file or directory")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 	require.Error(t, Write(filepath.Join(dir, "file", "a"), nil))
+}
+
+// TestLeftovers: what a killed process has left goes when the file is written again; what is being written, and what only looks
+// like it, stays.
+func TestLeftovers(t *testing.T) {
+	if runtime.GOOS != "linux" {
+		t.Skip("nothing tells what is left from what is being written")
+	}
+	dir := t.TempDir()
+	path := filepath.Join(dir, "a.bin")
+	left, other := filepath.Join(dir, ".a.bin.0123abcd.tmp"), filepath.Join(dir, ".b.bin.0123abcd.tmp")
+	for _, name := range []string{left, other} {
+		require.NoError(t, os.WriteFile(name, []byte("half"), 0o644))
+	}
+	f, err := Create(path)
+	require.NoError(t, err)
+	require.NoFileExists(t, left)
+	require.FileExists(t, other)
+	_, err = f.Write([]byte("mine"))
+	require.NoError(t, err)
+	require.NoError(t, f.Finish())
+	require.NoError(t, Write(path, []byte("of another")))
+	require.NoError(t, f.Commit(), "it was being written")
+	text, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.Equal(t, "mine", string(text))
 }

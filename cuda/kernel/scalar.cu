@@ -14,7 +14,9 @@ KERNEL(loss_scale, 1)(float* scale2, float* good2, float* skipped2, float* unsca
 	if (!(*norm < INF && *norm > -INF)) {
 		s *= backoff, n = 0, k += 1, u = 0;
 	} else if (n + 1 == interval) {
+		float most = s > 0x1p126f ? s : 0x1p126f;
 		s *= growth, n = 0;
+		if (s > most) s = most;
 	} else {
 		n += 1;
 	}

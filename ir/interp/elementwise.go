@@ -178,10 +178,14 @@ func cast(_ *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
+// maxLossScale is where a scale stops to grow: one that is infinite would never be finite again, and the inverse of one
+// that is larger would not be a normal number of f32.
+const maxLossScale = 1 << 126
+
 // lossScale is the update of torch.amp.GradScaler (Micikevicius et al., "Mixed
 // Precision Training", 2018). norm is that of the scaled gradients. If it is
 // finite, the step is good and unscale = 1/scale; Interval good steps in a row
-// multiply the scale by Growth. If not, the step is skipped: unscale = 0, and the
+// multiply the scale by Growth, as far as 2^126. If not, the step is skipped: unscale = 0, and the
 // scale is multiplied by Backoff.
 func lossScale(n *ir.Node, in, out []Tensor) error {
 	a := n.Attr.(ir.LossScaleAttr)
@@ -191,8 +195,8 @@ func lossScale(n *ir.Node, in, out []Tensor) error {
 	case math.IsInf(norm, 0) || math.IsNaN(norm):
 		scale, good, skipped = scale*a.Backoff, 0, skipped+1
 	case good+1 == float64(a.Interval):
-		unscale = 1 / scale
-		scale, good = scale*a.Growth, 0
+		unscale, good = 1/scale, 0
+		scale = min(scale*a.Growth, max(scale, maxLossScale))
 	default:
 		unscale = 1 / scale
 		good++

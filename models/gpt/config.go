@@ -58,6 +58,9 @@ const maxVocabSize = 1 << 24
 // has some hundred nodes a layer: a number mistyped by three digits would take all memory before anything is said.
 const maxLayers = 10_000
 
+// maxDropoutLayers is how many blocks draw different masks: package trace refuses the name of a site in the next.
+const maxDropoutLayers = 5_943
+
 // ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
 type ConfigError struct {
 	Key string
@@ -247,6 +250,9 @@ func (c Config) Validate() error {
 	}
 	if c.NLayer > maxLayers {
 		return refuse("n_layer", "is %d, must be at most %d", c.NLayer, maxLayers)
+	}
+	if c.Dropout > 0 && c.NLayer > maxDropoutLayers {
+		return refuse("n_layer", "is %d, must be at most %d with dropout: two blocks would drop the same elements", c.NLayer, maxDropoutLayers)
 	}
 	if c.NEmbd%c.NHead != 0 {
 		return refuse("n_embd", "%d does not divide by n_head %d", c.NEmbd, c.NHead)

@@ -1,10 +1,13 @@
 package gpt
 
 import (
+	"fmt"
 	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir/philox"
 )
 
 func TestPresetsAreTrainable(t *testing.T) {
@@ -99,4 +102,24 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 	c := DefaultConfig()
 	c.VocabSize, c.NKVHead = maxVocabSize, c.NHead
 	require.NoError(t, c.Validate(), "the limits themselves are legal")
+}
+
+// TestDropoutLayers: the sites of as many blocks as may have dropout have hashes of their own, those of one more have not.
+func TestDropoutLayers(t *testing.T) {
+	hashes := map[uint32]string{philox.OpKey("dropout"): "dropout"}
+	for block := range maxDropoutLayers + 1 {
+		for _, site := range []string{"attn/attention", "attn/dropout", "mlp/dropout"} {
+			name := fmt.Sprintf("h.%d.%s", block, site)
+			other, taken := hashes[philox.OpKey(name)]
+			require.Equal(t, name == "h.5943.mlp/dropout", taken, "%s and %s", name, other)
+			hashes[philox.OpKey(name)] = name
+		}
+	}
+	c := DefaultConfig()
+	c.NLayer, c.Dropout = maxDropoutLayers+1, 0
+	require.NoError(t, c.Validate())
+	c.Dropout = 0.1
+	require.ErrorContains(t, c.Validate(), "n_layer: is 5944, must be at most 5943 with dropout")
+	c.NLayer--
+	require.NoError(t, c.Validate())
 }

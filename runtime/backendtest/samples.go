@@ -158,6 +158,8 @@ func samples() []sample {
 		f32(C), f32(C), f32(C), f32(C), scalar, scalar, number, scalar)
 	skipped.positive, skipped.low, skipped.high, skipped.zero = 1<<2, 50, 100, 1<<4
 	add(ir.OpLossScale, ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 2000}, scalar, scalar, scalar, scalar).positive = 1
+	grown := add(ir.OpLossScale, ir.LossScaleAttr{Growth: 0x1p127, Backoff: 0.5, Interval: 1}, scalar, scalar, scalar, scalar)
+	grown.positive, grown.zero = 1, 1<<1
 	return append(s, longSamples()...)
 }
 

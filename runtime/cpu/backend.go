@@ -102,6 +102,9 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	return devices, nil
 }
 
+// Arithmetic names the kernels of this process, see [runtime.Arithmetic].
+func (b *Backend) Arithmetic() string { return kernel.Arithmetic() }
+
 // Abort wakes every rank that waits.
 func (b *Backend) Abort() { b.abort.Do(func() { close(b.stopped) }) }
 

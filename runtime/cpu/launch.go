@@ -222,7 +222,7 @@ func lossScale(d *Device, k *runtime.Kernel) error {
 	case math.IsInf(norm, 0) || math.IsNaN(norm):
 		scale, good, skipped, unscale = scale*float32(a.Backoff), 0, skipped+1, 0
 	case good+1 == float32(a.Interval):
-		scale, good = scale*float32(a.Growth), 0
+		scale, good = min(scale*float32(a.Growth), max(scale, 1<<126)), 0
 	default:
 		good++
 	}

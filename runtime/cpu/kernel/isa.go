@@ -1,5 +1,7 @@
 package kernel
 
+import goruntime "runtime"
+
 // isa is one implementation of the inner loops. Loops over vectors take dst first, expect all operands to have dst's (or
 // the first operand's) length, and allow dst to be any of the sources. Lengths were checked by the caller.
 type isa struct {
@@ -77,6 +79,10 @@ func bestISA() isa {
 	sets := instructionSets()
 	return sets[len(sets)-1]
 }
+
+// Arithmetic names how sums and roundings are made here. Two machines with different ones give numbers that differ in
+// their last bits: with vectors sums have another order, and Go fuses products and sums on some architectures only.
+func Arithmetic() string { return bestISA().name + " on " + goruntime.GOARCH }
 
 // portable is the implementation in plain Go. It is also the reference of the tests.
 func portable() isa {

@@ -1,0 +1,62 @@
+package train
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestResumeKnowsItsData: a run does not go on with data that was replaced since, and says so of data that was named anew,
+// whose best validation loss is none yet. The same data elsewhere is the same, under any plan, and a checkpoint that does not
+// say what it had resumes.
+func TestResumeKnowsItsData(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	done, _ := train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 6})
+	resume := func(data string, steps, ranks int) (Result, string) {
+		return train(t, tinyConfig(t, data), planOf(ranks, 1, 1), RunOptions{Out: out, Steps: steps, Resume: true})
+	}
+	moved := t.TempDir()
+	require.NoError(t, os.CopyFS(moved, os.DirFS(dir)))
+	r, log := resume(moved, 7, 2)
+	require.NotContains(t, log, "changed since")
+	require.Equal(t, done.BestVal, r.BestVal)
+	_, log = resume(dir, 8, 1)
+	require.NotContains(t, log, "changed since")
+
+	replace := func(dir, name string) {
+		bin, err := os.ReadFile(filepath.Join(dir, name))
+		require.NoError(t, err)
+		bin[len(bin)-2] = (bin[len(bin)-2] + 1) % 27
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), bin, 0o644))
+	}
+	replace(dir, "val.bin")
+	job, err := NewJob(tinyConfig(t, dir), planOf(1, 1, 1), JobOptions{})
+	require.NoError(t, err)
+	defer job.Close()
+	_, err = job.Run(t.Context(), RunOptions{Out: out, Steps: 9, Resume: true})
+	require.ErrorAs(t, err, new(*InputError))
+	require.ErrorContains(t, err, filepath.Join(dir, "val.bin")+" has other data than the run of "+out)
+
+	require.NoError(t, os.Rename(filepath.Join(dir, "val.bin"), filepath.Join(moved, "val.bin")))
+	r, log = resume(moved, 9, 1)
+	require.Contains(t, log, "changed since: val.bin was ")
+	require.NotContains(t, log, "changed since: train.bin")
+	require.Greater(t, r.BestVal, done.BestVal, "of no evaluation of this data yet")
+
+	replace(moved, "train.bin")
+	manifest := filepath.Join(r.Checkpoint, "manifest.json")
+	text, err := os.ReadFile(manifest)
+	require.NoError(t, err)
+	var m map[string]any
+	require.NoError(t, json.Unmarshal(text, &m))
+	require.Contains(t, m, "data")
+	delete(m, "data")
+	text, err = json.Marshal(m)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(manifest, text, 0o644))
+	r, _ = resume(moved, 10, 1)
+	require.Equal(t, 10, r.Steps)
+}
