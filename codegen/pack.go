@@ -44,6 +44,34 @@ func packTogether(buffers []Buffer, order []int) int64 {
 	return total
 }
 
+// packedAtMost bounds pack from above. What lies on a buffer hangs together down to offset 0, so that no more is taken than all
+// have. And below a buffer there are only those that live when it does and are as large, with less than its size free under each.
+func packedAtMost(buffers []Buffer, ids []int) int64 {
+	last := 0
+	for _, id := range ids {
+		last = max(last, buffers[id].To)
+	}
+	begun, ended := make([]int64, last+2), make([]int64, last+2) // bytes, before a time
+	var all, most int64
+	for _, id := range ids {
+		b := &buffers[id]
+		size := alignUp(b.Size)
+		all += size
+		begun[b.From+1] += size
+		ended[b.To+1] += size
+	}
+	for t := range last + 1 {
+		begun[t+1] += begun[t]
+		ended[t+1] += ended[t]
+	}
+	for _, id := range ids {
+		b := &buffers[id]
+		size := alignUp(b.Size)
+		most = max(most, size+2*(begun[b.To+1]-ended[b.From]-size))
+	}
+	return min(all, most)
+}
+
 // manyBuffers is how many are placed faster by an [occupancy] than next to each other.
 const manyBuffers = 1024
 

@@ -32,6 +32,7 @@ func TestPack(t *testing.T) {
 			buffers, ids = append(buffers, Buffer{Value: made, Size: size, From: from, To: to}), append(ids, id)
 		}
 		total := pack(buffers, ids)
+		require.LessOrEqual(t, total, packedAtMost(buffers, ids), "seed %d case %d: more than the bound", seed, k)
 		many, all := newOccupancy(buffers, ids), new(placed)
 		for _, id := range r.Perm(n) { // in any order
 			b := &buffers[id]

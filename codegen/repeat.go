@@ -63,7 +63,12 @@ func (p *Program) longer(stage int, chunks bool, sums Region, repeats []Repeat, 
 
 // Regions returns the memory of the stage on a mesh that has the axes of the program's, with sums where the
 // stage has them: what [Compile] would say of it.
-func (l *Longer) Regions(mesh ir.Mesh) Regions {
+func (l *Longer) Regions(mesh ir.Mesh) Regions { return l.regions(mesh, pack) }
+
+// AtMost bounds Regions from above, without laying anything out.
+func (l *Longer) AtMost(mesh ir.Mesh) Regions { return l.regions(mesh, packedAtMost) }
+
+func (l *Longer) regions(mesh ir.Mesh, pack func([]Buffer, []int) int64) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {
 		var first Regions
@@ -73,7 +78,7 @@ func (l *Longer) Regions(mesh ir.Mesh) Regions {
 	} else {
 		l.tape.keep(mesh, l.repeats, nil, &r)
 	}
-	l.tape.pack(mesh, &r)
+	l.tape.pack(mesh, &r, pack)
 	if l.tape.chunks {
 		like := l.repeats[0]
 		r.Chunks = slices.Insert(r.Chunks, like.Block, slices.Repeat(r.Chunks[like.Block:][:1], like.More)...)
@@ -476,8 +481,8 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	}
 }
 
-// pack lays out what is not kept.
-func (t *tape) pack(mesh ir.Mesh, r *Regions) {
+// pack adds the space that a way of packing gives to what is not kept.
+func (t *tape) pack(mesh ir.Mesh, r *Regions, pack func([]Buffer, []int) int64) {
 	var starts [ir.NumPhases][]int
 	at := 0
 	for phase, runs := range t.bodies {

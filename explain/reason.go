@@ -235,6 +235,9 @@ func (w *reasons) placedBy(v *ir.Value) string {
 // placement returns which of the plan's placements holds for a value, -1 if none does.
 func (w *reasons) placement(v *ir.Value) int {
 	name := partition.BaseName(v.Name())
+	if v == v.Def.Results[0] { // of the others nothing is said
+		name = partition.PlacedAs(v.Def)
+	}
 	return slices.IndexFunc(w.placed, func(re *regexp.Regexp) bool { return re.MatchString(name) })
 }
 

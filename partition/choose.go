@@ -16,7 +16,7 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 	clear(specs)
 	pr.specs = specs
 	argSpecs, resSpecs = specs[:len(n.Args)], specs[len(n.Args):]
-	pin, pinned, err := pr.placer.find(pr.mesh, placedAs(n), n.Results[0].Type.Shape)
+	pin, pinned, err := pr.placer.find(pr.mesh, PlacedAs(n), n.Results[0].Type.Shape)
 	if err != nil {
 		return nil, nil, err
 	}

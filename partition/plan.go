@@ -153,7 +153,7 @@ func (p Placement) places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	}
 	for _, n := range g.Nodes {
 		attr, _ := n.Attr.(ir.ParamAttr)
-		if (n.Op == ir.OpParam && !attr.State || n.Op.Class() == ir.Compute) && match.matches(placedAs(n)) {
+		if (n.Op == ir.OpParam && !attr.State || n.Op.Class() == ir.Compute) && match.matches(PlacedAs(n)) {
 			nodes = append(nodes, n)
 		}
 	}
@@ -179,8 +179,8 @@ func (p Placement) Find(graphs ...*ir.Graph) (nodes []*ir.Node, err error) {
 	return nil, fmt.Errorf("%q is the name of no parameter and no op; %s", p.Match, hint)
 }
 
-// placedAs is the name by which placements know a node: the same in all stages, and of a slice of the loss that of the whole.
-func placedAs(n *ir.Node) string {
+// PlacedAs is the name by which placements know a node: the same in all stages, and of a slice of the loss that of the whole.
+func PlacedAs(n *ir.Node) string {
 	name := BaseName(n.Name)
 	if whole, _, sliced := strings.Cut(name, sliceSuffix); sliced && n.Op != ir.OpRows {
 		return whole

@@ -32,6 +32,7 @@ type bounds struct {
 	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0
 	before   []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
 	each     cost.Picoseconds     // one of those blocks
+	overall  cost.Picoseconds     // see ofAll, 0 as long as nobody has asked
 }
 
 // never is the bound of what does not fit.
@@ -307,6 +308,14 @@ func (b *bounds) most(stage int, time cost.Picoseconds) int {
 // before.
 func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
 	return max(o.time, before+b.passes[i].at(n, o.recomputation)+b.end, o.late+cost.Picoseconds(left)*b.back)
+}
+
+// ofAll bounds all plans: it is never where there are none.
+func (b *bounds) ofAll() cost.Picoseconds {
+	if b.overall == 0 {
+		b.overall = b.reach(never - 1)[0][b.pipe.skel.blocks]
+	}
+	return b.overall
 }
 
 // reach bounds the plans whose stages from one on have a number of blocks between them, by

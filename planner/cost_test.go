@@ -629,7 +629,7 @@ func (c *costCase) isAboveWithoutOffload(t *testing.T) {
 func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 	fits := newBounds(c.p, c.s.limit, Options{}, nil)
 	require.LessOrEqual(t, fits.best(), c.time, "%s: bound in %d bytes", c, c.s.limit)
-	reach := fits.reach(never - 1)[0][c.skel.blocks]
+	reach := fits.ofAll()
 	require.LessOrEqual(t, reach, c.time, "%s: bound of all cuts in %d bytes", c, c.s.limit)
 	if reach > fits.best() {
 		met.reached++

@@ -103,9 +103,9 @@ type compiledStage struct {
 	unlike     bool           // its blocks do not show how more of them would lie
 }
 
-// footprint returns the memory of the stage as it is under a plan at a position; false
+// footprint returns the memory of the stage as it is under a plan at a position, as laid out or as a bound says; false
 // when its blocks do not show it.
-func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh) (f footprint, ok bool) {
+func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh, of func(*codegen.Longer, ir.Mesh) codegen.Regions) (f footprint, ok bool) {
 	if c.unlike {
 		return f, false
 	}
@@ -130,14 +130,14 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 		c.unlike = true
 		return f, false
 	}
-	f.step = step.Regions(mesh)
+	f.step = of(step, mesh)
 	if c.eval != nil {
 		eval, ok := longer(c.eval, c.step)
 		if !ok {
 			c.unlike = true
 			return f, false
 		}
-		f.eval = eval.Regions(mesh)
+		f.eval = of(eval, mesh)
 	}
 	return f, true
 }
@@ -150,33 +150,47 @@ func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
 	if len(s.compiled) > keptStages {
 		clear(s.compiled)
 	}
+	all := make([]footprint, p.PP())
+	for at := range all {
+		var err error
+		if all[at], err = s.footprintOf(p, at, false); err != nil {
+			return nil, err
+		}
+	}
+	return all, nil
+}
+
+// footprintOf returns the memory of one position of a plan: as it is laid out, or a bound from above, which is not remembered.
+func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint, error) {
 	of, err := s.find(p)
 	if err != nil {
-		return nil, err
+		return footprint{}, err
 	}
-	mesh := p.Mesh(s.batch)
-	all := make([]footprint, p.PP())
 	whole := row{blocks: s.graphs.blocks * s.graphs.scale}
 	rows := []row{rowOf(p), whole}
 	if s.graphs.scale > 1 {
 		rows = rows[1:]
 	}
-	for at := range all {
-		key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Rows(), p.Copies(), p.MicroBatch}
-		f, known := s.footprints[key]
-		for _, most := range rows {
-			if known {
-				break
-			}
-			c, err := s.compile(of, p, at, most)
-			if err != nil {
-				return nil, err
-			}
-			f, known = c.footprint(p, at, most, mesh)
-		}
-		all[at], s.footprints[key] = f, f
+	key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Rows(), p.Copies(), p.MicroBatch}
+	f, known := s.footprints[key]
+	regions := (*codegen.Longer).Regions
+	if bound {
+		regions = (*codegen.Longer).AtMost
 	}
-	return all, nil
+	for _, most := range rows {
+		if known {
+			break
+		}
+		c, err := s.compile(of, p, at, most)
+		if err != nil {
+			return footprint{}, err
+		}
+		f, known = c.footprint(p, at, most, p.Mesh(s.batch), regions)
+	}
+	if !bound {
+		s.footprints[key] = f
+	}
+	return f, nil
 }
 
 // stageKeyOf returns the key of a position of a plan, of which at most so many blocks
@@ -331,15 +345,43 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	mesh := p.Mesh(s.batch)
+	m := p.Mesh(s.batch).Size(partition.AxisMB)
 	for at := range all {
-		peaks = append(peaks, all[at].arena(p, at, mesh.Size(partition.AxisMB)))
+		peaks = append(peaks, all[at].arena(p, at, m))
 		host = append(host, all[at].step.Host)
 	}
 	if slices.Max(host) == 0 {
 		host = nil
 	}
 	return peaks, host, nil
+}
+
+// fits reports whether one position of a plan, which has a price, holds no more than the limit as it is laid out.
+func (s *searcher) fits(p *partition.Plan, at int) bool {
+	if s.opts.Eval != nil {
+		s.evaluation()
+	}
+	if s.evals != nil && s.evals.scale != s.graphs.scale { // as in peaks
+		_, peaks, err := s.allocate(p)
+		return compiles(err) && peaks[at] <= s.limitAt(p, at)
+	}
+	if len(s.compiled) > keptStages {
+		clear(s.compiled)
+	}
+	m := p.Mesh(s.batch).Size(partition.AxisMB)
+	within := func(bound bool) bool {
+		f, err := s.footprintOf(p, at, bound)
+		return compiles(err) && f.arena(p, at, m) <= s.limitAt(p, at)
+	}
+	return within(true) || within(false)
+}
+
+// compiles holds a plan that has a price to its having a program, too.
+func compiles(err error) bool {
+	if err != nil {
+		panic("BUG: a priced plan does not compile: " + err.Error())
+	}
+	return true
 }
 
 // evaluation keeps the graphs of the evaluation with few blocks.

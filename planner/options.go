@@ -233,7 +233,7 @@ func (o Options) validate(batch int) (Options, error) {
 		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
-		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, or dp, tp and pp")
+		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
 	}
 	if o.RuntimeNGPUs == 0 {
 		o.RuntimeNGPUs = o.PlanNGPUs

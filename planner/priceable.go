@@ -11,18 +11,20 @@ const longest = 10
 
 // priceable refuses a step that takes longer on a number of ranks than can be counted.
 func priceable(g *ir.Graph, batch int, c *cost.Cluster, ranks int) error {
-	flops, tokens := 0.0, int64(0) // 6 for each weight and token, without attention (Kaplan et al. 2020, section 2.1)
+	flops, tokens, dtype := 0.0, int64(0), ir.F32 // 6 for each weight and token, without attention (Kaplan et al. 2020, section 2.1)
 	for _, n := range g.Nodes {
 		switch n.Op {
 		case ir.OpInput:
 			tokens = max(tokens, n.Results[0].Type.Elems())
+		case ir.OpMatMul:
+			dtype = n.Args[0].Type.DType
 		case ir.OpParam:
 			if !n.Attr.(ir.ParamAttr).State {
 				flops += 6 * float64(n.Results[0].Type.Elems())
 			}
 		}
 	}
-	days := flops * float64(tokens) / float64(ranks) / c.PeakFLOPS("f32", ranks) / (24 * 3600)
+	days := flops * float64(tokens) / float64(ranks) / c.PeakFLOPS(dtype.String(), ranks) / (24 * 3600)
 	if days > longest {
 		return optionErrorf("batch.global", "is %d sequences, %.3g days a step at the peak rate of cluster %s, runtime_ngpus %d: longer than can be priced", batch, days, c.Name, ranks)
 	}

@@ -170,7 +170,7 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		b := newBounds(&p, c.search.limit, c.search.opts, others)
 		b.leave(last, crammed)
 		if least = b.best(); least < never {
-			least = b.reach(never - 1)[0][p.skel.blocks]
+			least = b.ofAll()
 		}
 	}
 	if least < never {
@@ -227,7 +227,7 @@ func (c *cutter) unlaid() cost.Picoseconds {
 	} else if c.bounds != nil {
 		c.eachUnlaid(func(n int, time cost.Picoseconds) { least = min(least, time) })
 		if least < never {
-			least = max(least, c.bounds.reach(never - 1)[0][c.pipe.skel.blocks])
+			least = max(least, c.bounds.ofAll())
 		}
 	}
 	if least < never {
@@ -285,11 +285,11 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 	})
 	for _, last := range all {
 		first := c.pipe.skel.blocks - last.blocks
-		x := &candidate{plan: c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, last.blocks)))}
-		if c.allocate(x); x.peaks[last.stage] > c.search.limitAt(x.plan, last.stage) {
-			c.learned[last] = true
-		} else {
+		plan := c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, last.blocks)))
+		if c.search.fits(plan, last.stage) {
 			c.laid[last.blocks] = true
+		} else {
+			c.learned[last] = true
 		}
 	}
 	return len(all) > 0

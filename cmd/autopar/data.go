@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"strings"
 
@@ -51,10 +52,6 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
-	corpus, err := c.corpus(ctx)
-	if err != nil {
-		return err
-	}
 	dir := c.Out
 	if dir == "" {
 		name := c.Name
@@ -62,6 +59,13 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 			name = strings.TrimSuffix(filepath.Base(c.Input), filepath.Ext(c.Input))
 		}
 		dir = filepath.Join("data", name)
+	}
+	if err := mayBeDirectory(dir); err != nil {
+		return err
+	}
+	corpus, err := c.corpus(ctx)
+	if err != nil {
+		return err
 	}
 	con.note("corpus: %s", corpusText(corpus))
 	p, err := data.Prepare(ctx, corpus, encoding, dir)
@@ -81,6 +85,19 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 		{"validation tokens", explain.Grouped(p.ValTokens), filepath.Join(p.Dir, data.ValFile)},
 	})
 	return nil
+}
+
+// mayBeDirectory refuses a directory to write where a file is in the way of it or of one above it.
+func mayBeDirectory(dir string) error {
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case err == nil && !info.IsDir():
+			return usagef("data prepare: -o %s cannot be a directory: %s is a file", dir, at)
+		case err == nil || at == filepath.Dir(at):
+			return nil
+		}
+	}
 }
 
 func (c *dataPrepareCmd) encoding() (data.Encoding, error) {

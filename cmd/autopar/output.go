@@ -51,6 +51,17 @@ func apart(flag, out string, others ...string) error {
 	return nil
 }
 
+// notDirectory refuses an output that cannot be written because of what is there, before work is done for it.
+func notDirectory(flag, out string) error {
+	if info, err := os.Stat(out); err == nil && info.IsDir() {
+		return usagef("%s %s is a directory; name a file in it", flag, out)
+	}
+	if info, err := os.Stat(filepath.Dir(out)); err != nil || !info.IsDir() {
+		return usagef("%s %s is to be in %s, which is no directory", flag, out, filepath.Dir(out))
+	}
+	return nil
+}
+
 // put writes a result to a file, or prints it where none is named or "-".
 func (c *console) put(path string, text []byte) error {
 	if path == "" || path == "-" {

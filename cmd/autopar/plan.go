@@ -158,7 +158,7 @@ func (c *planCmd) Run(con *console) error {
 			return err
 		}
 	}
-	if err := cfg.Validate(); err != nil {
+	if err := validateWritten(cfg); err != nil {
 		return err
 	}
 	options, err := c.options(cfg)

@@ -48,6 +48,9 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 	case c.Steps < profile.Turns:
 		return usagef("profile: --steps is %d, must be at least %d", c.Steps, profile.Turns)
 	}
+	if err := notDirectory("profile: -o", c.Out); err != nil {
+		return err
+	}
 	con.note("measuring %d s; leave the machine alone", c.Budget)
 	if c.Device == "cuda" {
 		return c.gpus(ctx, con)

@@ -82,7 +82,7 @@ func Parse(file string, data []byte) (root ast.Node, err error) {
 		return nil, bad
 	}
 	for _, doc := range parsed.Docs {
-		if doc.Body == nil {
+		if doc.Body == nil || doc.Body.Type() == ast.DirectiveType && doc.Body.(*ast.DirectiveNode).Name.String() == "YAML" { // of any version alike
 			continue
 		}
 		if root != nil {

@@ -185,6 +185,9 @@ func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, er
 			return nil, d.origin(key).Refuse(key, "is missing")
 		}
 	}
+	if err := d.checkMachine(); err != nil {
+		return nil, err
+	}
 	if err := d.c.Validate(); err != nil {
 		var bad *FieldError
 		if !errors.As(err, &bad) {
@@ -195,7 +198,28 @@ func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, er
 	return d.c, nil
 }
 
+// checkMachine refuses what is written of a network beside one machine that all ranks share, which plans would not heed, but
+// for zeros, and figures of this machine for a device that is not it.
+func (d *decoder) checkMachine() error {
+	if !d.c.Device.Shared {
+		for _, key := range d.own {
+			return d.at[key].Refuse(key, "is auto, that of this machine, where device.shared is false; wants a number")
+		}
+		return nil
+	}
+	for _, figure := range []struct {
+		key string
+		set bool
+	}{{"devices_per_node", d.c.DevicesPerNode != 0}, {"inter_node", d.c.InterNode != Link{}}, {"levels", len(d.c.Levels) > 0}} {
+		if figure.set && d.writes(figure.key) {
+			return d.origin(figure.key).Refuse(figure.key, "has no meaning where device.shared is true: all ranks are on one machine")
+		}
+	}
+	return nil
+}
+
 type decoder struct {
+	own       []string // keys whose values are of this machine
 	file      string
 	isPool    bool      // of another cluster
 	files     *[]string // that have been read
@@ -399,6 +423,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 		rate, ok := value.Float()
 		if value.Text == "auto" && dtype == "f32" {
 			rate, ok = corePeak(), true
+			d.own = append(d.own, key)
 		}
 		if !ok {
 			return wants("a number")
@@ -422,6 +447,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 		switch {
 		case value.Text == "auto" && key == "device.cores":
 			n = goruntime.NumCPU()
+			d.own = append(d.own, key)
 		case err != nil || !value.IsInt():
 			return wants("an integer")
 		}
@@ -429,6 +455,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 	case *int64:
 		if value.Text == "auto" && key == "device.memory" {
 			*target = installedMemory()
+			d.own = append(d.own, key)
 			return nil
 		}
 		n, err := config.ParseBytes(value.Text)

@@ -67,6 +67,19 @@ func TestStrictYAML(t *testing.T) {
 		_, err := Parse("x.yaml", []byte(text))
 		require.ErrorContains(t, err, tt.want)
 	}
+	for _, tt := range []struct{ of, old, new, want string }{
+		{"cpu", "intra_node:", "devices_per_node: 8\nintra_node:", "devices_per_node: has no meaning where device.shared is true: all ranks are on one machine"},
+		{"cpu", "intra_node:", "inter_node: {bandwidth: 1e9, efficiency: 1, latency: 0}\nintra_node:", "inter_node: has no meaning where device.shared is true"},
+		{"h100", "f32: 67e12", "f32: auto", "device.flops.f32: is auto, that of this machine, where device.shared is false; wants a number"},
+		{"h100", "memory: 79.1GiB", "memory: auto", "device.memory: is auto, that of this machine"},
+	} {
+		source, err := Source(tt.of)
+		require.NoError(t, err)
+		text := strings.Replace(string(source), tt.old, tt.new, 1)
+		require.NotEqual(t, string(source), text, tt.old)
+		_, err = Parse("x.yaml", []byte(text))
+		require.ErrorContains(t, err, tt.want)
+	}
 	for _, name := range []string{"H100", "h100-80g", "dgx-h100", "H100-80GB-SXM", "h100-80gb-sxm"} {
 		c, err := Load(name)
 		require.NoError(t, err)

@@ -1,20 +1,29 @@
 package galvatron
 
 import (
+	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/partition"
 )
 
 // Of returns an autopar plan in Galvatron's terms, for a batch. ZeRO below stage 2 holds
 // whole copies there, a block that recomputes only its attention counts as recomputed, and
-// any schedule as 1F1B. It fails for what Galvatron has no terms for.
+// any schedule as 1F1B. It fails for what Galvatron has no terms for: a block that keeps all but norms and activation
+// functions is neither kept nor recomputed there.
 func Of(p *partition.Plan, batch int) (*Plan, error) {
 	replicas := p.DataParallel()
 	chunks := (batch + replicas*p.MicroBatch - 1) / (replicas * p.MicroBatch)
 	switch {
 	case p.ContextParallel() > 1 || p.Chunks() > 1 || p.Offload.Moves() || p.Copies() > 1:
 		return nil, fmt.Errorf("galvatron: %s, %s has context parallelism, chunks, ZeRO in groups or offload, which Galvatron has no cost for", p.Degrees(), p.ScheduleText())
+	case p.LossSlices > 1:
+		return nil, fmt.Errorf("galvatron: the loss is in %d slices, which Galvatron has no cost for", p.LossSlices)
+	case p.Rows() > 1:
+		return nil, fmt.Errorf("galvatron: matrices are cut over grids of %d rows of tensor-parallel ranks, which Galvatron has no cost for", p.Rows())
+	case slices.ContainsFunc(p.Stages, func(st partition.Stage) bool { return st.Pointwise > 0 }):
+		return nil, errors.New("galvatron: blocks recompute norms and activation functions alone, which Galvatron has no cost for")
 	case chunks*replicas*p.MicroBatch != batch:
 		return nil, fmt.Errorf("galvatron: a batch of %d is not cut evenly into micro-batches of %d on %d data-parallel ranks", batch, p.MicroBatch, replicas)
 	}

@@ -190,9 +190,17 @@ func TestPlansInBothTerms(t *testing.T) {
 	require.False(t, theirs.Layers[2].Checkpoint)
 	_, err = Of(p, 25)
 	require.ErrorContains(t, err, "25 is not cut evenly")
-	p.CP = 2
-	_, err = Of(p, 24)
-	require.ErrorContains(t, err, "context parallelism")
+	for want, change := range map[string]func(*partition.Plan){
+		"context parallelism":                  func(p *partition.Plan) { p.CP = 2 },
+		"the loss is in 4 slices":              func(p *partition.Plan) { p.LossSlices = 4 },
+		"grids of 2 rows":                      func(p *partition.Plan) { p.TP, p.TPRows = 4, 2 },
+		"norms and activation functions alone": func(p *partition.Plan) { p.Stages = []partition.Stage{{Last: 5, Pointwise: 1}} },
+	} {
+		q := *p
+		change(&q)
+		_, err = Of(&q, 24)
+		require.ErrorContains(t, err, want)
+	}
 	theirs.Layers[4].TP, theirs.Layers[4].DP = 1, 4
 	_, err = theirs.Partition()
 	require.ErrorContains(t, err, "autopar cuts all alike")

@@ -1,0 +1,35 @@
+package config
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// TestCheckWritten: what somebody wrote and nothing reads is refused, not what comes with a preset or is there anyway.
+func TestCheckWritten(t *testing.T) {
+	for _, tc := range []struct{ yaml, want string }{
+		{"model: {rope_theta: 5000}", "gpt.yaml:1:9: model.rope_theta: has no effect: it is for position rope"},
+		{"model: {preset: llama-3-8b, position: learned, rope_theta: 7}", "model.rope_theta: has no effect"},
+		{"optimizer: {step_iters: 7}", "gpt.yaml:1:13: optimizer.step_iters: has no effect: it is for schedule step"},
+		{"optimizer: {schedule: constant, step_factor: 0.5}", "optimizer.step_factor: has no effect: it is for schedule step"},
+		{"optimizer: {warmup_from_zero: true, warmup_iters: 0}", "optimizer.warmup_from_zero: has no effect: it is for warmup_iters of at least 1"},
+		{"model: {rope_theta: 5000, position: rope}", ""},
+		{"model: {preset: llama-3-8b, position: learned}", ""},
+		{"optimizer: {schedule: step, step_iters: 7, step_factor: 0.5, warmup_from_zero: true}", ""},
+		{"optimizer: {decay_lr: false, min_lr: 1e-5, lr_decay_iters: 7}", ""},
+		{string(Default().Marshal()), ""},
+	} {
+		c, err := Parse("gpt.yaml", []byte(tc.yaml), nil)
+		require.NoError(t, err, tc.yaml)
+		require.NoError(t, c.Validate(), tc.yaml)
+		if err = c.CheckWritten(); tc.want == "" {
+			require.NoError(t, err, tc.yaml)
+		} else {
+			require.ErrorContains(t, err, tc.want)
+		}
+	}
+	c, err := Parse("gpt.yaml", []byte("model: {n_layer: 2}"), []string{"optimizer.step_iters=7"})
+	require.NoError(t, err)
+	require.ErrorContains(t, c.CheckWritten(), "--set: optimizer.step_iters: has no effect")
+}
