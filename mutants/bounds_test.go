@@ -16,11 +16,6 @@ func inTheBounds() []mutant {
 		old:  "all[i].leaveSlots(slot)", new: "all[i].leaveSlots(2 * slot)",
 		pkg: "./planner", run: all,
 	}, {
-		bug: "a shell of a stage too large", how: "no temporary value of a zero-bubble schedule lies in a slot",
-		file: "planner/memory.go",
-		old:  "if schedule == partition.ZeroBubble {\n\t\t\tall[i].temp", new: "if false {\n\t\t\tall[i].temp",
-		pkg: "./planner", run: all,
-	}, {
 		bug: "a price of another pass", how: "all last micro-batches are like the others",
 		file: "planner/pipeline.go",
 		old:  "(len(a) == 0 || &a[0] == &b[0])", new: "true",

@@ -255,7 +255,7 @@ func (c *cutter) shells() []stageMemory {
 	if o := c.pipe.skel.outline; c.search.trunk(o) != nil {
 		_, slot, _ = c.search.keepsLeast(o, t.MicroBatch, t.Schedule)
 	}
-	return c.pipe.skel.shells(t.MicroBatch, t.Schedule, slot)
+	return c.pipe.skel.shells(t.MicroBatch, slot)
 }
 
 // shelled reports whether there is more to compile than shells need.

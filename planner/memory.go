@@ -22,8 +22,6 @@ type stageMemory struct {
 	slot  [extents]int64
 	temp  [extents]int64
 	calm  [extents]int64 // temp, but for the backward pass
-	// alone is temp of blocks that recompute nothing, whatever of it runs beside collectives.
-	alone int64
 	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
 	between [extents]int64
 	update  memoryShare // temp, in the update of many blocks: see updating
@@ -152,7 +150,6 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
 			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
 		}
-		m.alone = s.of.mostTemp(kept, i, sizes, func(x *held) (from, to int) { return x.from, x.to })
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
 			update = blocks
@@ -180,27 +177,21 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 }
 
 // shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
-// lasts, and what is temporary then, which is the least, but for what runs beside other collectives if blocks are recomputed, and
-// for zero-bubble schedules, under which that may lie in slots. Of those they have what any block keeps.
-func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int64) []stageMemory {
+// lasts, and in slots what any block keeps.
+func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
 		all[i].leaveSlots(slot)
-		for e := range extents {
-			all[i].temp[e], all[i].between[e] = min(all[i].temp[e], all[i].alone), min(all[i].between[e], all[i].alone)
-		}
-		if schedule == partition.ZeroBubble {
-			all[i].temp, all[i].between = [extents]int64{}, [extents]int64{}
-		}
 	}
 	return all
 }
 
-// leaveSlots leaves of slots so much for each block.
+// leaveSlots leaves of slots so much for each block, and nothing of what is temporary in a pass.
 func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
 	}
+	m.temp, m.between = [extents]int64{}, [extents]int64{}
 	m.crest, m.apart, m.during, m.left, m.across = [extents]int64{}, [extents]int64{}, [extents]int64{}, 0, 0
 }
 

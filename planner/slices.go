@@ -187,7 +187,6 @@ func (c *cutter) shellsWithoutHead() []stageMemory {
 	slot := m.moreSlot[kept]
 	p.leaveHead()
 	m.leaveSlots(slot)
-	m.temp, m.between = [extents]int64{}, [extents]int64{}
 	return p.memory
 }
 
