@@ -299,7 +299,7 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 // fewest returns the fewest of n blocks, at least one, with which they may fit when those are
 // recomputed to an extent besides f in full, and others not at all; n-f or more if none does.
 func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(k int) bool { return m.before(n, mixed(f, e, k), room) <= limit } // which falls with k
+	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit } // which falls with k
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
 		return 1 // this recomputation may save nothing: nothing to skip
 	}
