@@ -21,11 +21,6 @@ func inTheBounds() []mutant {
 		old:  "(len(a) == 0 || &a[0] == &b[0])", new: "true",
 		pkg: "./planner", run: all,
 	}, {
-		bug: "a floor above what plans take", how: "a share of a gradient takes no less memory than all of it",
-		file: "planner/spread.go",
-		old:  "if !ok || results[0].Kind == ir.Partial &&", new: "if !ok || results[0].Kind != ir.Partial ||",
-		pkg: "./planner", run: "^TestCostOfSlowMemoryIsSimulation$/^seed_9140$",
-	}, {
 		bug: "a floor above what plans take", how: "a part of a product lies in no cache that is too small for all",
 		file: "planner/floor.go",
 		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
@@ -183,7 +178,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor has tensor-parallel ranks make whole gradients of weights that they hold whole", how: "as in a trunk, where ZeRO shards none",
 		file: "planner/floor.go",
-		old:  "if trunk && w.gathers(n) {", new: "if trunk && n == nil && w.gathers(n) {",
+		old:  "|| w.gathers(n) || w.gathersFor", new: "|| w.gathersFor",
 		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$/^seed_3107$",
 	}, {
 		bug: "a floor keeps more micro-batches than are in flight", how: "one",
@@ -265,11 +260,6 @@ func inTheBounds() []mutant {
 		file: "planner/relief.go",
 		old:  "x.idle = !p.base.slowed(x, p.pieces, gain, what)", new: "x.idle = !p.base.slowed(x, p.pieces, gain, what) || true",
 		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
-	}, {
-		bug: "a floor adds up whole gradients that ZeRO shards", how: "of stage 2",
-		file: "planner/relax.go",
-		old:  "if zero >= 2 {\n\t\treturn w.at(", new: "if zero >= 3 {\n\t\treturn w.at(",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
 	}, {
 		bug: "a floor takes a bucket for its first collective", how: "the others may be of what data-parallel ranks share",
 		file: "planner/floor.go",

@@ -89,11 +89,6 @@ func inTheExchange() []mutant {
 		old:  "	b.leavesFirst()\n", new: "",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
-		bug: "floor below what is exchanged", how: "each kernel that is put off hides all that it may",
-		file: "planner/beside.go",
-		old:  "beside[inBlock].wait(", new: "new(partTimes).wait(",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_901$",
-	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",
 		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",

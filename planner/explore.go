@@ -41,7 +41,6 @@ type level uint8
 
 const (
 	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
-	flowTrunk                   // the way through all positions of what a family has: see [searcher.common]
 	flowFree                    // the way through all positions: see [searcher.flowing]
 	flowLimited                 // the recomputation that memory makes necessary
 	refinedFree                 // all that the outline does: see [searcher.refined]
@@ -80,7 +79,7 @@ func (x *sized) least() cost.Picoseconds {
 func (p *pending) free() []sized {
 	all := slices.Clone(p.rest())
 	for i := range all {
-		all[i].floor, all[i].level = all[i].free, flowTrunk
+		all[i].floor, all[i].level = all[i].free, busyTrunk
 	}
 	return all
 }
@@ -177,49 +176,29 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	return first
 }
 
-// raiseAll raises the first floors of an outline that are at most the limit, for all of
-// its family.
-func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
-	if p.first.least > limit {
-		return
-	}
-	s.list(p)
-	p.first.least, s.passage.enough = never, limit
-	for i := range p.first.sizes {
-		x := &p.first.sizes[i]
-		if x.floor <= limit && x.level < flowTrunk {
-			x.free = max(x.free, s.common(p.outline, x.size, x.schedule))
-			if x.floor = x.free; x.floor <= limit || !s.passage.short {
-				x.level = flowTrunk
-			}
-		}
-		p.first.least = min(p.first.least, x.floor)
-	}
-}
-
 // raise raises the floors that are at most the limit, above it or up to a level. It fails from
 // refinedFree on when there is no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
-	defer func() { s.passage.enough = never }()
 	if p.left == nil {
-		if s.raiseAll(p, limit); p.floor() > limit {
+		if p.first.least <= limit {
+			s.list(p)
+		}
+		if p.floor() > limit {
 			return nil
 		}
 		p.left = slices.Clone(p.first.sizes)
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.least() <= limit && x.level < to; {
-			next := max(x.level, flowTrunk) + 1
+			next := x.level + 1
 			var more *again
 			if next == flowLimited || next == refinedLimited {
 				more = s.again(p.outline, x.size, x.schedule)
 			}
 			bound, err := cost.Picoseconds(0), error(nil)
 			if next >= refinedFree {
-				s.passage.enough = never // it says which bound it is, see [Region.leave]
 				bound, err = s.refined(p, x.size, x.schedule, more)
 			} else {
-				s.passage.enough = limit
 				bound = s.flowing(p, x.size, x.schedule, more)
 			}
 			if err != nil {
@@ -228,9 +207,7 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 			if x.floor = max(x.floor, bound); more == nil {
 				x.free = max(x.free, bound)
 			}
-			if bound <= limit || !s.passage.short {
-				x.level = next
-			}
+			x.level = next
 		}
 	}
 	return nil

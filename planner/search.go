@@ -192,7 +192,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, busyTrunks: map[family][]sized{}, orders: map[order]*ways{},
 		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
-		finals: newFinals(), passage: passage{enough: never},
+		finals: newFinals(),
 	}
 	if opts.pieces(c) > 0 {
 		s.trunkPieces = 2
@@ -399,10 +399,10 @@ func (s *searcher) trunkFloors(o outline) []sized {
 	if all, known := s.busyTrunks[key]; known {
 		return all
 	}
-	trunk, all := s.trunk(o), s.unbounded(o)
+	trunk, all, exchanged := s.trunk(o), s.unbounded(o), s.exchanged(o)
 	for i := range all {
 		x := &all[i]
-		x.free = s.floor(o, trunk, x.size, x.schedule)
+		x.free = max(exchanged, s.floor(o, trunk, x.size, x.schedule))
 		x.floor = x.free
 	}
 	s.busyTrunks[key] = all
