@@ -42,7 +42,7 @@ type cutter struct {
 	search  *searcher
 	pipe    *pipeline
 	bounds  *bounds
-	free    map[partition.Offload]*freed
+	free    *freed           // nil until somebody asks
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
 	choice  []int                // by position: how much an interleaved schedule recomputes

@@ -107,7 +107,7 @@ func sink(open []*pending) {
 // those that only spare memory or of the others, by all floors that need no program of
 // theirs; the most promising first. So are those of tracts that may have some; and what
 // would take as little with more memory is joined by what spares that.
-func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pending {
+func (s *searcher) sight(relief bool) []*pending {
 	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
 		if t := s.tracts[i]; !relief && !t.opened && t.least() <= s.found.limit() && s.survey(t, s.limitAnywhere(t)) {
 			s.enter(t)
@@ -119,7 +119,7 @@ func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pe
 			continue
 		}
 		limit := s.found.limitOf(p.degrees)
-		if p.floor() > limit || !sighted(p) {
+		if p.floor() > limit {
 			continue
 		}
 		s.raise(p, limit, flowLimited)
@@ -127,7 +127,7 @@ func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pe
 			p.sighted = true
 			s.pending = append(s.pending, s.sparing(p)...)
 		}
-		if p.floor() <= limit && chosen(p) {
+		if p.floor() <= limit {
 			open = append(open, p)
 		}
 	}
@@ -250,13 +250,12 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 		return first
 	}
-	all := func(*pending) bool { return true }
 	for found.ceiling = least + least/64; ; found.ceiling += found.ceiling/64 + 1 {
 		last := found.ceiling > 4*least
 		if last {
 			found.ceiling = never - 1
 		}
-		open := s.sight(false, all, all)
+		open := s.sight(false)
 		for done := false; !done; {
 			p := next(points)
 			switch {
@@ -286,13 +285,13 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				found.take(p.degrees, x)
 			default: // until nothing relieves what was found, nor is in another order
 				if len(found.best) > 0 && s.reorder() {
-					open = s.sight(false, all, all)
+					open = s.sight(false)
 				}
 				if len(open) == 0 {
 					open = s.relieve()
 				}
 				if len(open) == 0 && s.slice(points) {
-					open = s.sight(false, all, all)
+					open = s.sight(false)
 				}
 				done = len(open) == 0
 			}
