@@ -228,7 +228,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "attention is never what is recomputed alone", how: "whatever norms and activation functions take",
 		file: "planner/recomputation.go",
-		old:  "all := []extent{pointwise, selective}", new: "all := []extent{pointwise}",
+		old:  "partly := []extent{pointwise, selective}", new: "partly := []extent{pointwise}",
 		pkg: "./planner", run: "^TestPartialRecomputation$",
 	}, {
 		bug: "a floor keeps the norms that are recomputed", how: "and the activation functions",

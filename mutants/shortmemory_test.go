@@ -14,11 +14,6 @@ func inShortMemory() []mutant {
 		old:  "temp = max(temp, m.between[e])", new: "temp = max(temp, m.temp[e])",
 		pkg: "./planner", run: "^TestMemoryOfTheLastBlock$",
 	}, {
-		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
-		file: "planner/updatememory.go",
-		old:  "if left.above(most) {", new: "if left.block < 0 {",
-		pkg: "./planner", run: "^TestMemoryOfManyBlocks$",
-	}, {
 		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
 		file: "planner/interleave.go",
 		old:  "max(temp, m.update.of(blocks))", new: "temp",

@@ -12,7 +12,7 @@ import (
 )
 
 // TestMemoryOfManyBlocks: the bound of a stage's memory is near its arena with many blocks, where that has what grows with them:
-// gradients that are reduced before all are clipped, shares of weights that a stream gathers to the end, and under a zero-bubble
+// gradients that are reduced before all are clipped, and under a zero-bubble
 // schedule what slots have after a backward pass. That it is never above is in TestCostIsSimulation.
 func TestMemoryOfManyBlocks(t *testing.T) {
 	const batch, blocks = 8, 96
@@ -27,7 +27,7 @@ func TestMemoryOfManyBlocks(t *testing.T) {
 	}{
 		"gradients reduced":   {sharding{zero: 1, offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
 		"weights of the host": {sharding{offload: partition.OffloadOptimizer}, partition.OneFOneB, full, 0.97},
-		"shares gathered":     {sharding{zero: 1, overlap: true}, partition.OneFOneB, full, 0.999},
+		"shares gathered":     {sharding{zero: 1, overlap: true}, partition.OneFOneB, full, 0.998},
 		"zero-bubble":         {sharding{}, partition.ZeroBubble, kept, 0.991},
 		"recomputed":          {sharding{}, partition.ZeroBubble, selective, 0.991},
 	} {
@@ -99,8 +99,7 @@ func TestSearchWhereMemoryIsShort(t *testing.T) {
 }
 
 // TestSearchOfOneMicroBatch lays out one stage where all of a step is one micro-batch: the bound of its memory knows the
-// head's gradients while blocks wait for theirs, and the shares of weights that a stream may still read when the update ends.
-// Without them GPT-2 with 700 layers took 103 layouts on 8 H100s.
+// head's gradients while blocks wait for theirs. Without them GPT-2 with 200 layers takes 31 layouts on 8 H100s.
 func TestSearchOfOneMicroBatch(t *testing.T) {
 	model := preset(t, "gpt2")
 	model.NLayer, model.BlockSize, model.Float = 200, 512, ir.BF16
