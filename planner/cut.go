@@ -312,9 +312,6 @@ func (c *cutter) bound() {
 	c.least = c.bounds.best()
 }
 
-// exact reports whether plans take the time that bounds them, if they fit.
-func (c *cutter) exact() bool { return c.chunks() > 1 && !c.rough }
-
 // solve returns the best plan of the pipeline that takes at most ceiling, nil if
 // there is none, and whether that is certain after the given number of steps.
 func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {

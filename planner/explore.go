@@ -237,11 +237,10 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	for _, units := range s.units {
 		every += len(units)
 	}
-	// next returns the most promising point that is not solved, nil if none is worth it: of
-	// interleaved ones the time is known, of others only that they take no less.
+	// next returns the most promising point that is not solved, nil if none is worth it.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if p.solved || first != nil && (first.exact() && !p.exact() || p.exact() == first.exact() && p.least >= first.least) {
+			if p.solved || first != nil && p.least >= first.least {
 				continue
 			}
 			if limit := found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {

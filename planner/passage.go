@@ -78,7 +78,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 			return never
 		}
 		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
-		inOrder += p.exposed(last, 0, blocks, passes, recomputed)
+		inOrder += p.exposed(last, 0)
 		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
@@ -95,7 +95,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 			}
 			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
 			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			time += p.exposed(last, at, its.first, passes, recomputed)
+			time += p.exposed(last, at)
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -139,21 +139,10 @@ func (p *passage) reduction(last *workTimes, at int) (each, pass, after cost.Pic
 }
 
 // exposed bounds from below how much longer than its work in order a position takes, as after the
-// last pass over some blocks the stream still has their gradients to reduce: those of the last block, or
-// of all from the first on. So many of the passes in which work is recomputed count as that work.
-func (p *passage) exposed(last *workTimes, at, blocks int, passes, recomputed cost.Picoseconds) cost.Picoseconds {
-	each, pass, after := p.reduction(last, at)
-	if each == 0 {
-		return 0
-	}
-	longest := each
-	if p.schedule == partition.ZeroBubble {
-		recomputed = 0
-	}
-	if passes > 0 {
-		longest = max(each, cost.Picoseconds(blocks)*each-cost.Picoseconds(blocks-1)*pass-recomputed)
-	}
-	return max(0, longest-after)
+// last pass over some blocks the stream still has to reduce the gradients of the last block.
+func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
+	each, _, after := p.reduction(last, at)
+	return max(0, each-after)
 }
 
 // alone is the way of the first micro-batch through all positions and back.
@@ -286,7 +275,6 @@ func (s *searcher) positions(p *passage) []position {
 	}
 	// A block may be at any position, and takes no less than at the fastest.
 	first, last := p.at(0)
-	reduced, _, reducedAfter := p.reduction(last, 0)
 	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
 	each := [2]cost.Picoseconds{never, never} // backward, of the first micro-batch and the last
 	sentBack := cost.Picoseconds(0)           // by the positions after
@@ -367,7 +355,6 @@ func (s *searcher) positions(p *passage) []position {
 		if sameTimes := *first == *last; sameTimes {
 			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)
 		}
-		through.fixed += max(0, reduced-reducedAfter)
 		switch each, pass, after := p.reduction(last, at); {
 		case each > pass && (split || update.passes > 0): // of all blocks from the first on
 			update.reduce(each, pass, after, split)
