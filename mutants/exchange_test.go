@@ -71,7 +71,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "sums of gradients are narrowed once they are reduced",
 		file: "planner/passage.go",
-		old:  "return t.all - t.forward + t.closing", new: "return t.all - t.forward",
+		old:  "after = x.all - x.forward + x.closing", new: "after = x.all - x.forward",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
 		bug: "every block gathers the table that is cut by columns", how: "what a block reads is always gathered again by the next",

@@ -123,26 +123,18 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	return bound
 }
 
-// reduction is how long the stream of a position reduces the gradients of one of its blocks, how
-// long the pass that completes them takes for one, and what the position does once they all are.
-func (p *passage) reduction(last *workTimes, at int) (each, pass, after cost.Picoseconds) {
-	of := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble {
-			return t.weight + t.closing
-		}
-		return t.all - t.forward + t.closing
-	}
-	if at == 0 {
-		after = of(&last[beforeBlocks])
-	}
-	return last[inBlock].once, of(&last[inBlock]), after
-}
-
 // exposed bounds from below how much longer than its work in order a position takes, as after the
 // last pass over some blocks the stream still has to reduce the gradients of the last block.
 func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
-	each, _, after := p.reduction(last, at)
-	return max(0, each-after)
+	after := cost.Picoseconds(0) // what the position does once the pass is over all blocks
+	switch x := &last[beforeBlocks]; {
+	case at > 0:
+	case p.schedule == partition.ZeroBubble:
+		after = x.weight + x.closing
+	default:
+		after = x.all - x.forward + x.closing
+	}
+	return max(0, last[inBlock].once-after)
 }
 
 // alone is the way of the first micro-batch through all positions and back.
@@ -169,16 +161,6 @@ type position struct {
 // chain is a chain of events in which each block of a position adds to the time, and
 // what is recomputed in so many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
-
-// reduce adds, to a chain that ends with a pass over all blocks, what the stream does after that when
-// it takes longer for a block than the pass; the pass and what it recomputes are its blocks' but the first's.
-func (c *chain) reduce(each, pass, after cost.Picoseconds, split bool) {
-	c.fixed += pass - after
-	c.block += each - pass
-	if !split {
-		c.passes--
-	}
-}
 
 // holds returns how many blocks the position can have at most in a time, if there is as
 // much memory as it wants.
@@ -355,14 +337,9 @@ func (s *searcher) positions(p *passage) []position {
 		if sameTimes := *first == *last; sameTimes {
 			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)
 		}
-		switch each, pass, after := p.reduction(last, at); {
-		case each > pass && (split || update.passes > 0): // of all blocks from the first on
-			update.reduce(each, pass, after, split)
-			busy.reduce(each, pass, after, split)
-		case each > after: // of the last block
-			update.fixed += each - after
-			busy.fixed += each - after
-		}
+		exposed := p.exposed(last, at)
+		update.fixed += exposed
+		busy.fixed += exposed
 	}
 	return all
 }

@@ -103,8 +103,7 @@ func (w *work) slotsOf(size, batch int) *slots {
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
 			case e.partial() && e.drops(x.Value):
-			case x.apart && w.gathered(like, x.Buffer):
-				all.apart[e] += min(sizes[x.kind], share(mesh, x.Value))
+			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it have shares of that
 			case x.apart:
 				all.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:

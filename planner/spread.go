@@ -76,10 +76,3 @@ func (w *work) gathered(e extent, x *codegen.Buffer) bool {
 		return reads && (w.gathers(in.Node) || w.gathersFor(in.Node, backward))
 	})
 }
-
-// share is the bytes of an equal share for each of the tensor-parallel ranks of what they have between them.
-func share(mesh ir.Mesh, v *ir.Value) int64 {
-	tp, spec := mesh.Axis(partition.AxisTP), v.Spec
-	spec[tp] = ir.Placement{} // replicated
-	return mesh.LocalElems(v.Type.Shape, spec, ir.Coord{}) / int64(mesh.Axes[tp].Size) * v.Type.DType.Size()
-}
