@@ -190,7 +190,7 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 		n := nodes[k]
 		switch {
 		case k == i:
-		case KeysValues(n) && b.during[n.ID()] == nil && b.along[n.ID()] == 0 && !readsAny(n, append(slices.Clip(kernels), nodes[i])):
+		case b.goesBefore(n, nodes[i], kernels):
 		case !launched(n) || b.during[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
 			return kernels
 		default:
@@ -198,6 +198,11 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 		}
 	}
 	return nil // nothing of the stretch would wait for it
+}
+
+// goesBefore reports whether a node is of the keys and values, alone, and can come before a collective and a row of kernels.
+func (b *stageBuilder) goesBefore(n, c *ir.Node, kernels []*ir.Node) bool {
+	return KeysValues(n) && b.during[n.ID()] == nil && b.along[n.ID()] == 0 && !readsAny(n, []*ir.Node{c}) && !readsAny(n, kernels)
 }
 
 // putOff moves the nearest product before collective i of a stretch that nothing up to the
@@ -229,7 +234,7 @@ func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 	return i, nil
 }
 
-// KeysValues reports whether a node exchanges keys and values.
+// KeysValues reports whether a node takes keys and values out of what attention reads, or then exchanges or places them.
 func KeysValues(n *ir.Node) bool {
 	for rearranged(n) {
 		n = n.Args[0].Def

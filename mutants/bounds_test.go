@@ -78,7 +78,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "keys and values end a row of kernels beside a collective, and stand elsewhere where attention is recomputed",
 		file: "codegen/beside.go",
-		old:  "case KeysValues(n) && b.during", new: "case false && b.during",
+		old:  "case b.goesBefore(n, nodes[i], kernels):", new: "case false:",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "a floor above what plans take", how: "nothing is put off in the forward pass",
@@ -88,12 +88,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "the gradients of all tokens are summed for a table that all hold whole",
 		file: "planner/spread.go",
-		old:  "of.Op == ir.OpEmbeddingGrad && !(cut", new: "false && !(cut",
+		old:  "b.ofWhole[maker] = !cut || maker.Results", new: "b.ofWhole[maker] = false && maker.Results",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "a floor above what plans take", how: "the gradients of all tokens are summed for a table that all hold whole, which is tied",
 		file: "planner/spread.go",
-		old:  "if of[0].Op == ir.OpAddN {", new: "if false {",
+		old:  "sum.Op == ir.OpAddN {", new: "sum.Op == ir.OpInvalid {",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "the price of a plan is not its program's", how: "the last block has what is given to the first",

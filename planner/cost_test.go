@@ -174,7 +174,7 @@ func TestCostOfAdaptersIsSimulation(t *testing.T) {
 }
 
 var (
-	seeds     = flag.Uint64("seeds", 0, "how many more seeds FuzzCosts begins with")
+	moreSeeds = flag.Uint64("seeds", 0, "how many more seeds fuzz targets begin with")
 	firstSeed = flag.Uint64("first-seed", 1, "the first of them")
 )
 
@@ -182,7 +182,7 @@ var (
 //
 //	go test ./planner -run FuzzCosts -timeout 0 -v -args -first-seed 1000 -seeds 1000
 func FuzzCosts(f *testing.F) {
-	for seed := *firstSeed; seed < *firstSeed+*seeds; seed++ {
+	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
 		f.Add(seed, seed%4 == 3, seed%3 == 1, seed%5 == 2, uint8(30))
 	}
 	f.Add(uint64(9100), false, true, true, uint8(14))              // a gradient of which ranks read shares, under a zero-bubble schedule

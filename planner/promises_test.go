@@ -22,6 +22,9 @@ func fuzzSeeds(f *testing.F, check func(t *testing.T, seed uint64), seeds ...uin
 	for _, seed := range seeds {
 		f.Add(seed)
 	}
+	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
+		f.Add(seed)
+	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		t.Parallel()
 		check(t, seed)

@@ -13,7 +13,7 @@ import (
 // reduced, or under ZeRO each makes the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a
 // trunk's program, where all ranks want the whole gradient, and another under ZeRO. So a trunk does not have the first.
 
-// gathers reports whether a product of a trunk makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole from
+// gathers reports whether a node of a trunk makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole from
 // what all of them have.
 func (w *work) gathers(n *ir.Node) bool {
 	tp := w.mesh.Axis(partition.AxisTP)
@@ -30,15 +30,18 @@ func (b *blueprint) noteWhole(prog *codegen.Program) {
 		}
 		cut := n.Results[0].Spec[tp].Kind == ir.Shard
 		last := func(way []*ir.Node) *ir.Node { return way[len(way)-1] }
-		of := []*ir.Node{last(gradientWay(n))}
-		if of[0].Op == ir.OpAddN {
-			for _, a := range of[0].Args {
-				of = append(of, last(wayTo(a.Def)))
+		makers := []*ir.Node{last(gradientWay(n))}
+		if sum := makers[0]; sum.Op == ir.OpAddN {
+			for _, a := range sum.Args {
+				makers = append(makers, last(wayTo(a.Def)))
 			}
 		}
-		for _, of := range of {
-			if of.Op == ir.OpMatMul && !cut || of.Op == ir.OpEmbeddingGrad && !(cut && of.Results[0].Spec[tp].Kind == ir.Shard) {
-				b.ofWhole[of] = true
+		for _, maker := range makers {
+			switch maker.Op {
+			case ir.OpMatMul:
+				b.ofWhole[maker] = !cut
+			case ir.OpEmbeddingGrad:
+				b.ofWhole[maker] = !cut || maker.Results[0].Spec[tp].Kind != ir.Shard
 			}
 		}
 	}
@@ -57,7 +60,7 @@ func wayTo(of *ir.Node) (way []*ir.Node) {
 	}
 }
 
-// gathersFor reports whether all that reads a collective's result are such products.
+// gathersFor reports whether all that reads a collective's result are such nodes.
 func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	if n.Op != ir.OpAllGather || !w.of.ofWeight[n] {
 		return false
@@ -66,7 +69,7 @@ func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	return !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return reads(in) && !w.gathers(in.Node) }) && slices.ContainsFunc(instrs, reads)
 }
 
-// gathered reports whether such products read a buffer of the trunk's program, or what is gathered from it: in other plans they have
+// gathered reports whether such nodes read a buffer of the trunk's program, or what is gathered from it: in other plans they have
 // shares of that.
 func (w *work) gathered(e extent, x *codegen.Buffer) bool {
 	st := w.of.prog(e).Stages[0]

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	goruntime "runtime"
@@ -253,6 +254,9 @@ func requireInterrupted(t *testing.T, err error) {
 // TestHangUp closes the terminal of a run: it saves and ends. One under nohup goes on.
 func TestHangUp(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
+	heard := make(chan os.Signal, 1)
+	signal.Notify(heard, syscall.SIGHUP) // or these tests may be under nohup, and so would be what they start
+	defer signal.Stop(heard)
 	w := newWorkplace(t, 1_000_000)
 	for name, c := range map[string]struct {
 		before string // what the shell does first
