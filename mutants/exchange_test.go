@@ -69,11 +69,6 @@ func inTheExchange() []mutant {
 		old:  "v.value.Spec[tp].Kind != ir.Shard {", new: "v.value.Spec[tp].Kind == ir.Replicate {",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
-		bug: "floor above what plans take", how: "sums of gradients are narrowed once they are reduced",
-		file: "planner/passage.go",
-		old:  "after = x.all - x.forward + x.closing", new: "after = x.all - x.forward",
-		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
-	}, {
 		bug: "every block gathers the table that is cut by columns", how: "what a block reads is always gathered again by the next",
 		file: "planner/blueprint.go",
 		old:  "read[n.Results[0].ID] && !enters(n)", new: "read[n.Results[0].ID] && (enters(n) || true)",
