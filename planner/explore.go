@@ -179,6 +179,7 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 // raise raises the floors that are at most the limit, above it or up to a level. It fails from
 // refinedFree on when there is no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
+	defer func() { s.passage.enough = never }()
 	if p.left == nil {
 		if p.first.least <= limit {
 			s.list(p)
@@ -197,8 +198,10 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 			}
 			bound, err := cost.Picoseconds(0), error(nil)
 			if next >= refinedFree {
+				s.passage.enough = never // it says which bound it is, see [Region.leave]
 				bound, err = s.refined(p, x.size, x.schedule, more)
 			} else {
+				s.passage.enough = limit
 				bound = s.flowing(p, x.size, x.schedule, more)
 			}
 			if err != nil {
@@ -207,7 +210,9 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 			if x.floor = max(x.floor, bound); more == nil {
 				x.free = max(x.free, bound)
 			}
-			x.level = next
+			if bound <= limit || !s.passage.short {
+				x.level = next
+			}
 		}
 	}
 	return nil

@@ -24,6 +24,9 @@ type passage struct {
 	first, last workTimes      // at least, at every position
 	each        [][2]workTimes // by position; nil where all take as long
 	sent        [2][]partTimes // by position, of whole ones and the last
+	// A bound above enough is not raised further: it is short.
+	enough cost.Picoseconds
+	short  bool
 }
 
 // at is what micro-batches take at a position, whole ones and the last.
@@ -37,11 +40,15 @@ func (p *passage) at(position int) (first, last *workTimes) {
 // flow is the larger of the bounds by what positions do and by chains of events through
 // all of them.
 func (s *searcher) flow(p *passage) cost.Picoseconds {
-	bound := s.least(p)
-	if p.pp > 1 && p.chunks <= 1 {
-		bound = fill(s.positions(p), s.graphs.blocks, p.more, bound)
+	least := s.least(p)
+	bound := s.busy(p.outline, p.m, p.schedule, least)
+	if p.pp == 1 || p.chunks > 1 {
+		return bound
 	}
-	return s.busy(p.outline, p.m, p.schedule, bound)
+	if p.short = bound > p.enough; p.short {
+		return bound
+	}
+	return s.busy(p.outline, p.m, p.schedule, fill(s.positions(p), s.graphs.blocks, p.more, least))
 }
 
 // least bounds the time of m micro-batches, all but the last of one size.

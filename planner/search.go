@@ -192,7 +192,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), families: map[family]*floors{}, busyTrunks: map[family][]sized{}, orders: map[order]*ways{},
 		permuted: map[degrees][]string{}, lies: map[liesKey]*lies{},
 		refusals: map[outline]error{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
-		finals: newFinals(),
+		finals: newFinals(), passage: passage{enough: never},
 	}
 	if opts.pieces(c) > 0 {
 		s.trunkPieces = 2
