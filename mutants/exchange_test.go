@@ -69,11 +69,6 @@ func inTheExchange() []mutant {
 		old:  "v.value.Spec[tp].Kind != ir.Shard {", new: "v.value.Spec[tp].Kind == ir.Replicate {",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
-		bug: "floor above what plans take", how: "sums of gradients are narrowed once they are reduced",
-		file: "planner/passage.go",
-		old:  "return t.all - t.forward + t.closing", new: "return t.all - t.forward",
-		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
-	}, {
 		bug: "every block gathers the table that is cut by columns", how: "what a block reads is always gathered again by the next",
 		file: "planner/blueprint.go",
 		old:  "read[n.Results[0].ID] && !enters(n)", new: "read[n.Results[0].ID] && (enters(n) || true)",
@@ -88,11 +83,6 @@ func inTheExchange() []mutant {
 		file: "codegen/shared.go",
 		old:  "	b.leavesFirst()\n", new: "",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
-	}, {
-		bug: "floor below what is exchanged", how: "each kernel that is put off hides all that it may",
-		file: "planner/beside.go",
-		old:  "beside[inBlock].wait(", new: "new(partTimes).wait(",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_901$",
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",

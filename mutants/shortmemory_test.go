@@ -14,11 +14,6 @@ func inShortMemory() []mutant {
 		old:  "temp = max(temp, m.between[e])", new: "temp = max(temp, m.temp[e])",
 		pkg: "./planner", run: "^TestMemoryOfTheLastBlock$",
 	}, {
-		bug: "memory bound of an update too low", how: "what its stream reads of all blocks at its end",
-		file: "planner/updatememory.go",
-		old:  "if left.above(most) {", new: "if left.block < 0 {",
-		pkg: "./planner", run: "^TestMemoryOfManyBlocks$",
-	}, {
 		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
 		file: "planner/interleave.go",
 		old:  "max(temp, m.update.of(blocks))", new: "temp",
@@ -36,22 +31,12 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "memory bound of the only micro-batch too low", how: "gradients of the head beside what blocks keep",
 		file: "planner/memory.go",
-		old:  "kept+m.crest[r.last(n)])", new: "kept)",
+		old:  "slot+m.crest[r.last(n)])", new: "slot)",
 		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
 	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",
 		file: "planner/memory.go",
 		old:  "if few[i].update.block < update.block {", new: "if false {",
-		pkg: "./planner", run: near,
-	}, {
-		bug: "memory bound of zero-bubble slots too high", how: "the block of which the backward pass is counts twice",
-		file: "planner/memory.go",
-		old:  "kept+m.during[e]+read-m.apart[e]) // at the first", new: "kept+m.during[e]+read) // at the first",
-		pkg: "./planner", run: first,
-	}, {
-		bug: "memory bound of zero-bubble slots too low", how: "between passes only",
-		file: "planner/memory.go",
-		old:  "m.apart[e], m.during[e], m.temp[e], m.between[e] = x.apart, x.during, x.temp, x.between", new: "m.apart[e], m.temp[e], m.between[e] = x.apart, x.temp, x.between",
 		pkg: "./planner", run: near,
 	}, {
 		bug: "floor of short memory too high", how: "what passes keep at once is there twice",

@@ -81,14 +81,6 @@ func offload(g *ir.Graph, what Offload) {
 	g.Renumber()
 }
 
-// Offloaded returns a partitioned graph of which nothing is offloaded yet with what
-// the choice offloads in host memory. The given graph is not changed.
-func Offloaded(g *ir.Graph, what Offload) *ir.Graph {
-	out, _ := g.Clone()
-	offload(out, what)
-	return out
-}
-
 // origin follows a value back to the leaf that it is a part of.
 func origin(v *ir.Value) *ir.Value {
 	for v.Def.Op.Class() == ir.Comm {

@@ -17,7 +17,6 @@ import (
 func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
 	prices := w.on(kinds)
 	var beside, all workTimes
-	hidden := cost.Picoseconds(0) // by what is put off
 	for i := range w.instrs {
 		in := &w.instrs[i]
 		if in.Node.Op.Class() != ir.Comm {
@@ -30,16 +29,10 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 		}
 		exposed := max(0, time-max(hides(prices, in, mesh), inParts))
 		beside.add(in, exposed)
-		if in.putOff && in.pass != ir.Forward {
-			hidden += max(0, time-exposed-inParts)
-		}
 		if in.Parts > 0 { // whose other parts are beside it under every schedule
 			time = exposed
 		}
 		all.add(in, max(0, time-inParts))
-	}
-	if hidden > 0 { // each kernel hides but one of them
-		beside[inBlock].wait(max(0, hidden-prices[0].InOrder(w.idle, mesh, ir.Coord{})))
 	}
 	return [2]workTimes{beside, all}
 }
@@ -57,13 +50,6 @@ func kernels(prices []*cost.Program, instrs []codegen.Instr, mesh ir.Mesh) cost.
 		return 0
 	}
 	return prices[0].InOrder(instrs, mesh, ir.Coord{})
-}
-
-// wait adds to the backward pass what some collectives of it take, whichever.
-func (t *partTimes) wait(time cost.Picoseconds) {
-	t.all += time
-	t.way += time
-	t.ahead += time
 }
 
 // mayBePutOff returns the kernels before a collective of a block's pass that may be put off beside
@@ -88,9 +74,6 @@ func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr)
 			}
 		case in.Node.Op.Class() == ir.Compute && in.Parts == 0 && in.Node.Block() == n.Block() && !w.taken(instrs[:i], k):
 			late = append(late, in)
-			if !slices.ContainsFunc(w.idle, func(x codegen.Instr) bool { return x.Node == in.Node }) {
-				w.idle = append(w.idle, in)
-			}
 		}
 	}
 	return late

@@ -89,7 +89,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.passes = append(b.passes, works[i].passes)
 	}
 	tails := newTails(p)
-	b.end = p.lastPass(0)[0].flow.outlastsAtLeast(tally{blocks}) + tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
+	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
 	var through [2][]cost.Picoseconds
 	for size := range through {
 		for _, l := range back[size] {
@@ -125,10 +125,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 			for _, r := range b.options(i, n, opts, learned) {
 				tail := tail + p.outlasts(i, n, r)
 				left := works[i].left(p, i, n, r)
-				// Gradients of weights that a zero-bubble schedule has before its last backward pass.
-				apart := cost.Picoseconds(max(0, p.microBatches-1-i)) * works[i].weight[whole].at(n, r)
 				way := cost.Picoseconds(n)*slower + left
-				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way + apart
+				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way
 				late := start + way + works[i].weights.at(n, r) + tail
 				t = max(t, works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*block[first])
 				all, least = append(all, option{r, t, late}), min(least, t)

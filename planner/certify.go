@@ -341,7 +341,7 @@ func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more 
 			*again
 		}{{a.anywhere(o), more}, {o, more}, {a.anywhere(bare), nil}, {bare, nil}, {a.anywhere(o), nil}, {o, nil}} {
 			if bound < enough {
-				bound = max(bound, a.common(x.outline, size, schedule), a.flowing(a.pendingOf(x.outline), size, schedule, x.again))
+				bound = max(bound, a.exchanged(x.outline), a.floor(x.outline, a.trunk(x.outline), size, schedule), a.flowing(a.pendingOf(x.outline), size, schedule, x.again))
 			}
 		}
 	}

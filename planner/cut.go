@@ -42,7 +42,7 @@ type cutter struct {
 	search  *searcher
 	pipe    *pipeline
 	bounds  *bounds
-	free    map[partition.Offload]*freed
+	free    *freed           // nil until somebody asks
 	least   cost.Picoseconds // a lower bound of the time of all cuts
 	learned map[tried]bool
 	choice  []int                // by position: how much an interleaved schedule recomputes
@@ -255,7 +255,7 @@ func (c *cutter) shells() []stageMemory {
 	if o := c.pipe.skel.outline; c.search.trunk(o) != nil {
 		_, slot, _ = c.search.keepsLeast(o, t.MicroBatch, t.Schedule)
 	}
-	return c.pipe.skel.shells(t.MicroBatch, t.Schedule, slot)
+	return c.pipe.skel.shells(t.MicroBatch, slot)
 }
 
 // shelled reports whether there is more to compile than shells need.
@@ -311,9 +311,6 @@ func (c *cutter) bound() {
 	c.bounds = newBounds(c.pipe, c.search.limit, c.search.opts, c.learned)
 	c.least = c.bounds.best()
 }
-
-// exact reports whether plans take the time that bounds them, if they fit.
-func (c *cutter) exact() bool { return c.chunks() > 1 && !c.rough }
 
 // solve returns the best plan of the pipeline that takes at most ceiling, nil if
 // there is none, and whether that is certain after the given number of steps.

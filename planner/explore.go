@@ -41,7 +41,6 @@ type level uint8
 
 const (
 	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
-	flowTrunk                   // the way through all positions of what a family has: see [searcher.common]
 	flowFree                    // the way through all positions: see [searcher.flowing]
 	flowLimited                 // the recomputation that memory makes necessary
 	refinedFree                 // all that the outline does: see [searcher.refined]
@@ -80,7 +79,7 @@ func (x *sized) least() cost.Picoseconds {
 func (p *pending) free() []sized {
 	all := slices.Clone(p.rest())
 	for i := range all {
-		all[i].floor, all[i].level = all[i].free, flowTrunk
+		all[i].floor, all[i].level = all[i].free, busyTrunk
 	}
 	return all
 }
@@ -108,7 +107,7 @@ func sink(open []*pending) {
 // those that only spare memory or of the others, by all floors that need no program of
 // theirs; the most promising first. So are those of tracts that may have some; and what
 // would take as little with more memory is joined by what spares that.
-func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pending {
+func (s *searcher) sight(relief bool) []*pending {
 	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
 		if t := s.tracts[i]; !relief && !t.opened && t.least() <= s.found.limit() && s.survey(t, s.limitAnywhere(t)) {
 			s.enter(t)
@@ -120,7 +119,7 @@ func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pe
 			continue
 		}
 		limit := s.found.limitOf(p.degrees)
-		if p.floor() > limit || !sighted(p) {
+		if p.floor() > limit {
 			continue
 		}
 		s.raise(p, limit, flowLimited)
@@ -128,7 +127,7 @@ func (s *searcher) sight(relief bool, sighted, chosen func(*pending) bool) []*pe
 			p.sighted = true
 			s.pending = append(s.pending, s.sparing(p)...)
 		}
-		if p.floor() <= limit && chosen(p) {
+		if p.floor() <= limit {
 			open = append(open, p)
 		}
 	}
@@ -177,39 +176,22 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	return first
 }
 
-// raiseAll raises the first floors of an outline that are at most the limit, for all of
-// its family.
-func (s *searcher) raiseAll(p *pending, limit cost.Picoseconds) {
-	if p.first.least > limit {
-		return
-	}
-	s.list(p)
-	p.first.least, s.passage.enough = never, limit
-	for i := range p.first.sizes {
-		x := &p.first.sizes[i]
-		if x.floor <= limit && x.level < flowTrunk {
-			x.free = max(x.free, s.common(p.outline, x.size, x.schedule))
-			if x.floor = x.free; x.floor <= limit || !s.passage.short {
-				x.level = flowTrunk
-			}
-		}
-		p.first.least = min(p.first.least, x.floor)
-	}
-}
-
 // raise raises the floors that are at most the limit, above it or up to a level. It fails from
 // refinedFree on when there is no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	defer func() { s.passage.enough = never }()
 	if p.left == nil {
-		if s.raiseAll(p, limit); p.floor() > limit {
+		if p.first.least <= limit {
+			s.list(p)
+		}
+		if p.floor() > limit {
 			return nil
 		}
 		p.left = slices.Clone(p.first.sizes)
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.least() <= limit && x.level < to; {
-			next := max(x.level, flowTrunk) + 1
+			next := x.level + 1
 			var more *again
 			if next == flowLimited || next == refinedLimited {
 				more = s.again(p.outline, x.size, x.schedule)
@@ -260,11 +242,10 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	for _, units := range s.units {
 		every += len(units)
 	}
-	// next returns the most promising point that is not solved, nil if none is worth it: of
-	// interleaved ones the time is known, of others only that they take no less.
+	// next returns the most promising point that is not solved, nil if none is worth it.
 	next := func(points []*point) (first *point) {
 		for _, p := range points {
-			if p.solved || first != nil && (first.exact() && !p.exact() || p.exact() == first.exact() && p.least >= first.least) {
+			if p.solved || first != nil && p.least >= first.least {
 				continue
 			}
 			if limit := found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {
@@ -273,13 +254,12 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 		return first
 	}
-	all := func(*pending) bool { return true }
 	for found.ceiling = least + least/64; ; found.ceiling += found.ceiling/64 + 1 {
 		last := found.ceiling > 4*least
 		if last {
 			found.ceiling = never - 1
 		}
-		open := s.sight(false, all, all)
+		open := s.sight(false)
 		for done := false; !done; {
 			p := next(points)
 			switch {
@@ -309,13 +289,13 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 				found.take(p.degrees, x)
 			default: // until nothing relieves what was found, nor is in another order
 				if len(found.best) > 0 && s.reorder() {
-					open = s.sight(false, all, all)
+					open = s.sight(false)
 				}
 				if len(open) == 0 {
 					open = s.relieve()
 				}
 				if len(open) == 0 && s.slice(points) {
-					open = s.sight(false, all, all)
+					open = s.sight(false)
 				}
 				done = len(open) == 0
 			}

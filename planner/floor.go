@@ -33,15 +33,12 @@ type work struct {
 	flights map[flightKey]*flight
 	slots   map[int]*slots // by size of micro-batches
 	again   [extents]*work // its backward pass with recomputation
-	// rest is what blocks do in the plan of a trunk that is not part of it (see apart), and sums
-	// are products of the trunk that add to what there is (see adding).
-	rest, sums    []workInstr
-	steady, near  *workTimes
-	added, parted map[sizeOn]*workTimes
+	// rest is what blocks do in the plan of a trunk that is not part of it (see apart).
+	rest         []workInstr
+	steady, near *workTimes
+	parted       map[sizeOn]*workTimes
 	// pairs are what of a trunk is made in parts, in instrs as if it were whole.
 	pairs []pair
-	// idle are kernels of a trunk's block that may be put off beside collectives which have none, in all.
-	idle []codegen.Instr
 	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
 	exchange cost.Picoseconds
 	// sending is what two stages of a trunk send, nil until it is asked for.
@@ -50,9 +47,7 @@ type work struct {
 
 type workInstr struct {
 	*codegen.Instr
-	all  []codegen.Instr // with those it is made with
-	ways []codegen.Instr // unless nil, what may be in its place, each alone
-	bare []codegen.Instr // unless nil, only what it takes longer than these counts: way by way, if it has some
+	all []codegen.Instr // with those it is made with
 	// beside is what runs beside it: only what it takes longer than they counts, unless all
 	// is in order, as under a zero-bubble schedule.
 	beside []codegen.Instr
@@ -175,7 +170,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, added: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -277,11 +272,8 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.near = w.prices[0].Cached()
 		}
 		follows, shared := w.shares(all)
-		if trunk && w.gathers(n) {
-			x.ways = w.spread(in)
-		}
 		switch {
-		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathersFor(n, instrs)):
+		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathers(n) || w.gathersFor(n, instrs)):
 			continue
 		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
 		case trunk && (phase == ir.Update || !follows):
@@ -289,16 +281,9 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 				w.rest = append(w.rest, x)
 			}
 		case trunk:
-			once, ways := slices.Clone(x.all), slices.Clone(x.ways) // gradients may be added up elsewhere
-			alone(once[:1])
-			alone(ways)
-			if x.part == inBlock && slices.ContainsFunc(in.Accum, func(a codegen.Accum) bool { return a != codegen.Overwrite }) {
-				if x.bare = ways; x.ways == nil {
-					x.ways, x.bare = x.all[:1], once[:1]
-				}
-				w.sums = append(w.sums, x)
-			}
-			x.Instr, x.all, x.ways, x.bare = &once[0], once, ways, nil
+			once := slices.Clone(x.all)
+			once[0].Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
+			x.Instr, x.all = &once[0], once
 			if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
 				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
 			}
@@ -405,23 +390,10 @@ func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
 	time := never
 	for _, price := range prices {
-		if in.ways == nil {
-			other, _ := price.Bucket(in.all, mesh, ir.Coord{})
-			time = min(time, other)
-		}
-		for i := range in.ways {
-			other, _ := price.Instr(&in.ways[i], mesh, ir.Coord{})
-			time = min(time, other)
-		}
+		other, _ := price.Bucket(in.all, mesh, ir.Coord{})
+		time = min(time, other)
 	}
 	return time
-}
-
-// alone has instructions add to nothing.
-func alone(instrs []codegen.Instr) {
-	for i := range instrs {
-		instrs[i].Accum = make([]codegen.Accum, len(instrs[i].Accum))
-	}
 }
 
 // sharedTimes returns the rest, of a plan: the least of all positions on the same kinds.
@@ -525,25 +497,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	})
 }
 
-// common bounds the plans of all outlines of a family, as that of the same one, by the
-// way of micro-batches through the trunk and the work that all of them add to it. Which
-// way they send differs.
-func (s *searcher) common(o outline, size int, schedule partition.Schedule) cost.Picoseconds {
-	trunk := s.trunk(o)
-	if trunk == nil {
-		return 0
-	}
-	zero := 1
-	if o.zero >= 2 {
-		zero = 2
-	}
-	apart := trunk.apart(zero, o.sharers(s.replicas(o)))
-	return s.leastOn(o, nil, size, schedule, nil, true, func(size int, kinds cost.Kinds) workTimes {
-		return trunk.adding(zero, sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch).plus(&apart)
-	})
-}
-
-// flowing bounds the same plans by the way of micro-batches through the trunk, with the
+// flowing bounds the plans of an outline with micro-batches of a size by the way of those through the trunk, with the
 // recomputation that memory makes necessary unless that is nil. Anywhere they send nothing.
 func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	if p.trunk == nil {
@@ -556,7 +510,7 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 		}
 	}
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.trunk.adding(p.zero, sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(p.moved)
+		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(p.moved)
 	})
 }
 

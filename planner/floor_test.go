@@ -82,7 +82,7 @@ func TestFloorsOfLargeModels(t *testing.T) {
 				inAny := o
 				inAny.pieces = anyPieces
 				for _, o := range []outline{o, s.anywhere(o), inAny} {
-					require.LessOrEqual(t, s.common(o, size, schedule), took, "the family's, with micro-batches of %d", size)
+					require.LessOrEqual(t, s.floor(o, s.trunk(o), size, schedule), took, "the trunk's, with micro-batches of %d", size)
 					require.LessOrEqual(t, s.flowing(&pending{outline: o}, size, schedule, nil), took, "the flow's, with micro-batches of %d", size)
 				}
 			}
@@ -123,7 +123,7 @@ func TestFloorsOfUpdates(t *testing.T) {
 			p := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
 			p.stages = skel.times(size, partition.OneFOneB)
 			took := p.time([]partition.Stage{{Last: model.NLayer}})
-			require.LessOrEqual(t, s.common(o, size, partition.OneFOneB), took)
+			require.LessOrEqual(t, s.floor(o, s.trunk(o), size, partition.OneFOneB), took)
 			require.LessOrEqual(t, s.flowing(&pending{outline: o}, size, partition.OneFOneB, nil), took)
 		})
 	}

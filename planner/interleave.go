@@ -94,9 +94,9 @@ type evenShares struct {
 	at     []evenPart
 }
 
-// evenPart is that of a position: its blocks, those of its first stage and before that, and for how many
+// evenPart is that of a position: its blocks, those before its first stage, and for how many
 // micro-batches in flight its blocks keep something between them.
-type evenPart struct{ blocks, first, before, flights int }
+type evenPart struct{ blocks, before, flights int }
 
 // evenOf returns what an interleaved outline with m micro-batches leaves the positions; for
 // none it does not say what is in flight.
@@ -118,7 +118,7 @@ func (s *searcher) evenOf(o outline, m int) evenShares {
 		}
 		before := 0
 		for at := range all.at {
-			mine := evenPart{first: evenShare(blocks, x.stages(), at), before: before}
+			mine := evenPart{before: before}
 			for i := at; i < x.stages(); i += o.pp {
 				n := evenShare(blocks, x.stages(), i)
 				mine.blocks += n
@@ -129,7 +129,7 @@ func (s *searcher) evenOf(o outline, m int) evenShares {
 			if least := &all.at[at]; k == 0 {
 				*least = mine
 			} else {
-				*least = evenPart{min(least.blocks, mine.blocks), min(least.first, mine.first), min(least.before, mine.before), min(least.flights, mine.flights)}
+				*least = evenPart{min(least.blocks, mine.blocks), min(least.before, mine.before), min(least.flights, mine.flights)}
 			}
 			before += evenShare(blocks, x.stages(), at)
 		}

@@ -102,24 +102,16 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	return m
 }
 
-// crossing is what a stage with one block keeps for a micro-batch when gradients of weights are apart.
-type crossing struct {
-	apart, left    int64 // from the backward pass on, of the block and of others
-	during, across int64 // at some time of the backward pass of the block, of the block, and all that time of others
-	temp, between  int64 // as measured
-}
-
 // crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
 // its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
 // of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
-func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) {
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left int64) {
 	st := b.prog(e).Stages[position]
 	size := func(buf *codegen.Buffer) int64 {
 		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
 	}
-	forward, backward := len(st.Bodies[ir.Forward].Instrs), st.Bodies[ir.Backward].Instrs
-	at := forward + len(backward)
-	read := make([]bool, len(st.Buffers)) // by gradients of weights, or by the block
+	at := len(st.Bodies[ir.Forward].Instrs) + len(st.Bodies[ir.Backward].Instrs)
+	read := make([]bool, len(st.Buffers))
 	for _, ofBlocks := range []bool{true, false} {
 		for _, in := range st.Bodies[ir.WeightGrad].Instrs {
 			if b.ofBlock[in.Node] != ofBlocks {
@@ -133,52 +125,12 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (x crossing) 
 				read[id] = true
 				switch {
 				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
-					x.apart += size(buf)
+					apart += size(buf)
 				case !ofBlocks && def.Block() == "":
-					x.left += size(buf)
+					left += size(buf)
 				}
 			}
 		}
 	}
-	from, to := -1, at // of the block's backward pass, until it has read what another has made in the forward pass
-	last := 0
-	for k := range backward {
-		if !b.ofBlock[backward[k].Node] {
-			continue
-		}
-		if last = forward + k; from < 0 {
-			from = last
-		}
-		for i, id := range backward[k].Args {
-			if def := backward[k].Node.Args[i].Def; def.Block() == "" || def.Op == ir.OpRecv {
-				if read[id] = true; def.Phase == ir.Forward && def.Op.Class() != ir.Leaf {
-					to = min(to, st.Buffers[id].To)
-				}
-			}
-		}
-	}
-	if from < 0 {
-		return x
-	}
-	to = min(to, last)
-	used := usedBuffers(st)
-	live := make([]int64, at+2) // changes
-	for id := range st.Buffers {
-		buf := &st.Buffers[id]
-		switch {
-		case buf.Region != codegen.Slot || buf.View || !used[id]:
-		case buf.Value.Def.Block() != "" && buf.Value.Def.Op != ir.OpRecv:
-			live[min(buf.From, at+1)] += size(buf)
-			live[min(buf.To+1, at+1)] -= size(buf)
-		case !read[id] && buf.From <= from && buf.To >= last:
-			x.across += size(buf)
-		}
-	}
-	now := int64(0)
-	for k := range to + 1 {
-		if now += live[k]; k >= from {
-			x.during = max(x.during, now)
-		}
-	}
-	return x
+	return apart, left
 }

@@ -22,8 +22,6 @@ type stageMemory struct {
 	slot  [extents]int64
 	temp  [extents]int64
 	calm  [extents]int64 // temp, but for the backward pass
-	// alone is temp of blocks that recompute nothing, whatever of it runs beside collectives.
-	alone int64
 	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
 	between [extents]int64
 	update  memoryShare // temp, in the update of many blocks: see updating
@@ -37,26 +35,12 @@ type stageMemory struct {
 	// others do: a slot has it from the end of its backward pass on.
 	apart [extents]int64
 	left  int64
-	// during is what a slot has of a block at some time of its backward pass, and across what it has all that time
-	// of what blocks neither make nor read: 0 unless gradients of weights are apart.
-	during [extents]int64
-	across int64
 }
 
 // atLeast returns the bound for n blocks, r of them recomputed.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
-	return m.holding(n, r, c, max(m.passing(n, r), m.around(n, r)))
-}
-
-// before is atLeast but for what is in slots during a backward pass.
-func (m *stageMemory) before(n int, r recomputation, c codegen.Chunk) int64 {
-	return m.holding(n, r, c, m.around(n, r))
-}
-
-// holding is the bound where a slot has so much at some time.
-func (m *stageMemory) holding(n int, r recomputation, c codegen.Chunk, slot int64) int64 {
-	kept, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*slot, m.sums.of(n), kept+m.crest[r.last(n)])
+	slot, temp := m.kept(&m.slot, n, r)
+	slots := max(int64(c.Slots)*max(slot, m.after(n, r)), m.sums.of(n), slot+m.crest[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
@@ -67,37 +51,13 @@ func (m *stageMemory) keepSums() {
 	m.sums, m.crest = memoryShare{}, [extents]int64{}
 }
 
-// around is the most that a slot has before a backward pass, or after it.
-func (m *stageMemory) around(n int, r recomputation) int64 {
-	slot, _ := m.kept(&m.slot, n, r)
+// after is what a slot has after a backward pass.
+func (m *stageMemory) after(n int, r recomputation) int64 {
 	apart := m.left
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
-	return max(slot, apart)
-}
-
-// passing is the most that a slot has during a backward pass: when that is at a block, those before it have what they
-// kept, and those after it what gradients of their weights read.
-func (m *stageMemory) passing(n int, r recomputation) (most int64) {
-	if m.during == [extents]int64{} {
-		return 0
-	}
-	var kept, read int64 // of blocks before and after
-	counts := r.counts(n)
-	for e, count := range counts {
-		read += int64(count) * m.apart[e]
-	}
-	for _, e := range []extent{full, selective, pointwise, 0} { // as they stand in a stage
-		count := int64(counts[e])
-		if count == 0 {
-			continue
-		}
-		most = max(most, kept+m.during[e]+read-m.apart[e]) // at the first of them
-		kept, read = kept+count*m.moreSlot[e], read-count*m.apart[e]
-		most = max(most, kept-m.moreSlot[e]+m.during[e]+read) // at the last
-	}
-	return most + m.across
+	return apart
 }
 
 // kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
@@ -152,7 +112,6 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
 			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
 		}
-		m.alone = s.of.mostTemp(kept, i, sizes, func(x *held) (from, to int) { return x.from, x.to })
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
 			update = blocks
@@ -180,28 +139,22 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 }
 
 // shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
-// lasts, and what is temporary then, which is the least, but for what runs beside other collectives if blocks are recomputed, and
-// for zero-bubble schedules, under which that may lie in slots. Of those they have what any block keeps.
-func (s *skeleton) shells(microBatch int, schedule partition.Schedule, slot int64) []stageMemory {
+// lasts, and in slots what any block keeps.
+func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
 		all[i].leaveSlots(slot)
-		for e := range extents {
-			all[i].temp[e], all[i].between[e] = min(all[i].temp[e], all[i].alone), min(all[i].between[e], all[i].alone)
-		}
-		if schedule == partition.ZeroBubble {
-			all[i].temp, all[i].between = [extents]int64{}, [extents]int64{}
-		}
 	}
 	return all
 }
 
-// leaveSlots leaves of slots so much for each block.
+// leaveSlots leaves of slots so much for each block, and nothing of what is temporary in a pass.
 func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
 	}
-	m.crest, m.apart, m.during, m.left, m.across = [extents]int64{}, [extents]int64{}, [extents]int64{}, 0, 0
+	m.temp, m.between = [extents]int64{}, [extents]int64{}
+	m.crest, m.apart, m.left = [extents]int64{}, [extents]int64{}, 0
 }
 
 // measureInOrder bounds what stages need beside slots by programs in which nothing runs beside collectives: with
@@ -233,20 +186,19 @@ func (p *pipeline) measureApart() {
 	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
 	var sizes []int64
 	for e := range p.most + 1 {
-		all := make([]crossing, s.of.plan.PP())
+		all, left := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())
 		for i := range all {
-			got := of.measure(e, i, mesh, &sizes)
-			all[i] = of.crossing(e, i, mesh)
-			all[i].temp, all[i].between = got.temp, got.between
+			all[i] = of.measure(e, i, mesh, &sizes)
+			all[i].apart, left[i] = of.crossing(e, i, mesh)
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
-			m, x := &p.memory[i], &all[position]
-			m.apart[e], m.during[e], m.temp[e], m.between[e] = x.apart, x.during, x.temp, x.between
+			m, got := &p.memory[i], &all[position]
+			m.apart[e], m.temp[e], m.between[e] = got.apart, got.temp, got.between
 			if e == kept {
-				m.left, m.across = x.left, x.across
+				m.left = left[position]
 			}
-			m.left, m.across = min(m.left, x.left), min(m.across, x.across)
+			m.left = min(m.left, left[position])
 		}
 	}
 }

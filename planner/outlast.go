@@ -19,7 +19,10 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	if f == nil || !f.beside {
 		return nil
 	}
-	t := f.fromEnd()
+	t := &outlast{}
+	for i := range f.segments[kept] {
+		t.sums = max(t.sums, 2*f.segments[kept][i].sums) // they follow two segments later
+	}
 	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
 		s := &f.segments[kept][k]
 		if !s.block {
@@ -46,41 +49,12 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	return t.all
 }
 
-// outlastsAtLeast bounds that of a pass of any number of blocks up to n, whatever is recomputed:
-// on account of what is handed over once all blocks are done.
-func (f *flow) outlastsAtLeast(n tally) cost.Picoseconds {
-	if f == nil || !f.beside {
-		return 0
-	}
-	t := f.fromEnd()
-	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
-		s := &f.segments[kept][k]
-		if s.block {
-			t.hand(s)
-			break
-		}
-		t.add(s, n, true, true)
-		if len(t.all) > 0 {
-			return 0
-		}
-	}
-	return t.most
-}
-
 // extent is that of a block which is so many blocks from the end.
 func (f *flow) extent(r recomputation, block int) extent {
 	if !f.backward {
 		return kept
 	}
 	return r.of(block)
-}
-
-func (f *flow) fromEnd() *outlast {
-	t := &outlast{}
-	for i := range f.segments[kept] {
-		t.sums = max(t.sums, 2*f.segments[kept][i].sums) // they follow two segments later
-	}
-	return t
 }
 
 // outlast goes through a body from its end.

@@ -85,7 +85,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 			return never
 		}
 		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
-		inOrder += p.exposed(last, 0, blocks, passes, recomputed)
+		inOrder += p.exposed(last, 0)
 		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
 	}
 	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
@@ -102,7 +102,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 			}
 			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
 			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			time += p.exposed(last, at, its.first, passes, recomputed)
+			time += p.exposed(last, at)
 			switch at {
 			case 0:
 				time += all(beforeBlocks, 1)
@@ -130,37 +130,18 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	return bound
 }
 
-// reduction is how long the stream of a position reduces the gradients of one of its blocks, how
-// long the pass that completes them takes for one, and what the position does once they all are.
-func (p *passage) reduction(last *workTimes, at int) (each, pass, after cost.Picoseconds) {
-	of := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble {
-			return t.weight + t.closing
-		}
-		return t.all - t.forward + t.closing
-	}
-	if at == 0 {
-		after = of(&last[beforeBlocks])
-	}
-	return last[inBlock].once, of(&last[inBlock]), after
-}
-
 // exposed bounds from below how much longer than its work in order a position takes, as after the
-// last pass over some blocks the stream still has their gradients to reduce: those of the last block, or
-// of all from the first on. So many of the passes in which work is recomputed count as that work.
-func (p *passage) exposed(last *workTimes, at, blocks int, passes, recomputed cost.Picoseconds) cost.Picoseconds {
-	each, pass, after := p.reduction(last, at)
-	if each == 0 {
-		return 0
+// last pass over some blocks the stream still has to reduce the gradients of the last block.
+func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
+	after := cost.Picoseconds(0) // what the position does once the pass is over all blocks
+	switch x := &last[beforeBlocks]; {
+	case at > 0:
+	case p.schedule == partition.ZeroBubble:
+		after = x.weight + x.closing
+	default:
+		after = x.all - x.forward + x.closing
 	}
-	longest := each
-	if p.schedule == partition.ZeroBubble {
-		recomputed = 0
-	}
-	if passes > 0 {
-		longest = max(each, cost.Picoseconds(blocks)*each-cost.Picoseconds(blocks-1)*pass-recomputed)
-	}
-	return max(0, longest-after)
+	return max(0, last[inBlock].once-after)
 }
 
 // alone is the way of the first micro-batch through all positions and back.
@@ -187,16 +168,6 @@ type position struct {
 // chain is a chain of events in which each block of a position adds to the time, and
 // what is recomputed in so many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
-
-// reduce adds, to a chain that ends with a pass over all blocks, what the stream does after that when
-// it takes longer for a block than the pass; the pass and what it recomputes are its blocks' but the first's.
-func (c *chain) reduce(each, pass, after cost.Picoseconds, split bool) {
-	c.fixed += pass - after
-	c.block += each - pass
-	if !split {
-		c.passes--
-	}
-}
 
 // holds returns how many blocks the position can have at most in a time, if there is as
 // much memory as it wants.
@@ -293,7 +264,6 @@ func (s *searcher) positions(p *passage) []position {
 	}
 	// A block may be at any position, and takes no less than at the fastest.
 	first, last := p.at(0)
-	reduced, _, reducedAfter := p.reduction(last, 0)
 	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
 	each := [2]cost.Picoseconds{never, never} // backward, of the first micro-batch and the last
 	sentBack := cost.Picoseconds(0)           // by the positions after
@@ -374,15 +344,9 @@ func (s *searcher) positions(p *passage) []position {
 		if sameTimes := *first == *last; sameTimes {
 			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)
 		}
-		through.fixed += max(0, reduced-reducedAfter)
-		switch each, pass, after := p.reduction(last, at); {
-		case each > pass && (split || update.passes > 0): // of all blocks from the first on
-			update.reduce(each, pass, after, split)
-			busy.reduce(each, pass, after, split)
-		case each > after: // of the last block
-			update.fixed += each - after
-			busy.fixed += each - after
-		}
+		exposed := p.exposed(last, at)
+		update.fixed += exposed
+		busy.fixed += exposed
 	}
 	return all
 }

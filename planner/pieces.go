@@ -129,7 +129,7 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 		q := &pending{outline: o, base: p.base, sighted: true}
 		for _, x := range p.left {
 			if divides(x.size, o.pieces) {
-				x.level = min(x.level, flowTrunk)
+				x.level = busyTrunk
 				q.left = append(q.left, x)
 			}
 		}

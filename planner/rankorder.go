@@ -314,7 +314,7 @@ func (s *searcher) best(o outline) *lies {
 // work returns work of which only the groups lie otherwise than as usual.
 func (l *lies) work(usual *work) *work {
 	w := *usual
-	w.known, w.added, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
+	w.known, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
 	w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}

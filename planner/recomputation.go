@@ -162,7 +162,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 		return nil
 	}
 	var all []recomputation
-	partly := b.partly(stage, n, learned)
+	partly := []extent{pointwise, selective}
 	for f := range n {
 		if r := (recomputation{full: f}); fits(r) {
 			all = append(all, r)
@@ -189,34 +189,6 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 		all = append(all, r)
 	}
 	return b.undominated(stage, n, all)
-}
-
-// partly lists to which extents other than in full blocks of a stage may be recomputed in
-// the fastest plan. Where pointwise recomputation takes no more time in any stretch and no
-// more memory than that of attention, a plan is no slower with it; but with n blocks for
-// which the bound of the memory has been too low, the latter may fit where it does not.
-func (b *bounds) partly(stage, n int, learned map[tried]bool) []extent {
-	all := []extent{pointwise, selective}
-	for t := range learned {
-		if t.stage == stage && t.blocks == n && t.recomputed.pointwise > 0 {
-			return all
-		}
-	}
-	m := &b.pipe.memory[stage]
-	if b.pipe.template.Overlap || m.temp[pointwise] > m.temp[selective] || m.between[pointwise] > m.between[selective] || m.apart[pointwise] > m.apart[selective] ||
-		m.moreSlot[pointwise] > m.moreSlot[selective] || m.slot[pointwise] > m.slot[selective] {
-		return all
-	}
-	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
-		for size := range 2 {
-			for _, p := range b.pipe.body(stage, phase, size) {
-				if more := p.block[pointwise] - p.block[selective]; more > 0 || more+p.early[pointwise]-p.early[selective] > 0 {
-					return all
-				}
-			}
-		}
-	}
-	return all[:1]
 }
 
 // mixed recomputes f blocks in full and so many to another extent.
@@ -299,7 +271,7 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 // fewest returns the fewest of n blocks, at least one, with which they may fit when those are
 // recomputed to an extent besides f in full, and others not at all; n-f or more if none does.
 func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(k int) bool { return m.before(n, mixed(f, e, k), room) <= limit } // which falls with k
+	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit } // which falls with k
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
 		return 1 // this recomputation may save nothing: nothing to skip
 	}

@@ -103,8 +103,7 @@ func (w *work) slotsOf(size, batch int) *slots {
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights, which ZeRO may gather again
 			case e.partial() && e.drops(x.Value):
-			case x.apart && w.gathered(like, x.Buffer):
-				all.apart[e] += min(sizes[x.kind], share(mesh, x.Value))
+			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it have shares of that
 			case x.apart:
 				all.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
@@ -171,7 +170,7 @@ func (w *work) passOf(e extent) *work {
 		return w.again[e]
 	}
 	pass := *w
-	pass.instrs, pass.rest, pass.sums, pass.idle, pass.pairs = nil, nil, nil, nil, nil
+	pass.instrs, pass.rest, pass.pairs = nil, nil, nil
 	if e.partial() {
 		for _, in := range w.of.prog(kept).Stages[0].Bodies[ir.Forward].Instrs {
 			if e.covers(in.Node.Op) {
@@ -413,30 +412,6 @@ func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 		least.fastest(t)
 	}
 	return least
-}
-
-// adding returns the times of the trunk for a micro-batch of a size, and below ZeRO stage 2
-// of adding to gradients in the products that make them, which is hidden in some sizes.
-func (w *work) adding(zero int, on sizeOn, batch int) *workTimes {
-	if zero >= 2 {
-		return w.at(on, batch)
-	}
-	if known := w.added[on]; known != nil {
-		return known
-	}
-	sum := *w.at(on, batch)
-	price, mesh := w.on(on.kinds)[0], w.meshOf(on.size, batch)
-	for i := range w.sums {
-		in, more := &w.sums[i], never
-		for k := range in.ways {
-			time, _ := price.Instr(&in.ways[k], mesh, ir.Coord{})
-			bare, _ := price.Instr(&in.bare[k], mesh, ir.Coord{})
-			more = min(more, max(0, time-bare))
-		}
-		sum.add(in, more)
-	}
-	w.added[on] = &sum
-	return &sum
 }
 
 // again returns what recomputation a limit on memory makes necessary under an outline,

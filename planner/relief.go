@@ -1,14 +1,10 @@
 package planner
 
 import (
-	"math"
 	"slices"
 
-	"github.com/autopar/autopar/codegen"
-	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
-	"github.com/autopar/autopar/planner/sim"
 )
 
 // An offload spares memory and nothing else: whatever the cut, a step takes no less time
@@ -39,33 +35,24 @@ func (s *searcher) sparing(p *pending) []*pending {
 // interest: where the limit on memory slows down the same plans without
 // what they spare, and leaves time to gain on the best of the same degrees.
 func (s *searcher) relieve() []*pending {
-	// rouse leaves idle all sizes but those of which plans without what p spares are slowed
-	// down by the limit, even with what p copies for an offload.
-	rouse := func(p *pending, what partition.Offload) bool {
+	for _, p := range s.pending {
+		if p.base == nil {
+			continue
+		}
 		limit, gain := s.found.limitOf(p.degrees), s.found.gainOf(p.degrees)
 		for i := range p.left {
-			if x := &p.left[i]; x.least() <= limit {
-				x.idle = !p.base.slowed(x, p.pieces, gain, what)
-			}
-		}
-		return p.floor() <= limit
-	}
-	for _, p := range s.pending {
-		for i := range p.left {
-			p.left[i].idle = false
+			x := &p.left[i]
+			x.idle = x.floor <= limit && !p.base.slowed(x, p.pieces, gain)
 		}
 	}
-	return s.sight(true,
-		func(p *pending) bool { return rouse(p, partition.OffloadNone) },
-		func(p *pending) bool { return rouse(p, p.offload) })
+	return s.sight(true)
 }
 
 // slowed reports whether the limit on memory slows down plans of an outline with the size
-// and schedule of x, and so many parts, so that they do not take at most the given time, with what they would
-// copy for an offload.
-func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds, what partition.Offload) bool {
+// and schedule of x, and so many parts, so that they do not take at most the given time.
+func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 	for _, q := range p.parts {
-		if (pieces == anyPieces || q.pieces == pieces) && q.slowed(x, pieces, time, what) {
+		if (pieces == anyPieces || q.pieces == pieces) && q.slowed(x, pieces, time) {
 			return true
 		}
 	}
@@ -76,7 +63,7 @@ func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds, what parti
 	}
 	return slices.ContainsFunc(p.points, func(mine *point) bool {
 		t := &mine.pipe.template
-		return t.MicroBatch == x.size && t.Schedule == x.schedule && mine.slowed(time, what)
+		return t.MicroBatch == x.size && t.Schedule == x.schedule && mine.slowed(time)
 	})
 }
 
@@ -84,73 +71,9 @@ func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds, what parti
 // the limit on memory, or do not fit.
 func (x *sized) held(time cost.Picoseconds) bool { return x.free <= time && x.floor > time }
 
-// copies is what a stage copies between device and host, as times of stretches of
-// work.
-type copies [ir.NumPhases + 1]part // by phase; input is the backward pass without weight
-
-// copiesOf prices what the stages of a skeleton without offload copy with it. In the
-// backward pass a block that is recomputed is fetched before its gradient comes, so
-// one block may be ahead of the rest: its copies are left out.
-func (s *skeleton) copiesOf(what partition.Offload) []copies {
-	if all, known := s.copies[what]; known {
-		return all
-	}
-	few := map[cost.Kinds][]copies{}
-	g := partition.Offloaded(s.of.prog(kept).Graph, what)
-	var all []copies
-	for stage, like := range s.like {
-		kinds := s.price.Kinds(stage)
-		if few[kinds] == nil {
-			few[kinds] = s.copiesOn(g, s.price.OnKinds(kinds))
-		}
-		all = append(all, few[kinds][like])
-	}
-	s.copies[what] = all
-	return all
-}
-
-// copiesOn prices what the stages of the blueprint copy, by stage.
-func (s *skeleton) copiesOn(g *ir.Graph, price *cost.Program) []copies {
-	few := make([]copies, len(s.of.plan.Stages))
-	mesh := s.mesh(s.batch)
-	apart := partition.WeightGrads(g)
-	for _, n := range g.Nodes {
-		if !codegen.HostCopy(n.Op) {
-			continue
-		}
-		v := n.Results[0]
-		time := price.HostCopy(mesh.Local(v.Type.Shape, v.Spec, ir.Coord{}).Elems() * v.Type.DType.Size())
-		passes := []ir.Phase{n.Phase}
-		switch {
-		case n.Phase == ir.Backward && apart[n]:
-			passes = append(passes, ir.WeightGrad)
-		case n.Phase == ir.Backward:
-			passes = append(passes, input)
-		}
-		for _, pass := range passes {
-			p := &few[n.Stage][pass]
-			switch block := n.Block(); {
-			case block == "":
-				p.fixed += time
-			case n.Phase == ir.Update && s.plan.Chunks() > 1:
-				p.chunks[s.of.chunkOf[block]] += time
-			default:
-				for e := range extents {
-					p.block[e] += time
-				}
-				if n.Phase == ir.Backward {
-					p.fixed -= time
-				}
-			}
-		}
-	}
-	return few
-}
-
 // slowed reports whether with memory without limit there could be plans of the
-// pipeline, with what they copy for an offload, that take at most the given time,
-// and without that offload do not fit.
-func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
+// pipeline that take at most the given time, and with it do not fit.
+func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.rough && c.chunks() == 1 {
 		if c.least > time {
 			return false
@@ -164,18 +87,18 @@ func (c *cutter) slowed(time cost.Picoseconds, what partition.Offload) bool {
 		if !c.rough && c.least != never && slices.Max(c.choice) == 0 {
 			return false
 		}
-		return c.freed(what).least <= time
+		return c.freed().least <= time
 	}
-	if c.freed(partition.OffloadNone).least > time || c.freed(what).least > time {
+	free := c.freed()
+	if free.least > time {
 		return false
 	}
 	if c.bounds == nil {
 		return true // it does not fit at all
 	}
-	free := c.freed(partition.OffloadNone).time
-	for i, times := range c.freed(what).time {
+	for i, times := range free.time {
 		for n, t := range times {
-			if t <= time && c.bounds.time[i][n] > free[i][n] {
+			if t <= time && c.bounds.time[i][n] > t {
 				return true
 			}
 		}
@@ -189,102 +112,19 @@ type freed struct {
 	time  [][]cost.Picoseconds // that of [bounds]; nil with interleaving
 }
 
-// freed bounds the plans of the pipeline with memory without limit, with what they copy
-// for an offload.
-func (c *cutter) freed(what partition.Offload) *freed {
-	if known := c.free[what]; known != nil {
-		return known
+// freed bounds the plans of the pipeline with memory without limit.
+func (c *cutter) freed() *freed {
+	if c.free != nil {
+		return c.free
 	}
-	if c.pipe.stages == nil {
-		c.pipe.stages = c.pipe.skel.times(c.pipe.template.MicroBatch, c.pipe.template.Schedule)
-	}
-	like := c.pipe
-	if what.Moves() {
-		like = c.pipe.offloaded(what)
-	}
-	f := &freed{}
-	if c.chunks() > 1 {
-		f.least = like.time(like.interleavedCut(c.search.opts.recompute(like.skel.outline.replicate), make([]int, len(c.choice))))
+	c.free = &freed{}
+	if p := c.pipe; c.chunks() > 1 {
+		c.free.least = p.time(p.interleavedCut(c.recompute(), make([]int, len(c.choice))))
 	} else {
-		b := newBounds(like, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
-		f.least, f.time = b.best(), b.time
+		b := newBounds(p, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
+		c.free.least, c.free.time = b.best(), b.time
 	}
-	if c.free == nil {
-		c.free = map[partition.Offload]*freed{}
-	}
-	c.free[what] = f
-	return f
-}
-
-// offloaded returns the pipeline with what copies take at least when the same plans
-// are offloaded. Here a pass copies at its end, behind its transfers, so that no other
-// stage waits for it longer than it does; an update that does not wait for the norm of gradients copies
-// before it does wait for others, or is taken not to copy. Like all that passes do, on a crowded machine
-// it takes the share of its time that is left by ranks which wait.
-func (p *pipeline) offloaded(what partition.Offload) *pipeline {
-	q := *p
-	q.stages, q.frame = nil, nil
-	type alike struct {
-		times *stageTimes
-		like  int
-	}
-	known := map[alike]*stageTimes{}
-	busy := p.skel.price.Busy(p.template.Schedule, p.template.PP(), p.template.Chunks(), p.microBatches)
-	for i, all := range p.skel.copiesOf(what) {
-		key := alike{p.stages[i], p.skel.like[i]}
-		if t := known[key]; t != nil {
-			q.stages = append(q.stages, t)
-			continue
-		}
-		t := new(stageTimes)
-		*t = *p.stages[i]
-		known[key] = t
-		q.stages = append(q.stages, t)
-		for _, pass := range []ir.Phase{ir.Forward, ir.Backward, input, ir.WeightGrad} {
-			for size := range 2 {
-				b := &t.pass(pass)[size]
-				*b = append(slices.Clip(*b), all[pass].scaled(busy))
-			}
-		}
-		if at := p.skel.copiesAt(i, t.update); at >= 0 {
-			t.update = slices.Insert(slices.Clip(t.update), at, all[ir.Update])
-		}
-	}
-	return &q
-}
-
-// copiesAt returns where the update of a position copies at the earliest, with every part before that others wait for; -1 if it
-// waits between those.
-func (s *skeleton) copiesAt(position int, update body) int {
-	is := func(op ir.Op) func(codegen.Instr) bool {
-		return func(in codegen.Instr) bool { return in.Node.Op == op }
-	}
-	instrs := s.stage(kept, position, ir.Update)
-	first := slices.IndexFunc(instrs, is(ir.OpAdamW))
-	if first < 0 || !slices.ContainsFunc(instrs[first:], is(ir.OpRecv)) {
-		return len(update)
-	}
-	at := len(update)
-	for at > 0 && update[at-1].kind != sim.Send {
-		at--
-	}
-	if slices.ContainsFunc(update[:at], func(p part) bool { return p.kind == sim.Recv }) {
-		return -1
-	}
-	return at
-}
-
-// scaled returns the times multiplied by a share, rounded down.
-func (p part) scaled(share float64) part {
-	if share == 1 {
-		return p
-	}
-	scale := func(t cost.Picoseconds) cost.Picoseconds { return cost.Picoseconds(math.Floor(float64(t) * share)) }
-	p.fixed = scale(p.fixed)
-	for e := range extents {
-		p.block[e] = scale(p.block[e])
-	}
-	return p
+	return c.free
 }
 
 func (c *cutter) chunks() int { return c.pipe.template.Chunks() }

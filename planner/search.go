@@ -399,10 +399,10 @@ func (s *searcher) trunkFloors(o outline) []sized {
 	if all, known := s.busyTrunks[key]; known {
 		return all
 	}
-	trunk, all := s.trunk(o), s.unbounded(o)
+	trunk, all, exchanged := s.trunk(o), s.unbounded(o), s.exchanged(o)
 	for i := range all {
 		x := &all[i]
-		x.free = s.floor(o, trunk, x.size, x.schedule)
+		x.free = max(exchanged, s.floor(o, trunk, x.size, x.schedule))
 		x.floor = x.free
 	}
 	s.busyTrunks[key] = all

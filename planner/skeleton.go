@@ -26,9 +26,8 @@ type skeleton struct {
 	like    []int // by stage: the stage of the blueprint that stands for it
 	known   map[timesKey]toldTimes
 	memory  map[int][]stageMemory // the same
-	copies  map[partition.Offload][]copies
-	lacks   []int64 // by position: see [searcher.lacks]
-	most    extent  // to which blocks are recomputed: of more, times and memory are not told
+	lacks   []int64               // by position: see [searcher.lacks]
+	most    extent                // to which blocks are recomputed: of more, times and memory are not told
 }
 
 // newSkeleton finds what stands for a plan.
@@ -67,7 +66,7 @@ func (s *skeleton) reprice(c *cost.Cluster) {
 	} else {
 		s.price = s.price.On(c)
 	}
-	s.memory, s.known, s.copies = map[int][]stageMemory{}, map[timesKey]toldTimes{}, map[partition.Offload][]copies{}
+	s.memory, s.known = map[int][]stageMemory{}, map[timesKey]toldTimes{}
 }
 
 // upTo has times and memory told of blocks that are recomputed to an extent.

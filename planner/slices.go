@@ -187,7 +187,6 @@ func (c *cutter) shellsWithoutHead() []stageMemory {
 	slot := m.moreSlot[kept]
 	p.leaveHead()
 	m.leaveSlots(slot)
-	m.temp, m.between = [extents]int64{}, [extents]int64{}
 	return p.memory
 }
 
@@ -313,7 +312,7 @@ func (p *pipeline) leaveHead() {
 		}
 		m.between[e] = min(m.between[e], m.temp[e])
 	}
-	m.left, m.across, m.update.fixed, m.crest = 0, 0, 0, [extents]int64{}
+	m.left, m.update.fixed, m.crest = 0, 0, [extents]int64{}
 	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass, and lie as another term then.
 	tp, joined := mesh.Axis(partition.AxisTP), of.joined(last)
 	for i := range of.held[kept][last] {

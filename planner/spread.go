@@ -11,8 +11,7 @@ import (
 // Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of three ways: every rank
 // gathers what all have, and makes all of it or a share, which is gathered then, or each makes what its own tokens add, and that is
 // reduced, or under ZeRO each makes the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a
-// trunk's program, where all ranks want the whole gradient, and another under ZeRO. So of the first a trunk has only the least of
-// what the others do.
+// trunk's program, where all ranks want the whole gradient, and another under ZeRO. So a trunk does not have the first.
 
 // gathers reports whether a node of a trunk makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole from
 // what all of them have.
@@ -79,41 +78,4 @@ func (w *work) gathered(e extent, x *codegen.Buffer) bool {
 		reads := slices.ContainsFunc(in.Args, func(id int) bool { return &st.Buffers[id] == x })
 		return reads && (w.gathers(in.Node) || w.gathersFor(in.Node, backward))
 	})
-}
-
-// share is the bytes of an equal share for each of the tensor-parallel ranks of what they have between them.
-func share(mesh ir.Mesh, v *ir.Value) int64 {
-	tp, spec := mesh.Axis(partition.AxisTP), v.Spec
-	spec[tp] = ir.Placement{} // replicated
-	return mesh.LocalElems(v.Type.Shape, spec, ir.Coord{}) / int64(mesh.Axes[tp].Size) * v.Type.DType.Size()
-}
-
-// spread returns the ways in which a rank makes what its own tokens add, or its share.
-func (w *work) spread(in *codegen.Instr) (ways []codegen.Instr) {
-	tp, sig := w.mesh.Axis(partition.AxisTP), ir.SignatureOf(in.Node)
-	placed := func(v *ir.Value, p ir.Placement) *ir.Value {
-		of := *v
-		of.Spec[tp] = p
-		return &of
-	}
-	tokens := 1 // of [batch, tokens, features]
-	if w.of.plan.BatchParallel {
-		tokens = 0
-	}
-	for dim := range sig.Dims {
-		args, results, ok := sig.Rule(dim)
-		if !ok || results[0].Kind == ir.Partial && args[0] != ir.ShardOn(tokens) {
-			continue
-		}
-		n := *in.Node
-		n.Args = slices.Clone(n.Args)
-		for i, a := range n.Args {
-			n.Args[i] = placed(a, args[i])
-		}
-		n.Results = []*ir.Value{placed(n.Results[0], results[0])}
-		one := *in
-		one.Node = &n
-		ways = append(ways, one)
-	}
-	return ways
 }

@@ -12,7 +12,7 @@ import (
 // block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
 // before, and none what comes after: gradients that are reduced or narrowed before all are clipped. The block that is updated
 // first, or last, has besides what that AdamW reads and writes.
-// So it is with what a stream that nobody waits for still has to do with when all is updated. blocks is that of the blocks alone.
+// blocks is that of the blocks alone.
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
@@ -43,22 +43,11 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 		}
 	}
 	var now memoryShare
-	var there func(*held) bool // what all blocks have then
+	at := 0 // when all blocks have that
 	for k := range body {
 		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
 		if now.above(most) && body[k].Node.Block() == "" {
-			most, there = now, func(x *held) bool { return x.From <= k && k <= x.To }
-		}
-	}
-	if running := b.running(position, first); running != nil {
-		var left memoryShare
-		for _, x := range temp {
-			if running[x.Buffer] {
-				left.add(sizes[x.kind], x.block)
-			}
-		}
-		if left.above(most) {
-			most, there = left, func(x *held) bool { return running[x.Buffer] }
+			most, at = now, k
 		}
 	}
 	if most.block == 0 {
@@ -68,7 +57,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 		with, alone := -most.block, -most.block
 		for _, x := range temp {
 			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
-			if x.From <= k && k <= x.To && (there(x) || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
 				with += sizes[x.kind]
 				if x.block {
 					alone += sizes[x.kind]
@@ -141,23 +130,4 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 		least = min(least, alone)
 	}
 	return most, memoryShare{least - most.block, most.block}
-}
-
-// running is what the streams of an update have to do with from an instruction on, to its end if nothing waits for them; nil if
-// something does.
-func (b *blueprint) running(position, from int) map[*codegen.Buffer]bool {
-	st := b.prog(kept).Stages[position]
-	body := st.Bodies[ir.Update].Instrs
-	running := map[*codegen.Buffer]bool{}
-	for i := range body[from:] {
-		switch in := &body[from+i]; {
-		case in.Await > 0:
-			return nil
-		case in.Async:
-			for _, id := range slices.Concat(in.Args, in.Results) {
-				running[&st.Buffers[id]] = true
-			}
-		}
-	}
-	return running
 }
