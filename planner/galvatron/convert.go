@@ -1,17 +1,14 @@
 package galvatron
 
 import (
-	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/autopar/autopar/partition"
 )
 
 // Of returns an autopar plan in Galvatron's terms, for a batch. ZeRO below stage 2 holds
-// whole copies there, a block that recomputes only its attention counts as recomputed, and
-// any schedule as 1F1B. It fails for what Galvatron has no terms for: a block that keeps all but norms and activation
-// functions is neither kept nor recomputed there.
+// whole copies there, a block that recomputes only its attention, or only norms and activation functions, counts as
+// recomputed, and any schedule as 1F1B. It fails for what Galvatron has no terms for.
 func Of(p *partition.Plan, batch int) (*Plan, error) {
 	replicas := p.DataParallel()
 	chunks := (batch + replicas*p.MicroBatch - 1) / (replicas * p.MicroBatch)
@@ -22,8 +19,6 @@ func Of(p *partition.Plan, batch int) (*Plan, error) {
 		return nil, fmt.Errorf("galvatron: the loss is in %d slices, which Galvatron has no cost for", p.LossSlices)
 	case p.Rows() > 1:
 		return nil, fmt.Errorf("galvatron: matrices are cut over grids of %d rows of tensor-parallel ranks, which Galvatron has no cost for", p.Rows())
-	case slices.ContainsFunc(p.Stages, func(st partition.Stage) bool { return st.Pointwise > 0 }):
-		return nil, errors.New("galvatron: blocks recompute norms and activation functions alone, which Galvatron has no cost for")
 	case chunks*replicas*p.MicroBatch != batch:
 		return nil, fmt.Errorf("galvatron: a batch of %d is not cut evenly into micro-batches of %d on %d data-parallel ranks", batch, p.MicroBatch, replicas)
 	}
@@ -35,7 +30,7 @@ func Of(p *partition.Plan, batch int) (*Plan, error) {
 	for _, st := range p.Stages {
 		out.Division = append(out.Division, st.Last-st.First)
 		for i := range st.Last - st.First {
-			s.Checkpoint = i < st.Recompute+st.Selective
+			s.Checkpoint = i < st.Recompute+st.Selective+st.Pointwise
 			out.Layers = append(out.Layers, s)
 		}
 	}

@@ -182,19 +182,20 @@ func TestPlansInBothTerms(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, p, back)
 
-	p.ZeRO, p.Stages[0] = 1, partition.Stage{Last: 3, Recompute: 1, Selective: 1}
+	p.ZeRO, p.Stages = 1, []partition.Stage{{Last: 3, Recompute: 1, Selective: 1}, {First: 3, Last: 5, Pointwise: 1}}
 	theirs, err = Of(p, 24)
 	require.NoError(t, err)
 	require.Equal(t, DDP, theirs.Embedding.Type)
 	require.True(t, theirs.Layers[1].Checkpoint)
 	require.False(t, theirs.Layers[2].Checkpoint)
+	require.True(t, theirs.Layers[3].Checkpoint)
+	require.False(t, theirs.Layers[4].Checkpoint)
 	_, err = Of(p, 25)
 	require.ErrorContains(t, err, "25 is not cut evenly")
 	for want, change := range map[string]func(*partition.Plan){
-		"context parallelism":                  func(p *partition.Plan) { p.CP = 2 },
-		"the loss is in 4 slices":              func(p *partition.Plan) { p.LossSlices = 4 },
-		"grids of 2 rows":                      func(p *partition.Plan) { p.TP, p.TPRows = 4, 2 },
-		"norms and activation functions alone": func(p *partition.Plan) { p.Stages = []partition.Stage{{Last: 5, Pointwise: 1}} },
+		"context parallelism":     func(p *partition.Plan) { p.CP = 2 },
+		"the loss is in 4 slices": func(p *partition.Plan) { p.LossSlices = 4 },
+		"grids of 2 rows":         func(p *partition.Plan) { p.TP, p.TPRows = 4, 2 },
 	} {
 		q := *p
 		change(&q)
