@@ -5,6 +5,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -21,6 +22,11 @@ func TestLongestStep(t *testing.T) {
 	require.Equal(t, "batch.global", refused.Option)
 	_, err = Predict(g, batch, c, plan, nil)
 	require.ErrorAs(t, err, &refused)
+
+	half := preset(t, "gpt2")
+	half.Float = ir.BF16
+	c.Device.FLOPS["bf16"] = 10 * c.Device.FLOPS["f32"]
+	require.NoError(t, priceable(step(t, half, batch), batch, c, 1), "by the rate of its type")
 
 	c.Device.FLOPS["f32"] *= 10
 	p, err := Predict(g, batch, c, plan, nil)
