@@ -39,7 +39,7 @@ func inTheBounds() []mutant {
 		bug: "a floor above what plans take", how: "no order of ranks is nearer than the fastest group of the usual one",
 		file: "planner/rankorder.go",
 		old:  "l[k] = append(l[k], price.Group(axis))", new: "_ = price\n\t\t\tl[k] = append(l[k], s.rates.Groups(size, max(1, k*o.tp))...)",
-		pkg: "./planner", run: "^FuzzCosts$",
+		pkg: "./planner", run: "^TestNearestOrder$",
 	}, {
 		bug: "the first block of a stage is not like the others", how: "a weight is exchanged in two steps before the gradient comes in",
 		file: "codegen/beside.go",

@@ -196,7 +196,6 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))    // an update that waits for no norm copies while it waits for others
 	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))   // recomputation fetches weights before the gradient comes
 	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12))  // the loss is summed beside the update of the last block, no block reads it
-	f.Add(uint64(mixedSeeds+389), false, true, false, uint8(18))   // another order of ranks is nearer than the slowest group of the usual one
 	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
 	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts

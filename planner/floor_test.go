@@ -104,16 +104,16 @@ func TestFloorsOfUpdates(t *testing.T) {
 		sharding
 		cache float64 // its bandwidth by that of memory, if there is one
 	}{
-		"in the cache":             {degrees{plan: ranks, dp: ranks, cp: 1, tp: 1, pp: 1}, sharding{zero: 1}, 3000},
+		"in the cache":             {degrees{plan: 2, dp: 2, cp: 1, tp: 1, pp: 1}, sharding{zero: 1}, 3000},
 		"by tensor-parallel ranks": {degrees{plan: ranks, dp: 1, cp: 1, tp: ranks, pp: 1}, sharding{zero: 1, sequence: true, split: split{replicate: "attn+mlp"}}, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := *cluster(t, "h100")
 			c.Device.MemoryBandwidth /= 100
 			if x.cache > 0 {
-				c.Device.Cache = &cost.Cache{Memory: 1 << 20, Bandwidth: x.cache * c.Device.MemoryBandwidth} // a block has 3 MiB of weights
+				c.Device.Cache = &cost.Cache{Memory: 4 << 20, Bandwidth: x.cache * c.Device.MemoryBandwidth} // the update of 1 MiB of weights touches 7
 			}
-			opts, err := Options{RuntimeNGPUs: ranks}.on(&c, batch)
+			opts, err := Options{RuntimeNGPUs: x.plan}.on(&c, batch)
 			require.NoError(t, err)
 			s := newSearcher(g, batch, &c, opts)
 			o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -97,4 +98,20 @@ func TestRankOrderSearchIsExact(t *testing.T) {
 	}
 	t.Logf("%d cases, %d in another order than the usual one, %d plans simulated; certificates: %v", cases, others, plans, reasons)
 	require.Positive(t, others)
+}
+
+// TestNearestOrder: where the usual order has one of the groups of context parallelism inside a node, and others across nodes, another
+// order has all inside, and a bound is of that: the slowest is what plans of the usual order wait for.
+func TestNearestOrder(t *testing.T) {
+	const ranks = 10
+	model := tiny(2)
+	model.NHead, model.NEmbd, model.BlockSize = 5, 40, 20
+	c := *cluster(t, "h100")
+	c.DevicesPerNode = 6 // of ranks 0 and 5, 1 and 6 and so on the first two are beside each other
+	s := newSearcher(step(t, model, 4), 4, &c, Options{RuntimeNGPUs: ranks})
+	o := outline{degrees: degrees{plan: ranks, dp: 1, cp: 2, tp: 5, pp: 1}, sharding: sharding{}, chunks: 1}
+	usual := s.trunk(o).prices[0].Group(s.trunk(o).mesh.Axis(partition.AxisCP))
+	best := s.best(o)
+	require.NotNil(t, best)
+	require.True(t, slices.ContainsFunc(best[1], func(g cost.Group) bool { return !s.rates.NoFaster(g, usual) }))
 }
