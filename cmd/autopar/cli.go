@@ -58,15 +58,7 @@ func (a *yamlArgs) load() (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	return cfg, validateWritten(cfg)
-}
-
-// validateWritten checks a configuration that is to be used as somebody wrote it.
-func validateWritten(cfg *config.Config) error {
-	if err := cfg.Validate(); err != nil {
-		return err
-	}
-	return cfg.CheckWritten()
+	return cfg, cfg.Validate()
 }
 
 // flagOverride is a flag that stands for a key of the YAML. An empty value is

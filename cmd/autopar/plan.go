@@ -158,8 +158,11 @@ func (c *planCmd) Run(con *console) error {
 			return err
 		}
 	}
-	if err := validateWritten(cfg); err != nil {
+	if err := cfg.Validate(); err != nil {
 		return err
+	}
+	for _, idle := range cfg.Idle() {
+		con.note("%v", idle)
 	}
 	options, err := c.options(cfg)
 	if err != nil {

@@ -1,9 +1,9 @@
 package config
 
-// CheckWritten refuses a value that somebody wrote and that can have no effect beside the others: unlike Validate, it is for a
-// file that is read to be used, not for what plans and checkpoints say they were made with. What a preset says of a model is
+// Idle says which values somebody wrote that have no effect beside the others, as errors that name file and key. They are no reason to
+// refuse a configuration, as one key may have been changed for a try. What a preset says of a model is
 // left, and so is what says how a learning rate decays that is constant: one key turns decay off.
-func (c *Config) CheckWritten() error {
+func (c *Config) Idle() (all []error) {
 	o, standard := c.Optimizer, Default()
 	for _, x := range []struct {
 		key, lacks   string
@@ -17,8 +17,8 @@ func (c *Config) CheckWritten() error {
 		at, written := c.origins[x.key]
 		preset, named := c.origins["model.preset"]
 		if x.idle && x.differ && written && !(named && at == preset) {
-			return c.refuse(x.key, "has no effect: it is for %s", x.lacks)
+			all = append(all, c.refuse(x.key, "has no effect: it is for %s", x.lacks))
 		}
 	}
-	return nil
+	return all
 }

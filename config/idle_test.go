@@ -1,13 +1,14 @@
 package config
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
-// TestCheckWritten: what somebody wrote and nothing reads is refused, not what comes with a preset or is there anyway.
-func TestCheckWritten(t *testing.T) {
+// TestIdle: what somebody wrote and nothing reads is told, not what comes with a preset or is there anyway.
+func TestIdle(t *testing.T) {
 	for _, tc := range []struct{ yaml, want string }{
 		{"model: {rope_theta: 5000}", "gpt.yaml:1:9: model.rope_theta: has no effect: it is for position rope"},
 		{"model: {preset: llama-3-8b, position: learned, rope_theta: 7}", "model.rope_theta: has no effect"},
@@ -23,13 +24,14 @@ func TestCheckWritten(t *testing.T) {
 		c, err := Parse("gpt.yaml", []byte(tc.yaml), nil)
 		require.NoError(t, err, tc.yaml)
 		require.NoError(t, c.Validate(), tc.yaml)
-		if err = c.CheckWritten(); tc.want == "" {
-			require.NoError(t, err, tc.yaml)
+		if idle := c.Idle(); tc.want == "" {
+			require.Empty(t, idle, tc.yaml)
 		} else {
-			require.ErrorContains(t, err, tc.want)
+			require.Len(t, idle, 1)
+			require.ErrorContains(t, idle[0], tc.want)
 		}
 	}
 	c, err := Parse("gpt.yaml", []byte("model: {n_layer: 2}"), []string{"optimizer.step_iters=7"})
 	require.NoError(t, err)
-	require.ErrorContains(t, c.CheckWritten(), "--set: optimizer.step_iters: has no effect")
+	require.ErrorContains(t, errors.Join(c.Idle()...), "--set: optimizer.step_iters: has no effect")
 }
