@@ -73,9 +73,7 @@ func (v *cutAudit) price(cut []partition.Stage) *candidate {
 	}
 	plan := v.pipe.plan(cut)
 	peaks, _, err := v.peaks(plan)
-	if err != nil {
-		panic("BUG: a priced plan does not compile: " + err.Error())
-	}
+	mustCompile(err)
 	fits := true
 	for i, peak := range peaks {
 		if peak > v.limitAt(plan, i) {
@@ -182,9 +180,7 @@ func (v *cutAudit) interleaved() *candidate {
 			return nil // more recomputation takes no less
 		}
 		peaks, _, err := v.peaks(x.plan)
-		if err != nil {
-			panic("BUG: a priced plan does not compile: " + err.Error())
-		}
+		mustCompile(err)
 		fits := true
 		for at, peak := range peaks {
 			if peak > v.limitAt(x.plan, at) {

@@ -185,9 +185,8 @@ func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 // the limit, or -1.
 func (c *cutter) allocate(x *candidate) int {
 	var err error
-	if x.peaks, _, err = c.search.peaks(x.plan); err != nil {
-		panic("BUG: a priced plan does not compile: " + err.Error())
-	}
+	x.peaks, _, err = c.search.peaks(x.plan)
+	mustCompile(err)
 	return c.search.over(x.plan, x.peaks)
 }
 

@@ -331,10 +331,7 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 // peaks returns the arena of each position of a plan, the larger of the step's and of
 // the evaluation's, and what each keeps in host memory, nil where none does.
 func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
-	if s.opts.Eval != nil {
-		s.evaluation()
-	}
-	if s.evals != nil && s.evals.scale != s.graphs.scale { // its blocks are not alike, those of the step are
+	if s.unlikeStep() {
 		prog, peaks, err := s.allocate(p)
 		if err != nil {
 			return nil, nil, err
@@ -358,12 +355,10 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 
 // fits reports whether one position of a plan, which has a price, holds no more than the limit as it is laid out.
 func (s *searcher) fits(p *partition.Plan, at int) bool {
-	if s.opts.Eval != nil {
-		s.evaluation()
-	}
-	if s.evals != nil && s.evals.scale != s.graphs.scale { // as in peaks
+	if s.unlikeStep() {
 		_, peaks, err := s.allocate(p)
-		return compiles(err) && peaks[at] <= s.limitAt(p, at)
+		mustCompile(err)
+		return peaks[at] <= s.limitAt(p, at)
 	}
 	if len(s.compiled) > keptStages {
 		clear(s.compiled)
@@ -371,17 +366,25 @@ func (s *searcher) fits(p *partition.Plan, at int) bool {
 	m := p.Mesh(s.batch).Size(partition.AxisMB)
 	within := func(bound bool) bool {
 		f, err := s.footprintOf(p, at, bound)
-		return compiles(err) && f.arena(p, at, m) <= s.limitAt(p, at)
+		mustCompile(err)
+		return f.arena(p, at, m) <= s.limitAt(p, at)
 	}
 	return within(true) || within(false)
 }
 
-// compiles holds a plan that has a price to its having a program, too.
-func compiles(err error) bool {
+// unlikeStep reports whether the blocks of the evaluation are not alike, while those of the step are.
+func (s *searcher) unlikeStep() bool {
+	if s.opts.Eval != nil {
+		s.evaluation()
+	}
+	return s.evals != nil && s.evals.scale != s.graphs.scale
+}
+
+// mustCompile holds a plan that has a price to its having a program, too.
+func mustCompile(err error) {
 	if err != nil {
 		panic("BUG: a priced plan does not compile: " + err.Error())
 	}
-	return true
 }
 
 // evaluation keeps the graphs of the evaluation with few blocks.

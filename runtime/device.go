@@ -22,11 +22,8 @@ type Backend interface {
 	Abort()
 }
 
-// Arithmetic is a Backend whose kernels depend on the machine. Those of another name round differently.
-type Arithmetic interface {
-	Backend
-	Arithmetic() string
-}
+// Arithmetic is of a Backend whose kernels depend on the machine. Those of another name round differently.
+type Arithmetic interface{ Arithmetic() string }
 
 // World is what the devices of a run have in common.
 type World struct {
