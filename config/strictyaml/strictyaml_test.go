@@ -42,6 +42,9 @@ func TestParseRefuses(t *testing.T) {
 	for _, empty := range []string{"", "\ufeff", "# nothing\n", "---\n"} {
 		require.Nil(t, root(t, empty), "%q", empty)
 	}
+	entries, err := Entries(root(t, "%YAML 1.2\n---\nb: 1\n"), "a.yaml", "")
+	require.NoError(t, err, "a directive is no document")
+	require.Len(t, entries, 1)
 }
 
 func TestEntries(t *testing.T) {
