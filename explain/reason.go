@@ -31,7 +31,11 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		w.placed = append(w.placed, re)
 	}
 	nodes := prog.Graph.Nodes
+	params := map[held]*ir.Value{}
 	for _, n := range nodes {
+		if at := (held{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
+			params[at] = n.Results[0]
+		}
 		for _, a := range n.Args {
 			w.readers[a] = append(w.readers[a], n)
 		}
@@ -46,7 +50,9 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			}
 			if attr, ok := weight.Def.Attr.(ir.ParamAttr); ok && attr.Master != "" {
 				master := weight
-				weight = w.param(attr.Master, n.Stage)
+				if weight = params[held{attr.Master, n.Stage}]; weight == nil {
+					panic("BUG: explain: no parameter " + attr.Master)
+				}
 				w.owner[master] = weight
 			}
 			for _, state := range n.Args[1:4] {
@@ -63,14 +69,10 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 	return w, nil
 }
 
-// param returns the parameter of a name that a stage holds.
-func (w *reasons) param(name string, stage int) *ir.Value {
-	for _, v := range w.prog.Graph.Params() {
-		if v.Def.Stage == stage && partition.BaseName(v.Def.Name) == name {
-			return v
-		}
-	}
-	panic("BUG: explain: no parameter " + name)
+// held is the name of a parameter and the stage that holds it.
+type held struct {
+	name  string
+	stage int
 }
 
 // kind returns which kind of tensor a buffer holds.

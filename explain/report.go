@@ -143,14 +143,13 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 		st.Memory = memory(prog.Stages[i], p.PP(), st.Tensors)
 		r.Stages = append(r.Stages, st)
 	}
-	for i := range prog.Schedules {
-		s := &prog.Schedules[i]
-		st, total := r.Stages[s.Stage], r.traffic(s)
+	r.countTraffic()
+	for i, total := range r.Traffic {
+		st := r.Stages[prog.Schedules[i].Stage]
 		if len(st.Ranks) == 0 || total.bytes() > r.Traffic[st.Busiest].bytes() {
 			st.Busiest = i
 		}
 		st.Ranks = append(st.Ranks, i)
-		r.Traffic = append(r.Traffic, total)
 	}
 	for _, st := range r.Stages {
 		st.Communication = r.communication(st, &prog.Schedules[st.Busiest])

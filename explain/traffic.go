@@ -3,9 +3,11 @@ package explain
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.HostBytes }
@@ -13,6 +15,8 @@ func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.
 // exchange is what a rank does in all runs of an instruction that communicates.
 type exchange struct {
 	node      *ir.Node
+	in        *codegen.Instr
+	tasks     [2]codegen.Task // the first and the last that have it
 	phase     ir.Phase
 	fused     bool // with others, as one collective
 	runs      int
@@ -40,13 +44,72 @@ func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
 				of.runs = 1
 			}
 			// All micro-batches have the size of the first, but for the last.
-			x := exchange{node: in.Node, phase: ir.Phase(phase), fused: in.Fused, runs: of.runs, each: r.prog.CommBytes(s, in, of.first)}
 			last := of.first
 			last.MicroBatch += of.runs - 1
+			x := exchange{
+				node: in.Node, in: in, tasks: [2]codegen.Task{of.first, last}, phase: ir.Phase(phase), fused: in.Fused, runs: of.runs,
+				each: r.prog.CommBytes(s, in, of.first),
+			}
 			x.all = int64(of.runs-1)*x.each + r.prog.CommBytes(s, in, last)
 			visit(x)
 		}
 	}
+}
+
+// countTraffic counts what every rank communicates in a step. Ranks of a position of the pipeline do as much where all axes
+// cut alike and, of what an all_reduce adds up, they make as much whole for all: of those the first is counted.
+func (r *Report) countTraffic() {
+	type place struct {
+		position int
+		coord    ir.Coord
+	}
+	canonical := cost.Canonical(r.prog)
+	uneven := map[place][]reduced{}
+	alike := map[string]Traffic{}
+	r.Traffic = make([]Traffic, len(r.prog.Schedules))
+	for i := range r.prog.Schedules {
+		s := &r.prog.Schedules[i]
+		at := place{s.Stage, canonical(s.Coord)}
+		reduces, seen := uneven[at]
+		if !seen {
+			reduces = r.unevenReduces(s)
+			uneven[at] = reduces
+		}
+		shares := fmt.Append(nil, at)
+		for _, x := range reduces {
+			shares = append(shares, ' ')
+			shares = strconv.AppendInt(shares, int64(codegen.ReduceShare(x.elems, r.prog.Mesh.Axes[x.axis].Size, s.Coord[x.axis]).Len), 10)
+		}
+		total, counted := alike[string(shares)]
+		if !counted {
+			total = r.traffic(s)
+			alike[string(shares)] = total
+		}
+		total.Rank = i
+		r.Traffic[i] = total
+	}
+}
+
+// reduced is an all_reduce of so many elements along an axis.
+type reduced struct{ axis, elems int }
+
+// unevenReduces lists the sizes of the all_reduces of a rank of which not all members make as much whole.
+func (r *Report) unevenReduces(s *codegen.Schedule) []reduced {
+	var all []reduced
+	r.exchanges(s, func(x exchange) {
+		attr, ok := x.node.Attr.(ir.CommAttr)
+		if !ok || x.node.Op != ir.OpAllReduce {
+			return
+		}
+		axis := r.prog.Mesh.Axis(attr.Axis)
+		for _, t := range x.tasks {
+			n := reduced{axis, int(x.in.Slab(r.prog.Mesh, x.node.Results[0], r.prog.At(s, t)).Elems())}
+			if n.elems%r.prog.Mesh.Axes[axis].Size != 0 && !slices.Contains(all, n) {
+				all = append(all, n)
+			}
+		}
+	})
+	return all
 }
 
 // traffic counts what one rank communicates in a step, as the runtime does.
