@@ -22,7 +22,6 @@ package codegen
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -107,11 +106,12 @@ func (s *Stage) Run(t Task) []Instr {
 	if len(s.Chunks) == 1 || t.Phase == ir.Update {
 		return instrs
 	}
-	from := slices.IndexFunc(instrs, func(in Instr) bool { return in.Chunk == t.Chunk })
-	if from < 0 {
-		return nil
+	for from := range instrs {
+		if instrs[from].Chunk == t.Chunk {
+			return instrs[from : from+sameChunk(instrs[from:])]
+		}
 	}
-	return instrs[from : from+sameChunk(instrs[from:])]
+	return nil
 }
 
 // runs lists the instructions of a body by the tasks that run them: all tasks of a chunk
@@ -132,8 +132,10 @@ func (s *Stage) runs(phase ir.Phase) [][]Instr {
 
 // sameChunk counts the instructions that belong to the chunk of the first.
 func sameChunk(instrs []Instr) int {
-	if n := slices.IndexFunc(instrs, func(in Instr) bool { return in.Chunk != instrs[0].Chunk }); n >= 0 {
-		return n
+	for i := range instrs {
+		if instrs[i].Chunk != instrs[0].Chunk {
+			return i
+		}
 	}
 	return len(instrs)
 }

@@ -224,22 +224,32 @@ func count(p *codegen.Program) checkedProgram {
 	for _, s := range p.Stages {
 		c.Buffers += len(s.Buffers)
 	}
+	// Ranks of a stage that run as many micro-batches run the same.
+	type alike struct{ stage, microBatches int }
+	ranks, first := map[alike]int{}, map[alike]*codegen.Schedule{}
 	for i := range p.Schedules {
 		s := &p.Schedules[i]
-		c.Tasks += len(s.Tasks)
+		a := alike{s.Stage, s.MicroBatches}
+		if ranks[a]++; first[a] == nil {
+			first[a] = s
+		}
+	}
+	for a, s := range first {
+		n := ranks[a]
+		c.Tasks += n * len(s.Tasks)
 		for _, task := range s.Tasks {
 			for _, in := range p.Stages[s.Stage].Run(task) {
 				if !s.Runs(&in, task) {
 					continue
 				}
-				c.Instructions++
+				c.Instructions += n
 				switch {
 				case codegen.Collective(in.Node.Op):
 					if !in.Fused {
-						c.Collectives++
+						c.Collectives += n
 					}
 				case in.Node.Op == ir.OpSend:
-					c.Transfers++
+					c.Transfers += n
 				}
 			}
 		}
