@@ -92,7 +92,7 @@ func newRandomRun(t *testing.T, seed uint64, wide bool) *randomRun {
 		os.RemoveAll(dir)
 	})
 	t.Chdir(dir)
-	yaml = c.model(wide, c.adapters(seed))
+	yaml = c.model(wide, seed >= largeSeeds, c.adapters(seed))
 	require.NoError(t, os.WriteFile("gpt.yaml", []byte(yaml), 0o666))
 	return c
 }
@@ -131,12 +131,22 @@ func (c *randomRun) adapters(seed uint64) string {
 		1+r.IntN(3), r.IntN(9), r.IntN(3), targets[r.IntN(len(targets))])
 }
 
+// largeSeeds is the first of the seeds of which models have sizes around those at which the CPU's kernels change their ways: some
+// hundred tokens, whole blocks and one more or less.
+const largeSeeds = 80_000
+
 // model writes data, in which each token follows from the one before, with noise, and returns a configuration. The learning
 // rate warms up as in TestParity, which says why. In bfloat16 what ranks exchange is rounded: see TestHalfPrecisionParity. Wide
 // models have heads that GPUs attend with on tensor cores.
-func (c *randomRun) model(wide bool, adapters string) string {
+func (c *randomRun) model(wide, large bool, adapters string) string {
 	c.layers, c.batch, c.block = 1+c.IntN(6), 1+c.IntN(12), c.from(8, 16, 32, 3+c.IntN(31), 3+c.IntN(31))
 	heads, width, vocab := c.from(1, 2, 3, 4, 4, 5, 6, 8), c.from(4, 8, 16, 2*(1+c.IntN(5)), 3+c.IntN(8)), 5+c.IntN(93)
+	if large {
+		near := func(blocks int) int { return 32*(1+c.IntN(blocks)) + c.IntN(3) - 1 }
+		c.layers, c.batch = 1+c.IntN(2), c.from(1, 1, 2, 3, 5, 8)
+		c.block = near(36 / c.batch)
+		heads, width, vocab = c.from(1, 2, 3, 4), c.from(16, 32, 64, near(3), 3+c.IntN(60)), near(20)
+	}
 	position := c.word("learned rope")
 	if position == "rope" { // it turns pairs
 		width += width % 2
@@ -155,7 +165,7 @@ func (c *randomRun) model(wide bool, adapters string) string {
 	c.table = c.word("wte lm_head")
 	for _, name := range []string{"train.bin", "val.bin"} {
 		var bin []byte
-		for i, token := 0, 0; i < 500; i++ {
+		for i, token := 0, 0; i < max(500, 2*c.block); i++ {
 			token = (token*7 + 1 + c.IntN(3)) % vocab
 			bin = binary.LittleEndian.AppendUint16(bin, uint16(token))
 		}
