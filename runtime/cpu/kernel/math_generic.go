@@ -6,7 +6,7 @@ import "math"
 // and for every float32 (TestMathBounds):
 //
 //	exp(x)                        2
-//	GELU by erf, x Phi(x)         8, for x < 0: 8 + x^2/2
+//	GELU by erf, x Phi(x)         9, for x < 0: 9 + x^2/2
 //	GELU by tanh, x/(1+exp(-2u))  3, for x < 0: 3 + 3|2u|
 //	SwiGLU's x/(1+exp(-x))        3, for x < 0: 3 + |x|
 //

@@ -76,7 +76,7 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	}
 	first, second := k, []float32(nil) // terms, and the sum of the others
 	if inHalves(m, n, k, a, b) {
-		first = (k/2 + tileDepth - 1) / tileDepth * tileDepth
+		first = ((k+1)/2 + tileDepth - 1) / tileDepth * tileDepth // the larger half
 		p.partial = grow(p.partial, m*n)
 		second = p.partial
 	}

@@ -11,7 +11,7 @@ import "math"
 // The result is as exact as that of multiply-adds in float32, since a product of two bf16 is exact in float32 and the
 // additions are fewer: its mean error is about half of a chain's. See Henry, Tang and Heinecke, "Leveraging the bfloat16
 // Artificial Intelligence Datatype For Higher-Precision Computations" (2019). Two things differ. What is below 2^-126 counts
-// as zero, a part of a number too: of numbers below 2^-110 the lowest bits are lost. And an infinity may give NaN where it
+// as zero, a part of a number too: of numbers below 2^-103 the lowest bits are lost. And an infinity may give NaN where it
 // would have given infinity.
 const (
 	tileSide  = 16      // rows of a tile, and 32-bit words of a row

@@ -205,7 +205,7 @@ func (g *generator) splitTiles() {
 		var word [2]reg.VecVirtual
 		for i := range word {
 			if part == 2 {
-				word[i] = x[i] // what is left has no more bits
+				word[i] = x[i] // what is left has no more bits, but below the normal numbers
 				continue
 			}
 			word[i] = g.ZMM()
@@ -214,7 +214,8 @@ func (g *generator) splitTiles() {
 			g.VSUBPS(word[i], x[i], x[i])
 		}
 		g.VPSRLD(operand.Imm(16), word[0], word[0])
-		g.VPORD(word[0], word[1], word[1])
+		const firstOrBoth = 0xea // word[0], and of word[1] what is in upper
+		g.VPTERNLOGD(operand.Imm(firstOrBoth), word[0], upper, word[1])
 		g.VMOVUPS(word[1], operand.Mem{Base: dst, Disp: 2 * tileBytes * part})
 	}
 	g.ADDQ(ld, p)
