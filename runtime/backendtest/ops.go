@@ -55,6 +55,55 @@ func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	}
 }
 
+// testRandomSizes runs ops, every other time a product, at sizes around those at which kernels change their ways: whole blocks, and one more or less. Each run
+// of the suite has the same; more come with other values of AUTOPAR_TEST_SEED.
+func testRandomSizes(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
+	const (
+		draws = 24
+		most  = 1 << 22 // points that an op goes over
+	)
+	for i := range draws {
+		rng := rand.New(rand.NewPCG(uint64(i), 2+fresh))
+		near := func(blocks int) int { return 32*(1+rng.IntN(blocks)) + rng.IntN(3) - 1 }
+		z := sizes{B: 1 + rng.IntN(3), T: near(4), NH: 1 + rng.IntN(3), D: []int{16, 32, 64, 1 + rng.IntN(70)}[rng.IntN(4)], G: 2 + rng.IntN(2), C: near(4), V: near(4)}
+		for _, longer := range []struct {
+			size   *int
+			blocks int
+		}{{&z.T, 40}, {&z.C, 40}, {&z.V, 80}} {
+			if rng.IntN(3) == 0 {
+				*longer.size = near(longer.blocks)
+			}
+		}
+		var s sample
+		for all := samplesOf(z); s.op == 0 || i%2 == 0 && s.op != ir.OpMatMul || leaveOut(s.op, s.attr) || s.work() > most; {
+			s = all[rng.IntN(len(all))]
+		}
+		if d := []ir.DType{ir.F32, ir.BF16, ir.F16}[rng.IntN(3)]; d != ir.F32 {
+			s, _ = s.in(d)
+		}
+		t.Run(fmt.Sprintf("%d/%s/%v", i, s.op, s.args), func(t *testing.T) {
+			ds, _ := devices(t, open, 1, time.Minute)
+			newOpTest(t, ds[0], s, uint64(i)).run(t)
+		})
+	}
+}
+
+// work is how many points an op goes over.
+func (s sample) work() int {
+	sig, err := ir.Resolve(s.op, s.attr, s.args)
+	if err != nil {
+		panic(fmt.Sprintf("BUG: backendtest: %s: %v", s.op, err))
+	}
+	n := 1
+	for _, d := range sig.Dims {
+		n *= d.Size
+	}
+	if s.op == ir.OpAttention || s.op == ir.OpAttentionGrad {
+		n *= s.args[0].Shape[1] // keys
+	}
+	return n
+}
+
 // RunWideHeads checks attention with heads of 64 and 128 elements in types of two bytes, in whose launches
 // probabilities and their gradients may be rounded to the type: results may differ by four times its epsilon of
 // the largest element.

@@ -23,13 +23,18 @@ func f32(shape ...int) ir.Type { return ir.Type{DType: ir.F32, Shape: shape} }
 
 func i32(shape ...int) ir.Type { return ir.Type{DType: ir.I32, Shape: shape} }
 
+// sizes are those of a model: sequences, tokens of one, heads of keys and values, their elements, grouped queries, columns, and
+// words of the vocabulary.
+type sizes struct{ B, T, NH, D, G, C, V int }
+
 // samples covers every compute op.
 func samples() []sample {
-	const (
-		B, T, NH, D = 3, 33, 5, 7
-		G           = 3 // grouped queries
-		C, V        = 35, 65
-	)
+	return append(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples()...)
+}
+
+// samplesOf covers every compute op at given sizes, of which T is at least 6 and G at least 2.
+func samplesOf(z sizes) []sample {
+	B, T, NH, D, G, C, V := z.B, z.T, z.NH, z.D, z.G, z.C, z.V
 	scalar, number := f32(), i32()
 	q64 := func(shape ...int) ir.Type { return ir.Type{DType: ir.Q64, Shape: shape} }
 	qkv, kv, heads, lse := f32(B, T, 3, NH, D), f32(B, T, 2, NH, D), f32(B, T, NH, D), f32(B, NH, T)
@@ -77,9 +82,9 @@ func samples() []sample {
 	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 1}, f32(T, 3), f32(T, C))
 	add(ir.OpMatMul, ir.MatMulAttr{Form: ir.MatMulTN, K: 2, Frac: ir.GradientFrac}, f32(B, T, C), heads)
 
-	add(ir.OpEmbedding, nil, f32(V, C), targets).high = V
-	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V}, targets, f32(B, T, C)).high = V
-	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V, Frac: ir.GradientFrac}, targets, f32(B, T, C)).high = V
+	add(ir.OpEmbedding, nil, f32(V, C), targets).high = int32(V)
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V}, targets, f32(B, T, C)).high = int32(V)
+	add(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: V, Frac: ir.GradientFrac}, targets, f32(B, T, C)).high = int32(V)
 	for _, bias := range []bool{false, true} {
 		attr := ir.LayerNormAttr{Eps: 1e-5, Bias: bias}
 		args := []ir.Type{f32(B, T, C), f32(C), f32(C)}
@@ -136,17 +141,17 @@ func samples() []sample {
 	add(ir.OpJoinQKV, nil, group, kv)
 	for _, roles := range []int{3, G + 2} {
 		decode := add(ir.OpAttentionDecode, nil, f32(B, 1, roles, NH, D), kv, number)
-		decode.low, decode.high = 17, 18
+		decode.low, decode.high = int32(T/2), int32(T/2)+1
 	}
 
 	add(ir.OpRowMax, nil, logits)
 	add(ir.OpRowSumExp, nil, logits, rows)
 	pick := add(ir.OpRowPick, nil, logits, targets)
-	pick.low, pick.high = -1, V
+	pick.low, pick.high = -1, int32(V)
 	loss := add(ir.OpNLL, nil, rows, rows, rows, targets)
-	loss.low, loss.high, loss.positive = -1, V, 1<<1
+	loss.low, loss.high, loss.positive = -1, int32(V), 1<<1
 	grad := add(ir.OpCrossEntropyGrad, nil, logits, rows, rows, targets, rows)
-	grad.low, grad.high, grad.positive = -1, V, 1<<2
+	grad.low, grad.high, grad.positive = -1, int32(V), 1<<2
 
 	adamw := add(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, WeightDecay: 0.1},
 		f32(V, C), f32(V, C), f32(V, C), f32(V, C), scalar, scalar, number)
@@ -160,7 +165,7 @@ func samples() []sample {
 	add(ir.OpLossScale, ir.LossScaleAttr{Growth: 2, Backoff: 0.5, Interval: 2000}, scalar, scalar, scalar, scalar).positive = 1
 	grown := add(ir.OpLossScale, ir.LossScaleAttr{Growth: 0x1p127, Backoff: 0.5, Interval: 1}, scalar, scalar, scalar, scalar)
 	grown.positive, grown.zero = 1, 1<<1
-	return append(s, longSamples()...)
+	return s
 }
 
 // longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at once.

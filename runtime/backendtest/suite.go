@@ -57,6 +57,7 @@ func RunTogether(t *testing.T, open Open) {
 // launches, but for ops that are left out.
 func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool) {
 	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
+	t.Run("random sizes", func(t *testing.T) { testRandomSizes(t, open, leaveOut) })
 	t.Run("grouping", func(t *testing.T) { testGrouping(t, open, leaveOut) })
 	t.Run("many ids", func(t *testing.T) { testManyIDs(t, open) })
 	t.Run("first moments", func(t *testing.T) { testFirstMoments(t, open) })
