@@ -183,7 +183,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor gathers for the backward pass what it does not read", how: "a bias",
 		file: "planner/relax.go",
-		old:  "if v.read[ir.Backward] { // perhaps", new: "if v.read[ir.Backward] || v.read[ir.Forward] { // perhaps",
+		old:  "if v.read[ir.Backward] { // recomputation", new: "if v.read[ir.Backward] || v.read[ir.Forward] { // recomputation",
 		pkg: "./planner", run: "^TestCertificateOptions$",
 	}, {
 		bug:  "a floor sends every micro-batch twice",

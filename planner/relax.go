@@ -12,61 +12,65 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// The bounds of this file need no program but those of one block: the trunk that all
-// outlines with the same tensor and context parallelism have, with all of it recomputed and
-// with nothing, from which that of a part follows. What else an outline does, gathers, reductions and copies of parameters,
-// is added from their sizes.
+// This file bounds what plans of an outline must keep in memory and what they must do beyond the trunk (see floor.go),
+// from the programs of one block alone: with nothing of it recomputed and with all, from which partial recomputation
+// follows. Three things come out of it, each a lower bound:
+//
+//   - moved: what data-parallel ranks communicate, what offload copies, and what ZeRO leaves of a block's update, from the
+//     sizes of its parameters;
+//   - again: the recomputation without which a position does not fit, as a linear relaxation of how many blocks recompute
+//     how much. Floors of step time add it (passage.go);
+//   - keeps and the like: the bytes of the fullest rank, by which sketch.go orders outlines where nothing fits.
 
-// shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share, but
-// for micro-batches.
+// shelf is the bytes of a block, on a rank, that last through a step: a lower bound before data-parallel ranks shard them.
 type shelf struct {
 	weights, gradients, state int64
-	whole                     int64 // of gradients, those of which each tensor-parallel rank has all
-	reduced                   int64 // gradients, wherever else tensor-parallel ranks hold them: as evenly as can be
-	other                     int64 // of what lasts as long as they do
+	whole                     int64 // of gradients, those that are whole on each tensor-parallel rank
+	reduced                   int64 // gradients, each in even shares over all axes that cut it, if those are less
+	other                     int64 // all else that lasts as long
 	shared                    []shared
 }
 
-// slots are what a block keeps at least for a micro-batch in flight, by how much is recomputed.
+// slots are lower bounds of what a block keeps for a micro-batch in flight, by extent of recomputation.
 type slots struct {
 	slot, apart [extents]int64 // see stageMemory
-	temp        int64          // beside, in a pass, whatever is recomputed
+	temp        int64          // temporary values of a pass besides, whatever is recomputed
 }
 
-// flight is what recomputation adds to the backward pass of a block at least.
+// flight is a lower bound of the time that recomputation adds to the backward pass of a block, by extent.
 type flight [extents]cost.Picoseconds
 
-// flightKey is what a flight follows from.
+// flightKey is what a flight depends on.
 type flightKey struct {
 	size    int
 	inOrder bool // see [sizeOn]
-	parts   bool // something may be made in parts
+	parts   bool // products and collectives may be made in parts
 }
 
-// shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
-// all have.
+// shared is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel rank would have all
+// without ZeRO.
 type shared struct {
 	value           *ir.Value
-	like            *ir.Value // which lies as it does under ZeRO: of a gradient, its weight
+	like            *ir.Value // what ZeRO cuts in the same dimension: of a gradient, its weight
 	bytes           int64
 	state, gradient bool
-	frozen          bool               // a weight that has neither
-	read            [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
-	// wide is set of a gradient that is cast to be added up: reduced in every micro-batch,
-	// it is waited for (see codegen's overlap).
+	frozen          bool               // a weight that has neither gradient nor state
+	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
+	// wide is set for a gradient that is cast before it is added up. If it is reduced in every micro-batch, the pass waits
+	// for that even with overlap (see codegen's overlap).
 	wide bool
 }
 
-// persist returns the bytes that last under an outline, in which ZeRO shards over so many data-parallel ranks; without gradients
-// where slots have them.
+// persist returns the bytes that last under an outline, where ZeRO shards over so many data-parallel ranks. alone says that
+// a step is one micro-batch of one stage, in which gradients lie in the slot: they do not count.
 func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
 	ranks := int64(o.sharers(replicas))
 	if o.zero >= 1 {
 		state /= ranks
-		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each may add up the share that it will update
+		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each rank may add up only the share that it will update
 	}
-	if o.zero >= 2 { // reduced in every micro-batch, they lie as their weights do
+	if o.zero >= 2 { // reduced in every micro-batch, gradients are cut as their weights are
 		gradients = b.reduced / ranks
 	}
 	if o.zero >= 3 {
@@ -101,9 +105,9 @@ func (w *work) slotsOf(size, batch int) *slots {
 		for i := range held {
 			x := &held[i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
-			case !sequences: // made of weights, which ZeRO may gather again
+			case !sequences: // made of weights alone: with ZeRO it may be gathered again instead of kept
 			case e.partial() && e.drops(x.Value):
-			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it have shares of that
+			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it read a share only
 			case x.apart:
 				all.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
@@ -122,8 +126,8 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 		return known
 	}
 	mesh := w.meshOf(key.size, batch)
-	var both [2]flight       // by [ordered]
-	var plain [][2]workTimes // of a backward pass without recomputation, by kinds of devices
+	var both [2]flight       // indexed by [ordered]
+	var plain [][2]workTimes // the backward pass without recomputation, by kinds of devices
 	for e := range extents {
 		for i, kinds := range w.everywhere() {
 			times := w.passOf(e).times(mesh, kinds, key.parts)
@@ -150,8 +154,9 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 	return w.flights[key]
 }
 
-// tempOfSequences is the most that temporary values of blocks take at one instruction of a pass of one stage that is measured,
-// but for those that are made of weights alone, whatever runs beside the collectives of other outlines: see [held].
+// tempOfSequences is the most bytes that temporary values of blocks take at one instruction of a pass, in one measured
+// stage. It leaves out values made of weights alone, and takes lifetimes that hold whatever other outlines run beside
+// their collectives: see [held].
 func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
 	mb := mesh.Axis(partition.AxisMB)
 	return b.mostTemp(e, 0, sizes, func(x *held) (from, to int) {
@@ -162,9 +167,8 @@ func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64
 	})
 }
 
-// passOf returns the work of a block's backward pass with recomputation. What blocks that are
-// recomputed in part do besides that of one that keeps everything, and keep less, is seen from
-// the program of the latter: here it is that work alone.
+// passOf returns the work of a block's backward pass when the block is recomputed to an extent. Where that is a part of the
+// block it is only the work that recomputation adds, taken from the forward pass of the program that keeps everything.
 func (w *work) passOf(e extent) *work {
 	if w.again[e] != nil {
 		return w.again[e]
@@ -180,7 +184,7 @@ func (w *work) passOf(e extent) *work {
 	} else {
 		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
 		for i := range pass.instrs {
-			if in := &pass.instrs[i]; e == kept && in.putOff { // it is taken away, and so no less than it may be
+			if in := &pass.instrs[i]; e == kept && in.putOff { // what is subtracted must be no less than it may be: nothing hides it
 				in.beside, in.product, in.putOff = nil, nil, false
 			}
 		}
@@ -189,14 +193,14 @@ func (w *work) passOf(e extent) *work {
 	return w.again[e]
 }
 
-// shelfOf returns what a block of the trunk keeps.
+// shelfOf returns what a block of the trunk keeps throughout a step.
 func (w *work) shelfOf(batch int) *shelf {
 	if w.shelf != nil {
 		return w.shelf
 	}
 	mesh := w.meshOf(batch, batch)
 	b := &shelf{}
-	weights := map[*ir.Node]*ir.Value{} // by what their gradients come through
+	weights := map[*ir.Node]*ir.Value{} // by the nodes through which their gradients come
 	for _, n := range w.of.progs[kept].Graph.Nodes {
 		if n.Op == ir.OpAdamW {
 			for _, of := range gradientWay(n) {
@@ -263,15 +267,14 @@ func (w *work) shelfOf(batch int) *shelf {
 	return b
 }
 
-// moved bounds from below what an outline does for a block besides the trunk, in order
-// but for what is beside: what data-parallel ranks communicate, what is copied between
-// device and host, and work on gradients and weights. The gradients of a step are summed
-// once, or from ZeRO stage 2 on in every micro-batch; what then lies on several ranks is
-// gathered: the new weights, or those of stage 3 in every pass. With overlap the new weights
-// of a block are gathered beside the update of the next.
+// moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, copies
+// between device and host, and work on gradients and weights (see apart). The gradients of a step are summed once, or from
+// ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
+// All is in order but for what beside and once count. With overlap the new weights of a block are gathered beside the
+// update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
-	o.pieces = 0 // whatever they are
+	o.pieces = 0 // any number: they make no difference here
 	if known := way.moved[o.sharding]; known != nil {
 		return known
 	}
@@ -280,8 +283,8 @@ func (s *searcher) moved(o outline) *workTimes {
 	ranks := cmp.Or(o.group, replicas)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
-	// Bytes of a block that are communicated together: beside a pass, and in the update, but in
-	// a pipeline (see codegen's join).
+	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass beside it, and those of the
+	// update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
 	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
 	once := func(op ir.Op, bytes int64) {
@@ -294,7 +297,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	tp := trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.shelfOf(s.batch).shared {
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
-			v.bytes /= int64(o.sharers(1)) // before they are communicated, or after
+			v.bytes /= int64(o.sharers(1)) // whether they are shared out before they are communicated, or after
 		}
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape) >= 0
 		part := v.bytes
@@ -303,7 +306,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		}
 		switch {
 		case v.state && o.offload.Moves():
-			each.update += 2 * way.hostCopy(part) // there and back
+			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas == 1:
 		case v.gradient && cut && o.zero >= 2 && (v.wide || !o.overlap):
 			reduce := way.collective(ir.OpReduceScatter, v.bytes)
@@ -323,11 +326,11 @@ func (s *searcher) moved(o outline) *workTimes {
 				each.way += gather
 				each.all += gather
 			}
-			if v.read[ir.Backward] { // perhaps by what is recomputed first
+			if v.read[ir.Backward] { // recomputation may need it before the gradient arrives
 				each.all += gather
 				each.ahead += gather
 			}
-		case v.frozen: // it is not made anew
+		case v.frozen: // it is not updated
 		case o.overlap && o.zero == 0:
 			reduced[ir.OpAllReduce] += v.bytes
 		case o.overlap && cut:
@@ -375,11 +378,10 @@ func (s *searcher) moved(o outline) *workTimes {
 	return &t
 }
 
-// apart bounds from below what the trunk's plan does for a block but does not have for
-// each micro-batch anew, under a ZeRO stage over so many ranks: it narrows and adds up
-// gradients, which are whole up to stage 1, and updates, a part of the weights from stage 1
-// on. Of kernels on a part of the data none takes less than that part of the time that the
-// whole would take in the cache, where the part may fit when the whole does not.
+// apart bounds from below, for a block, the work of the trunk's program that is not in the trunk (see work.rest): it narrows
+// and adds up gradients, and updates weights. Under a ZeRO stage over so many ranks gradients are whole up to stage 1, and
+// each rank updates a share from stage 1 on. A kernel on a share of the data takes at least that share of the time of the
+// whole, priced as if that lay in the cache: the share may fit in it where the whole does not.
 func (w *work) apart(zero, ranks int) workTimes {
 	if w.steady == nil {
 		w.steady, w.near = w.steadily(func(p *cost.Program) *cost.Program { return p }), w.steadily((*cost.Program).Near)
@@ -396,8 +398,7 @@ func (w *work) apart(zero, ranks int) workTimes {
 	return t
 }
 
-// steadily returns the time of the rest on the fastest kinds of devices, by prices made of
-// those of the work.
+// steadily returns the time of the rest on the fastest kinds of devices. by changes the prices that it takes.
 func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 	var least *workTimes
 	for _, kinds := range w.everywhere() {
@@ -414,8 +415,8 @@ func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 	return least
 }
 
-// again returns what recomputation a limit on memory makes necessary under an outline,
-// with micro-batches of a size and a schedule.
+// again returns the recomputation that the memory limit makes necessary under an outline, with micro-batches of a size and a
+// schedule. It is nil where the outline has no trunk.
 func (s *searcher) again(o outline, size int, schedule partition.Schedule) *again {
 	trunk := s.trunk(o)
 	if trunk == nil {
@@ -428,8 +429,9 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 }
 
-// kept bounds from below what a block keeps under an outline that has a trunk: what lasts, what slots have
-// for a micro-batch in flight at several moments, and what is temporary besides; 0 where that may lie in slots.
+// kept bounds from below what a block of an outline keeps: the bytes that last; those of a slot, for one micro-batch in
+// flight, at each moment when the slots may be fullest; and temporary bytes besides, 0 where they may lie in slots. With a
+// zero-bubble schedule slots may also be fullest after the backward pass, with what gradients of weights read.
 func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persist int64, slots [][extents]int64, temp int64) {
 	trunk := s.trunk(o)
 	all := trunk.slotsOf(size, s.batch)
@@ -444,28 +446,28 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 	return trunk.shelfOf(s.batch).persist(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
 }
 
-// shardedOver is over how many data-parallel ranks ZeRO shards.
+// shardedOver is the number of data-parallel ranks that ZeRO shards over.
 func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) }
 
-// again bounds from below what recomputation adds to a backward pass of a position: so
-// much that what its blocks keep fits.
+// again bounds from below the time that recomputation adds to one backward pass of a position, given that what its blocks
+// keep must fit.
 type again struct {
-	limit   int64                     // but for what is temporary
-	persist int64                     // of a block
-	slots   [][extents]int64          // for a micro-batch in flight, at several moments
-	more    [extents]cost.Picoseconds // work of a block
-	among   []extent                  // that blocks may be recomputed to
-	alike   bool                      // all blocks of the position are recomputed as much
+	limit   int64                     // bytes, less those of temporary values
+	persist int64                     // bytes of a block
+	slots   [][extents]int64          // bytes of a block for a micro-batch in flight, at each moment that kept lists
+	more    [extents]cost.Picoseconds // time that recomputation adds to a block
+	among   []extent                  // what blocks may be recomputed to
+	alike   bool                      // all blocks of the position have the same extent, as interleaved schedules have it
 }
 
-// time returns the work for n blocks, which keep something for so many micro-batches in
-// flight between them; never where they do not fit. Of blocks that differ the part
-// that is recomputed may be any: a lower bound that does not decrease with n.
+// time returns the time that recomputation adds to n blocks. flights adds up, over these blocks, the micro-batches for which
+// each has a slot. It is never where they do not fit. Blocks with different extents may be mixed in any proportion, which
+// relaxes whole numbers of blocks to fractions: a lower bound, and one that does not decrease with n.
 func (a *again) time(n, flights int) cost.Picoseconds {
 	if a == nil {
 		return 0
 	}
-	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // for a block and a micro-batch
+	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // bytes of a slot for a block, on average
 	most := cost.Picoseconds(0)
 	for i := range a.slots {
 		most = max(most, a.of(&a.slots[i], room))
@@ -476,7 +478,8 @@ func (a *again) time(n, flights int) cost.Picoseconds {
 	return cost.Picoseconds(n) * most
 }
 
-// of returns the work of a block on average when there is so much room for it.
+// of returns the least time for a block on average with slots of at most so many bytes on average. A linear program with two
+// constraints has an optimum that mixes two extents at most.
 func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	least := never
 	for i, e := range a.among {
@@ -487,13 +490,13 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 			continue
 		}
 		for _, f := range a.among[:i] {
-			// Some blocks of one extent, the others of the other.
+			// A part of the blocks has extent x, the others y.
 			x, y := e, f
 			if slot[x] > slot[y] {
 				x, y = y, x
 			}
 			if low, high := float64(slot[x]), float64(slot[y]); low <= room && room < high {
-				part := (high - room) / (high - low) // of extent x
+				part := (high - room) / (high - low) // of the blocks, with extent x
 				mixed := part*float64(a.more[x]) + (1-part)*float64(a.more[y])
 				least = min(least, cost.Picoseconds(mixed*(1-1e-9)))
 			}
@@ -502,15 +505,14 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	return least
 }
 
-// keeps bounds from below what the fullest rank keeps under an outline, however its blocks
-// are cut and recomputed.
+// keeps bounds from below the bytes of the fullest rank under an outline, however its blocks are cut and recomputed.
 func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
 	if s.trunk(o) == nil {
 		return 0
 	}
 	persist, slot, temp := s.keepsLeast(o, size, schedule)
 	m, _ := s.split(o, size)
-	each := make([]int64, o.pp) // of a block
+	each := make([]int64, o.pp) // bytes of a block, by position
 	for at, room := range s.rooms(o, m, schedule) {
 		flights := m
 		for _, chunk := range room {
@@ -532,7 +534,7 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 	}))
 }
 
-// keepsLeast is kept of a block that is recomputed as slots have the least with it, at the moment at which that is the most.
+// keepsLeast is kept with the extent of recomputation with the smallest slot, at the moment when that is largest.
 func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) (persist, slot, temp int64) {
 	persist, slots, temp := s.kept(o, size, schedule)
 	for _, at := range slots {
@@ -545,7 +547,7 @@ func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) 
 	return persist, slot, temp
 }
 
-// keepsOfOne is keeps with one micro-batch in flight, whatever the number of chunks is.
+// keepsOfOne is keeps with a slot for one micro-batch only, whatever the number of chunks is.
 func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) int64 {
 	if s.trunk(o) == nil {
 		return 0
@@ -554,8 +556,8 @@ func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) 
 	return temp + int64((s.graphs.blocks+o.pp-1)/o.pp)*(persist+slot)
 }
 
-// leastKept is the least of those of all micro-batches and schedules: of the smallest, or where all of a step is one, which
-// has no room for gradients besides.
+// leastKept is the least of keepsOfOne over micro-batch sizes and schedules. In a pipeline the smallest size keeps the least;
+// with one stage a step of one micro-batch may, whose gradients need no room of their own.
 func (s *searcher) leastKept(o outline) int64 {
 	least := int64(math.MaxInt64)
 	sizes := s.sizes(o)
@@ -570,14 +572,14 @@ func (s *searcher) leastKept(o outline) int64 {
 	return least
 }
 
-// mayFit reports whether some outline may have a plan that fits, by what blocks keep of one micro-batch.
+// mayFit reports whether any outline may have a plan that fits, by leastKept.
 func (s *searcher) mayFit() bool {
 	return slices.ContainsFunc(s.tracts, func(t *tract) bool {
 		return s.leastKept(t.outline) <= s.limit || slices.ContainsFunc(s.sparing(t.pending), func(p *pending) bool { return s.leastKept(p.outline) <= s.limit })
 	})
 }
 
-// rooms lists the room of every position and chunk of an outline.
+// rooms lists the slots and inboxes of every position and chunk of an outline (see codegen.Room).
 func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]codegen.Chunk {
 	key := roomsKey{schedule, o.pp, o.chunks, m}
 	all := s.allRooms[key]
@@ -593,7 +595,7 @@ func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]code
 	return all
 }
 
-// roomsKey is what the rooms of all positions follow from.
+// roomsKey is what rooms depend on.
 type roomsKey struct {
 	schedule                 partition.Schedule
 	pp, chunks, microBatches int
