@@ -7,25 +7,25 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// measured is what a stage of a program with one block keeps.
+// measured is what one position of a blueprint, with one block for each chunk, takes: see stageMemory for most of it.
 type measured struct {
 	persist memoryShare
 	sums    memoryShare
 	crest   int64
 	slot    [fewChunks]memoryShare // by chunk
 	inbox   [fewChunks]int64
-	temp    int64 // the most live at one instruction
-	calm    int64 // of those outside the backward pass
-	between int64 // of what blocks have, and of the rest what is there during all of the block
-	apart   int64 // what gradients of weights of a block read that others made
+	temp    int64 // the most that lives at one instruction
+	calm    int64 // the same outside of the backward pass
+	between int64 // the same of what blocks have, and of what else lives throughout all of the block
+	apart   int64 // what weight gradients of a block read that others made
 }
 
-// memoryShare is bytes outside the blocks, and of the block.
+// memoryShare is the bytes that grow with the number of blocks: fixed outside of them, and those of a block.
 type memoryShare struct{ fixed, block int64 }
 
 func (m memoryShare) bytes() int64 { return m.of(1) }
 
-// add adds bytes, of the block or not.
+// add adds bytes of the block, or fixed ones.
 func (m *memoryShare) add(bytes int64, block bool) {
 	if block {
 		m.block += bytes
@@ -34,20 +34,21 @@ func (m *memoryShare) add(bytes int64, block bool) {
 	}
 }
 
-// above reports whether it is more than another where blocks are many.
+// above reports whether it is more than another for many blocks.
 func (m memoryShare) above(other memoryShare) bool {
 	return m.block > other.block || m.block == other.block && m.fixed > other.fixed
 }
 
-// of is that of n blocks.
+// of returns the bytes with n blocks.
 func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
-// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
+// measure adds up the buffers of a position of the blueprint on a mesh, by how long they live. sizes are those known on it
+// so far.
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
-	var live, between [ir.NumPhases][]int64 // changes of live bytes by body and position
-	var from, to [ir.NumPhases]int          // of the block
+	var live, between [ir.NumPhases][]int64 // changes of the bytes that live, by body and instruction
+	var from, to [ir.NumPhases]int          // the first and last instruction of the block, by body
 	for phase, body := range st.Bodies {
 		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
 		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
@@ -56,7 +57,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 			}
 		}
 	}
-	streams := b.plan.Overlap // otherwise nothing waits while a block runs
+	streams := b.plan.Overlap // otherwise no buffer from outside lives through a part of the block only
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range all {
 		b := &all[i]
@@ -102,9 +103,10 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	return m
 }
 
-// crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
-// its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
-// of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
+// crossing measures, on a blueprint with the backward pass in two (see split), what a slot keeps from the backward pass to the
+// pass of weight gradients: apart is what those of a block read that the block has made, or in the backward pass the block
+// after it; left is what those outside of blocks read that no block has made. What the first block hands to the
+// embedding is there once, and is left out.
 func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left int64) {
 	st := b.prog(e).Stages[position]
 	size := func(buf *codegen.Buffer) int64 {

@@ -7,51 +7,57 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// stageMemory bounds from below the arena of a stage with n blocks. What must be
-// there at once is counted, the gaps that packing leaves are not, so the bound
-// never exceeds what codegen allocates; it prunes, and the finalists are
-// allocated for real.
+// This file bounds from below the memory of a stage with any number of blocks and any recomputation, from programs with one
+// block (measure.go, held.go, updatememory.go). recomputation.go asks it which recomputations may fit,
+// cut.go and certify_cuts.go whether any cut may, and leanest.go for the cut with the smallest stages.
+
+// stageMemory bounds from below the arena of a stage with n blocks. It counts what must be there at the same time, but not
+// the gaps that packing leaves, so that it never exceeds what codegen allocates. It prunes cuts; those that win are
+// allocated for real. Arrays are indexed by the extent to which the blocks are recomputed.
 type stageMemory struct {
-	// With one block, by how much of it is recomputed.
-	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
-	// sums is gradients where slots have them, which they do after what the passes keep: of the only micro-batch of a stage
-	// by itself.
+	// With one block:
+	persist int64 // weights, gradients, optimizer state; and what the devices of the position lack to the limit (pools.go)
+	// sums are gradients that lie in the slot, where they take the place of activations that have been read: see
+	// [codegen.SumsOn]. Only the only micro-batch of a stage by itself has them; elsewhere they are part of persist.
 	sums memoryShare
-	// crest is by how much more than slot a slot has when the backward pass gets to the blocks: sums, of the head.
+	// crest is what the slot has more than slot when the backward pass gets to the blocks: gradients of the head, less the
+	// activations of the head that have been read by then.
 	crest [extents]int64
 	slot  [extents]int64
 	temp  [extents]int64
 	calm  [extents]int64 // temp, but for the backward pass
-	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
+	// between is temp while a block runs that is not the last: without what the head leaves behind, which is only there for
+	// the last block.
 	between [extents]int64
-	update  memoryShare // temp, in the update of many blocks: see updating
-	inbox   int64       // for what the stage before sends
-	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
+	update  memoryShare // temp of many blocks, in the update: see updating
+	inbox   int64       // for the activation that the stage before sends
+	// lastSlot and lastInbox are of the last chunk of several; slot and inbox are of the first.
 	lastSlot    [extents]int64
 	lastInbox   int64
-	morePersist int64          // for every further block
-	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
-	// apart is what the gradients of weights of each block read, where they are apart, and left what
-	// others do: a slot has it from the end of its backward pass on.
+	morePersist int64          // for each further block
+	moreSlot    [extents]int64 // for each further block, with its result, which the next block keeps
+	// apart is what the products of a block's weight gradients read, under a zero-bubble schedule, which runs them in a pass of
+	// their own; left is what others read there. A slot has both from the end of its backward pass on.
 	apart [extents]int64
 	left  int64
 }
 
-// atLeast returns the bound for n blocks, r of them recomputed.
+// atLeast returns the bound for n blocks, recomputed as r says. The slots are fullest in one of three moments: when all of
+// them have activations or what weight gradients read, in the update, or when the backward pass gets from head to blocks.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	slot, temp := m.kept(&m.slot, n, r)
 	slots := max(int64(c.Slots)*max(slot, m.after(n, r)), m.sums.of(n), slot+m.crest[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
-// keepSums keeps gradients throughout the step.
+// keepSums has gradients in memory throughout the step, where they do not lie in the slot.
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
 	m.sums, m.crest = memoryShare{}, [extents]int64{}
 }
 
-// after is what a slot has after a backward pass.
+// after is the bytes of a slot after its backward pass.
 func (m *stageMemory) after(n int, r recomputation) int64 {
 	apart := m.left
 	for e, count := range r.counts(n) {
@@ -60,8 +66,8 @@ func (m *stageMemory) after(n int, r recomputation) int64 {
 	return apart
 }
 
-// kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
-// one keeps so much, and what they need beside.
+// kept returns the bytes that n blocks, recomputed as r says, keep for a micro-batch, and the temporary bytes besides. one
+// is what a stage of one block keeps.
 func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, temp int64) {
 	first, last := r.first(), r.last(n)
 	slot = one[first] - m.moreSlot[first]
@@ -77,9 +83,8 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 	return slot, max(temp, m.update.of(n))
 }
 
-// memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
-// further block keeps is read off a program of one stage, where the result of
-// the block has a reader that keeps it.
+// memoryOf bounds the stages of a skeleton at a micro-batch size. What a further block keeps is read off the program of one
+// stage: there the block's result has a reader that keeps it, as in a row of blocks.
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	if known := s.memory[microBatch]; known != nil {
 		return known
@@ -96,7 +101,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	}
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory  // by position of the blueprint
-	var update memoryShare // of blocks
+	var update memoryShare // the most that blocks alone need in an update, at any position
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
@@ -121,7 +126,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		}
 		few = append(few, m)
 	}
-	for i := range few { // between its ends a pipeline has nothing but blocks, which are updated in the same order
+	for i := range few { // positions between the ends have nothing but blocks, and update them in the same order
 		if few[i].update.block < update.block {
 			few[i].update = update
 		}
@@ -138,8 +143,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	return all
 }
 
-// shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
-// lasts, and in slots what any block keeps.
+// shells bounds stages whatever their blocks recompute, from programs that recompute nothing: they have all that lasts, and
+// slot bytes in a slot for each block, which any extent of recomputation must keep at least.
 func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
@@ -148,7 +153,7 @@ func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	return all
 }
 
-// leaveSlots leaves of slots so much for each block, and nothing of what is temporary in a pass.
+// leaveSlots has slots keep so much for each block, and no temporary values in the passes.
 func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
@@ -157,8 +162,8 @@ func (m *stageMemory) leaveSlots(slot int64) {
 	m.crest, m.apart, m.left = [extents]int64{}, [extents]int64{}, 0
 }
 
-// measureInOrder bounds what stages need beside slots by programs in which nothing runs beside collectives: with
-// every block kept, which is when least of it is temporary.
+// measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. All blocks are kept
+// in them: then the least of it is temporary.
 func (p *pipeline) measureInOrder() {
 	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
 	var sizes []int64
@@ -175,8 +180,8 @@ func (p *pipeline) measureInOrder() {
 	}
 }
 
-// measureApart bounds what slots have from the end of their backward pass on by programs that have it
-// in two: those of others do not show all of what gradients of weights read of what is recomputed.
+// measureApart measures what slots have from the end of their backward pass on, with programs that run it in two passes.
+// Programs with one pass do not show all that weight gradients read of what is recomputed.
 func (p *pipeline) measureApart() {
 	if p.template.Schedule != partition.ZeroBubble || p.measured {
 		return
