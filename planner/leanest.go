@@ -8,22 +8,26 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// lean is a pipeline in search of its plan whose fullest stage needs the least: a bound says of which cut that may be,
-// which is laid out, and so on with what is known then.
+// This file names the closest plan where none fits: the one whose fullest stage needs the least memory. It goes best first
+// through three bounds: sketches of outlines, by what their blocks keep (sketch.go); bounds of their stages (memory.go), of
+// which the cut with the smallest is found greedily; and exact layouts of such cuts, until no bound is below the best layout.
+
+// lean is a pipeline of which the cut with the least memory is searched: bounds name a cut, its stages are laid out, and
+// with their exact sizes bounds name the next.
 type lean struct {
 	*pipeline
 	outline
 	recompute Recompute
 	opts      *Options
-	known     map[tried]int64 // bytes of stages that were laid out, of interleaved pipelines of positions
-	least     int64           // no plan of it has a stage that needs less
+	known     map[tried]int64 // bytes of stages that were laid out, or of positions of interleaved pipelines
+	least     int64           // a lower bound of the fullest stage of any of its plans
 }
 
-// infeasible finds the plan whose fullest stage needs the least: of outlines by what their blocks keep, and of those that
-// may have it by the bounds of their stages, until no bound is below what a plan is known to need.
+// infeasible returns the error that names the plan whose fullest stage needs the least. points are pipelines that the search
+// has looked at.
 func (s *searcher) infeasible(points []*point) error {
 	var all []*lean
-	var found *lean // with the least bound
+	var found *lean // the one with the least bound
 	open := func(o outline, p *pipeline) {
 		x := &lean{pipeline: p, outline: o, recompute: s.opts.recompute(o.replicate), opts: &s.opts, known: map[tried]int64{}}
 		x.least = x.bound()
@@ -36,7 +40,7 @@ func (s *searcher) infeasible(points []*point) error {
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan
-	least := int64(math.MaxInt64) // what it needs, and lacks to the limit
+	least := int64(math.MaxInt64) // what the closest plan needs, and its devices lack to the limit
 	lay := func(x *lean) {
 		if plan, needs := s.layLeanest(x, least); plan != nil {
 			closest, least = plan, needs
@@ -101,10 +105,10 @@ func (s *searcher) infeasible(points []*point) error {
 	return e
 }
 
-// layLeanest lays out plans of a pipeline that may need less than so many bytes, until none is left: of one that is not certain,
-// none that would need more if its bound missed as little as those of the others (zero-bubble slots have bounds that miss much of one
-// cut and little of another). It returns the one that needs the least, with what that
-// is; nil if none needs less.
+// layLeanest lays out plans of a pipeline that may need less than so many bytes, and returns the one that needs the least and
+// how much that is, nil if none needs less. Layouts need more than their bounds. It stops at a bound that would be too high if
+// it missed by as little as any before, unless the pipeline is certain. (Zero-bubble schedules go on, as their bounds miss much
+// of one cut and little of another.)
 func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, needs int64) {
 	missed := int64(0)
 	for {
@@ -136,7 +140,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 	}
 }
 
-// bound returns what no plan of the pipeline needs less than.
+// bound returns a lower bound of the fullest stage of any plan of the pipeline.
 func (x *lean) bound() int64 {
 	_, least := x.leanest()
 	if x.template.Schedule == partition.ZeroBubble {
@@ -147,7 +151,7 @@ func (x *lean) bound() int64 {
 	return least
 }
 
-// withoutHead is that with any number of slices of the loss.
+// withoutHead is bound with any number of slices of the loss.
 func (x *lean) withoutHead() int64 {
 	bare := *x.pipeline
 	bare.headless, bare.memory = true, slices.Clone(bare.memory)
@@ -155,13 +159,13 @@ func (x *lean) withoutHead() int64 {
 	return (&lean{pipeline: &bare, recompute: x.recompute, opts: x.opts}).bound()
 }
 
-// certain reports whether no plan of a pipeline needs less than those that were laid out: the stages are what they are, and
-// so is what each may recompute.
+// certain reports whether the layouts prove that no other plan of the pipeline needs less: it has one cut only, of which they
+// compare all recomputations.
 func (x *lean) certain() bool {
 	return x.template.Chunks() > 1 || x.skel.blocks == len(x.template.Stages) || len(x.template.Stages) == 1 && x.recompute != RecomputeSearched
 }
 
-// leanest returns the cut whose fullest stage is smallest by what is known, and what that needs at least.
+// leanest returns the cut with the smallest fullest stage, by layouts where they are known and else by bounds, and its bytes.
 func (x *lean) leanest() ([]partition.Stage, int64) {
 	if x.template.Chunks() > 1 {
 		return x.leanestInterleaved()
@@ -169,10 +173,10 @@ func (x *lean) leanest() ([]partition.Stage, int64) {
 	return x.leanestBy(x.need)
 }
 
-// leanestBy is that of a pipeline of which so much is known of stages with a number of blocks.
+// leanestBy is leanest without interleaving, with the bytes of a stage with n blocks, and the recomputation that these need.
 func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]partition.Stage, int64) {
 	stages := len(x.template.Stages)
-	need := make([]int64, stages) // with a block more
+	need := make([]int64, stages) // with one block more
 	counts := slices.Repeat([]int{1}, stages)
 	if x.opts.Policy == Megatron {
 		counts = slices.Repeat([]int{x.skel.blocks / stages}, stages) // its stages are equal
@@ -180,7 +184,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	for i := range need {
 		need[i], _ = known(i, counts[i]+1)
 	}
-	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- { // to the stage that stays smallest with it
+	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- { // goes to the stage that is smallest with one more
 		best := 0
 		for i := range need {
 			if need[i] < need[best] {
@@ -202,7 +206,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	return cut, peak
 }
 
-// need returns what a stage with n blocks needs at least, and with what recomputation.
+// need returns the least bytes of a stage with n blocks, and the recomputation with which it has them.
 func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	for i, r := range x.recompute.corners(n) {
 		b, known := x.known[tried{stage, n, r}]
@@ -216,8 +220,8 @@ func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	return bytes, least
 }
 
-// corners lists the recomputations of n blocks of which one has the least bound of memory, which grows evenly with how many
-// blocks are recomputed to each extent as long as there are some of those (but for zero-bubble slots).
+// corners lists recomputations of n blocks, one of which has the least bound of memory. The bound is linear in how many blocks
+// are recomputed to each extent, as long as there are some of it, except for zero-bubble slots: so corners are enough.
 func (r Recompute) corners(n int) []recomputation {
 	all := r.choices(n)
 	if len(all) == 1 {
@@ -233,7 +237,7 @@ func (r Recompute) corners(n int) []recomputation {
 	return all
 }
 
-// leanestInterleaved is that of a pipeline with several chunks.
+// leanestInterleaved is leanest with several chunks: every position takes what needs the least.
 func (x *lean) leanestInterleaved() ([]partition.Stage, int64) {
 	choice := make([]int, x.template.PP())
 	var peak int64
