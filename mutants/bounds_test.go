@@ -23,7 +23,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "a part of a product lies in no cache that is too small for all",
 		file: "planner/floor.go",
-		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
+		old:  "return (slice || part) &&", new: "return (slice || part && false) &&",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
 		bug: "a bound of memory above what plans take", how: "gradients of weights read all that ranks have, where each makes a share",

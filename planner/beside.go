@@ -88,6 +88,6 @@ func (w *work) taken(instrs []codegen.Instr, k int) bool {
 	if i < 0 || k > i+instrs[i].Beside {
 		return false
 	}
-	follows, _ := w.shares(instrs[i:][:1])
-	return follows
+	ofBatch, _ := w.shares(instrs[i:][:1])
+	return ofBatch
 }

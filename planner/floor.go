@@ -273,29 +273,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.of.plan.TPPieces > 1 && phase == ir.Backward && x.part == inBlock && in.Parts == 0 && ofTP(n) {
 			x.product = w.productNextTo(instrs, n)
 		}
-		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
-			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
-		}
-		if w.of.plan.TPPieces > 1 && x.part == inBlock && n.Op == ir.OpMatMul && !w.of.ofWeight[n] { // a part may fit in the cache where the whole does not
-			x.near = w.prices[0].Cached()
-		}
-		follows, shared := w.shares(all)
+		x.near = w.mayLieInCache(&x)
+		ofBatch, shared := w.shares(all)
 		switch {
-		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathers(n) || w.gathersFor(n, instrs)):
-			continue
-		case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
-		case trunk && (phase == ir.Update || !follows):
-			if x.part == inBlock && n.Op.Class() == ir.Compute {
-				w.rest = append(w.rest, x)
-			}
 		case trunk:
-			once := slices.Clone(x.all)
-			once[0].Accum = make([]codegen.Accum, len(in.Accum)) // elsewhere the gradient may not be added up here
-			x.Instr, x.all = &once[0], once
-			if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
-				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
-			}
-			w.instrs = append(w.instrs, x)
+			w.addToTrunk(&x, instrs, i, phase, ofBatch)
+		case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
 		case shared:
 			w.shared = append(w.shared, x)
 		default:
@@ -304,12 +287,42 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	}
 }
 
+// addToTrunk adds instruction i of a body to a trunk, if all outlines of its family do it anew for each micro-batch. Other
+// computations of blocks are the rest of the trunk's program (see apart).
+func (w *work) addToTrunk(x *workInstr, instrs []codegen.Instr, i int, phase ir.Phase, ofBatch bool) {
+	n := x.Node
+	switch {
+	case x.Parts > 0 && !w.pairUp(x) || w.gathers(n) || w.gathersFor(n, instrs):
+	case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
+	case phase == ir.Update || !ofBatch:
+		if x.part == inBlock && n.Op.Class() == ir.Compute {
+			w.rest = append(w.rest, *x)
+		}
+	default:
+		once := slices.Clone(x.all)
+		once[0].Accum = make([]codegen.Accum, len(x.Accum)) // elsewhere the gradient may not be added up here
+		x.Instr, x.all = &once[0], once
+		if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
+			x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
+		}
+		w.instrs = append(w.instrs, *x)
+	}
+}
+
+// mayLieInCache reports whether in some plan all that an instruction reads and writes may lie in a cache, where it takes the
+// least: a slice of the loss may, or a part of a product, though all of it does not.
+func (w *work) mayLieInCache(x *workInstr) bool {
+	slice := w.sliced && x.part == afterBlocks && x.pass != ir.Update && x.Node.Op.Class() != ir.Comm
+	part := w.of.plan.TPPieces > 1 && x.part == inBlock && x.Node.Op == ir.OpMatMul && !w.of.ofWeight[x.Node]
+	return (slice || part) && w.prices[0].Cached()
+}
+
 // shares reports whether a bucket works on micro-batches (an operand or a result is cut into them, or it is a product or
 // attention), and whether its time depends on the number of data-parallel ranks.
-func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
+func (w *work) shares(all []codegen.Instr) (ofBatch, shared bool) {
 	mb := w.mesh.Axis(partition.AxisMB)
 	over := func(v *ir.Value) {
-		follows = follows || v.Spec[mb].Kind == ir.Shard
+		ofBatch = ofBatch || v.Spec[mb].Kind == ir.Shard
 		for a, axis := range w.mesh.Axes {
 			if (axis.Name == partition.AxisDP || axis.Name == partition.AxisRep) && v.Spec[a].Kind == ir.Shard && v.Spec[mb].Kind != ir.Shard {
 				shared = true
@@ -318,7 +331,7 @@ func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 	}
 	for i := range all {
 		n := all[i].Node
-		follows = follows || n.Op == ir.OpMatMul || isAttention(n.Op)
+		ofBatch = ofBatch || n.Op == ir.OpMatMul || isAttention(n.Op)
 		for _, a := range n.Args {
 			over(a)
 		}
@@ -329,7 +342,7 @@ func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 			shared = true
 		}
 	}
-	return follows, shared
+	return ofBatch, shared
 }
 
 // at returns the times of what does not depend on the number of data-parallel ranks.
@@ -429,11 +442,16 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 	return all
 }
 
+// mostSequences is how many sequences of a batch the data-parallel rank that has most of them trains on.
+func (s *searcher) mostSequences(o outline) int {
+	replicas := s.replicas(o)
+	return (s.batch + replicas - 1) / replicas
+}
+
 // split divides the sequences of the data-parallel rank that has most into m micro-batches of a size, of which the last
 // may be smaller.
 func (s *searcher) split(o outline, size int) (m, last int) {
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	local := (s.batch + replicas - 1) / replicas
+	local := s.mostSequences(o)
 	m = (local + size - 1) / size
 	return m, local - (m-1)*size
 }
@@ -487,10 +505,8 @@ func (s *searcher) exchanged(o outline) cost.Picoseconds {
 			}
 		}
 	}
-	replicas := s.replicas(o)
-	local := (s.batch + replicas - 1) / replicas
 	blocks := (s.graphs.blocks + o.pp - 1) / o.pp
-	return cost.Picoseconds(float64(trunk.exchange) / float64(s.batch) * float64(local*blocks) * (1 - 1e-9))
+	return cost.Picoseconds(float64(trunk.exchange) / float64(s.batch) * float64(s.mostSequences(o)*blocks) * (1 - 1e-9))
 }
 
 // floor bounds the plans of an outline with micro-batches of a size under a schedule from below, by what the trunk does in

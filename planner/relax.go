@@ -279,8 +279,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		return known
 	}
 	trunk := s.trunk(o)
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	ranks := cmp.Or(o.group, replicas)
+	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
 	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass beside it, and those of the
