@@ -20,7 +20,7 @@ import (
 // for each.
 type flow struct {
 	// segments are those of the program with one block, by the extent to which it is recomputed.
-	segments [extents][]stretch
+	segments [extents][]segment
 	beside   bool // communication runs beside the kernels; otherwise it takes their time
 	backward bool // blocks run from the last to the first
 	joins    bool // it begins when the stream is done with what it had
@@ -49,8 +49,8 @@ func (t tally) all() int {
 	return sum
 }
 
-// stretch is one segment of a body (codegen, overlap.go).
-type stretch struct {
+// segment is a segment of a body, as codegen cuts it (overlap.go).
+type segment struct {
 	block            bool
 	chunk            int                // of the block: see tally
 	gathers, reduces []cost.Picoseconds // times of buckets: what the segment needs, and what it completes
@@ -82,7 +82,7 @@ type span struct {
 
 // streams reports whether the communication stream has anything to do.
 func (f *flow) streams() bool {
-	return f != nil && slices.ContainsFunc(f.segments[kept], func(s stretch) bool { return len(s.gathers)+len(s.reduces) > 0 })
+	return f != nil && slices.ContainsFunc(f.segments[kept], func(s segment) bool { return len(s.gathers)+len(s.reduces) > 0 })
 }
 
 // at returns the times with n blocks, recomputed as r says.
@@ -97,8 +97,8 @@ func (f *flow) at(n tally, r recomputation) flowTimes {
 }
 
 // expand lists the segments with so many blocks, recomputed as r says.
-func (f *flow) expand(blocks tally, r recomputation) []stretch {
-	var all []stretch
+func (f *flow) expand(blocks tally, r recomputation) []segment {
+	var all []segment
 	for k, s := range f.segments[kept] {
 		if !s.block {
 			all = append(all, s)
@@ -179,7 +179,7 @@ type runner struct {
 
 // run goes through the segments in the order of codegen. Between the items of segment k-1 and those of k, the reductions of
 // k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced.
-func (f *flow) run(segments []stretch, n tally) flowTimes {
+func (f *flow) run(segments []segment, n tally) flowTimes {
 	r := &runner{beside: f.beside, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
 		r.now = later(r.now, r.stream)
@@ -187,9 +187,9 @@ func (f *flow) run(segments []stretch, n tally) flowTimes {
 	var left, joined moment // late reductions so far, and the last of the others: the body waits for those at its end
 	gathered := make([]moment, len(segments))
 	reduced := make([]moment, len(segments))
-	at := func(k int) *stretch {
+	at := func(k int) *segment {
 		if k < 0 || k >= len(segments) {
-			return &stretch{}
+			return &segment{}
 		}
 		return &segments[k]
 	}
@@ -265,7 +265,7 @@ func (r *runner) close() {
 // follow adds an instruction to the flow. x has its time, or for the first of a bucket that of the bucket.
 func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Node]bool, x item) {
 	for len(f.segments[e]) <= in.Segment {
-		f.segments[e] = append(f.segments[e], stretch{})
+		f.segments[e] = append(f.segments[e], segment{})
 	}
 	s := &f.segments[e][in.Segment]
 	n := in.Node

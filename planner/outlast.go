@@ -31,7 +31,7 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 			t.add(s, n, true, true)
 			continue
 		}
-		of := func(block int) *stretch { return &f.segments[f.extent(r, block)][k] }
+		of := func(block int) *segment { return &f.segments[f.extent(r, block)][k] }
 		blocks := n[s.chunk]
 		t.add(of(0), n, blocks == 1, true)
 		for first := 1; first < blocks-1; { // in blocks from the end of the body
@@ -68,7 +68,7 @@ type outlast struct {
 }
 
 // hand notes the difference at a segment that hands over reductions.
-func (t *outlast) hand(s *stretch) {
+func (t *outlast) hand(s *segment) {
 	for _, time := range s.reduces {
 		t.stream += time
 	}
@@ -78,7 +78,7 @@ func (t *outlast) hand(s *stretch) {
 }
 
 // add goes through a segment; first and last say whether a block is at an end of the body.
-func (t *outlast) add(s *stretch, n tally, first, last bool) {
+func (t *outlast) add(s *segment, n tally, first, last bool) {
 	t.hand(s)
 	t.order += s.sums
 	items := s.items
@@ -103,7 +103,7 @@ func (t *outlast) add(s *stretch, n tally, first, last bool) {
 }
 
 // repeat goes through so many inner blocks that are alike.
-func (t *outlast) repeat(s *stretch, count int) {
+func (t *outlast) repeat(s *segment, count int) {
 	t.hand(s)
 	each, reduce := s.sums, cost.Picoseconds(0)
 	for _, x := range s.items {
