@@ -9,15 +9,15 @@ import (
 
 // measured is what one position of a blueprint, with one block for each chunk, takes: see stageMemory for most of it.
 type measured struct {
-	persist memoryShare
-	sums    memoryShare
-	crest   int64
-	slot    [fewChunks]memoryShare // by chunk
-	inbox   [fewChunks]int64
-	temp    int64 // the most that lives at one instruction
-	calm    int64 // the same outside of the backward pass
-	between int64 // the same of what blocks have, and of what else lives throughout all of the block
-	apart   int64 // what weight gradients of a block read that others made
+	persist         memoryShare
+	sums            memoryShare
+	afterHead       int64
+	slot            [fewChunks]memoryShare // by chunk
+	inbox           [fewChunks]int64
+	temp            int64 // the most that lives at one instruction
+	tempNotBackward int64 // the same outside of the backward pass
+	tempInner       int64 // the same of what blocks have, and of what else lives throughout all of the block
+	apart           int64 // what weight gradients of a block read that others made
 }
 
 // memoryShare is the bytes that grow with the number of blocks: fixed outside of them, and those of a block.
@@ -70,11 +70,11 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		switch b.Region {
 		case codegen.Sums:
 			if share = &m.sums; b.From <= blocks {
-				m.crest += size
+				m.afterHead += size
 			}
 		case codegen.Slot:
 			if share = &m.slot[b.Chunk]; b.To < blocks {
-				m.crest -= size
+				m.afterHead -= size
 			}
 		case codegen.Inbox:
 			m.inbox[b.Chunk] += size
@@ -94,9 +94,9 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		var now, then int64
 		for k, c := range changes {
 			now, then = now+c, then+between[phase][k]
-			m.temp, m.between = max(m.temp, now), max(m.between, then)
+			m.temp, m.tempInner = max(m.temp, now), max(m.tempInner, then)
 			if ir.Phase(phase) != ir.Backward {
-				m.calm = max(m.calm, now)
+				m.tempNotBackward = max(m.tempNotBackward, now)
 			}
 		}
 	}

@@ -20,33 +20,33 @@ type stageMemory struct {
 	// sums are gradients that lie in the slot, where they take the place of activations that have been read: see
 	// [codegen.SumsOn]. Only the only micro-batch of a stage by itself has them; elsewhere they are part of persist.
 	sums memoryShare
-	// crest is what the slot has more than slot when the backward pass gets to the blocks: gradients of the head, less the
+	// afterHead is what the slot has more than slot when the backward pass gets to the blocks: gradients of the head, less the
 	// activations of the head that have been read by then.
-	crest [extents]int64
-	slot  [extents]int64
-	temp  [extents]int64
-	calm  [extents]int64 // temp, but for the backward pass
-	// between is temp while a block runs that is not the last: without what the head leaves behind, which is only there for
+	afterHead       [extents]int64
+	slot            [extents]int64
+	temp            [extents]int64
+	tempNotBackward [extents]int64 // temp, but for the backward pass
+	// tempInner is temp while a block runs that is not the last: without what the head leaves behind, which is only there for
 	// the last block.
-	between [extents]int64
-	update  memoryShare // temp of many blocks, in the update: see updating
-	inbox   int64       // for the activation that the stage before sends
+	tempInner [extents]int64
+	update    memoryShare // temp of many blocks, in the update: see updating
+	inbox     int64       // for the activation that the stage before sends
 	// lastSlot and lastInbox are of the last chunk of several; slot and inbox are of the first.
 	lastSlot    [extents]int64
 	lastInbox   int64
 	morePersist int64          // for each further block
 	moreSlot    [extents]int64 // for each further block, with its result, which the next block keeps
 	// apart is what the products of a block's weight gradients read, under a zero-bubble schedule, which runs them in a pass of
-	// their own; left is what others read there. A slot has both from the end of its backward pass on.
-	apart [extents]int64
-	left  int64
+	// their own; apartFixed is what others read there. A slot has both from the end of its backward pass on.
+	apart      [extents]int64
+	apartFixed int64
 }
 
 // atLeast returns the bound for n blocks, recomputed as r says. The slots are fullest in one of three moments: when all of
 // them have activations or what weight gradients read, in the update, or when the backward pass gets from head to blocks.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	slot, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*max(slot, m.after(n, r)), m.sums.of(n), slot+m.crest[r.last(n)])
+	slots := max(int64(c.Slots)*max(slot, m.afterBackward(n, r)), m.sums.of(n), slot+m.afterHead[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
@@ -54,12 +54,12 @@ func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
-	m.sums, m.crest = memoryShare{}, [extents]int64{}
+	m.sums, m.afterHead = memoryShare{}, [extents]int64{}
 }
 
-// after is the bytes of a slot after its backward pass.
-func (m *stageMemory) after(n int, r recomputation) int64 {
-	apart := m.left
+// afterBackward is the bytes of a slot after its backward pass.
+func (m *stageMemory) afterBackward(n int, r recomputation) int64 {
+	apart := m.apartFixed
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
@@ -77,7 +77,7 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 		case extent(e) == last:
 			temp = max(temp, m.temp[e])
 		case count > 0:
-			temp = max(temp, m.between[e])
+			temp = max(temp, m.tempInner[e])
 		}
 	}
 	return slot, max(temp, m.update.of(n))
@@ -108,14 +108,14 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
-			m.sums, m.crest[e] = got.sums, got.crest
-			m.slot[e], m.temp[e], m.calm[e], m.between[e] = got.slot[0].bytes(), got.temp, got.calm, got.between
+			m.sums, m.afterHead[e] = got.sums, got.afterHead
+			m.slot[e], m.temp[e], m.tempNotBackward[e], m.tempInner[e] = got.slot[0].bytes(), got.temp, got.tempNotBackward, got.tempInner
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
-			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
-			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
+			m.moreSlot[e], m.apart[e], m.slot[e], m.afterHead[e] = more[s.most], apart[s.most], m.slot[s.most], m.afterHead[s.most]
+			m.temp[e], m.tempNotBackward[e], m.tempInner[e], m.lastSlot[e] = m.temp[s.most], m.tempNotBackward[s.most], m.tempInner[s.most], m.lastSlot[s.most]
 		}
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
@@ -158,8 +158,8 @@ func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
 	}
-	m.temp, m.between = [extents]int64{}, [extents]int64{}
-	m.crest, m.apart, m.left = [extents]int64{}, [extents]int64{}, 0
+	m.temp, m.tempInner = [extents]int64{}, [extents]int64{}
+	m.afterHead, m.apart, m.apartFixed = [extents]int64{}, [extents]int64{}, 0
 }
 
 // measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. All blocks are kept
@@ -167,15 +167,15 @@ func (m *stageMemory) leaveSlots(slot int64) {
 func (p *pipeline) measureInOrder() {
 	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
 	var sizes []int64
-	var calm []int64 // by position of the blueprint
+	var tempNotBackward []int64 // by position of the blueprint
 	for i := range of.plan.PP() {
-		calm = append(calm, of.measure(kept, i, mesh, &sizes).calm)
+		tempNotBackward = append(tempNotBackward, of.measure(kept, i, mesh, &sizes).tempNotBackward)
 	}
 	for i := range p.memory {
 		position, _ := of.plan.Position(p.skel.like[i])
 		for e := range p.most + 1 {
-			p.memory[i].temp[e] = min(p.memory[i].temp[e], calm[position])
-			p.memory[i].between[e] = min(p.memory[i].between[e], calm[position])
+			p.memory[i].temp[e] = min(p.memory[i].temp[e], tempNotBackward[position])
+			p.memory[i].tempInner[e] = min(p.memory[i].tempInner[e], tempNotBackward[position])
 		}
 	}
 }
@@ -199,11 +199,11 @@ func (p *pipeline) measureApart() {
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
 			m, got := &p.memory[i], &all[position]
-			m.apart[e], m.temp[e], m.between[e] = got.apart, got.temp, got.between
+			m.apart[e], m.temp[e], m.tempInner[e] = got.apart, got.temp, got.tempInner
 			if e == kept {
-				m.left = left[position]
+				m.apartFixed = left[position]
 			}
-			m.left = min(m.left, left[position])
+			m.apartFixed = min(m.apartFixed, left[position])
 		}
 	}
 }

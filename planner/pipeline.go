@@ -75,9 +75,9 @@ func (p *pipeline) remember(memory []stageMemory) {
 		// Temporary values of the backward pass may lie in the slots instead, and gradients of the head are made after it.
 		for i := range p.memory {
 			m := &p.memory[i]
-			m.temp, m.crest = m.calm, [extents]int64{}
+			m.temp, m.afterHead = m.tempNotBackward, [extents]int64{}
 			for e := range extents {
-				m.between[e] = min(m.between[e], m.calm[e])
+				m.tempInner[e] = min(m.tempInner[e], m.tempNotBackward[e])
 			}
 		}
 		if s.plan.OverlapTP { // nothing runs beside collectives then, so that less is gathered at once

@@ -310,9 +310,9 @@ func (p *pipeline) leaveHead() {
 		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
-		m.between[e] = min(m.between[e], m.temp[e])
+		m.tempInner[e] = min(m.tempInner[e], m.temp[e])
 	}
-	m.left, m.update.fixed, m.crest = 0, 0, [extents]int64{}
+	m.apartFixed, m.update.fixed, m.afterHead = 0, 0, [extents]int64{}
 	// A gradient of which each tensor-parallel rank has a term may with slices be summed, and cut, in the pass. Then a rank has
 	// a part of it, or where it lies as another gradient of the same parameter, only their sum (see joined).
 	tp, joined := mesh.Axis(partition.AxisTP), of.joined(last)
