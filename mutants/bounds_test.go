@@ -58,7 +58,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "weights are fetched for the backward pass when its gradient is there, whatever is recomputed",
 		file: "planner/relax.go",
-		old:  "each.all += copied\n\t\t\t\teach.ahead += copied\n", new: "each.all += copied\n",
+		old:  "inPasses(&v, way.hostCopy(part))", new: "ahead := each.ahead\n\t\t\tinPasses(&v, way.hostCopy(part))\n\t\t\teach.ahead = ahead",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "the price of a plan is not its program's", how: "the first block has what no block reads",
@@ -123,7 +123,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound depends on what was bounded before", how: "what is recomputed has the groups of another order of ranks",
 		file: "planner/rankorder.go",
-		old:  "w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}", new: "w.flights = map[flightKey]*flight{}",
+		old:  "w.recomputed, w.passes = map[recomputeKey]*recomputeTimes{}, [extents]*work{}", new: "w.recomputed = map[recomputeKey]*recomputeTimes{}",
 		pkg: "./planner", run: "^TestRecomputationLiesAsItsRanksDo$",
 	}, {
 		bug: "the first block unlike the others", how: "what it is given stays cut over the rows of a grid",
@@ -268,7 +268,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
 		file: "planner/relax.go",
-		old:  "near := &w.near[inBlock]", new: "near := &w.steady[inBlock]",
+		old:  "near := &w.restNear[inBlock]", new: "near := &w.restTimes[inBlock]",
 		pkg: "./planner", run: "^TestFloorsOfUpdates$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",

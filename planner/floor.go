@@ -26,25 +26,25 @@ import (
 // work is what a program of one stage does in order. Micro-batch sizes are per data-parallel rank, so that most of it
 // takes the same time with any number of data-parallel ranks: it is priced once for all outlines.
 type work struct {
-	of      *blueprint
-	instrs  []workInstr
-	shared  []workInstr     // whose time depends on the number of data-parallel ranks
-	prices  []*cost.Program // one for each way in which its groups may lie in the network
-	kinds   []cost.Kinds    // of devices, by price
-	mesh    ir.Mesh         // of one data-parallel rank
-	known   map[sizeOn]*workTimes
-	kernels map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
-	trunk   bool                  // it has only what [searcher.trunk] says
-	piped   bool                  // it stands for stages of a pipeline, whose update does not bucket collectives
-	sliced  bool                  // outside of blocks it has only what any number of loss slices does
-	shelf   *shelf                // of a trunk, nil until it is asked for
-	flights map[flightKey]*flight
-	slots   map[int]*slots // by micro-batch size
-	again   [extents]*work // by extent of recomputation: see passOf
+	of         *blueprint
+	instrs     []workInstr
+	shared     []workInstr     // whose time depends on the number of data-parallel ranks
+	prices     []*cost.Program // one for each way in which its groups may lie in the network
+	kinds      []cost.Kinds    // of devices, by price
+	mesh       ir.Mesh         // of one data-parallel rank
+	known      map[sizeOn]*workTimes
+	kernels    map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
+	trunk      bool                  // it has only what [searcher.trunk] says
+	piped      bool                  // it stands for stages of a pipeline, whose update does not bucket collectives
+	sliced     bool                  // outside of blocks it has only what any number of loss slices does
+	persistent *persistent           // of a trunk, nil until it is asked for
+	recomputed map[recomputeKey]*recomputeTimes
+	slots      map[int]*slots // by micro-batch size
+	passes     [extents]*work // by extent of recomputation: see passOf
 	// rest is what blocks compute in the trunk's program that is not part of the trunk: see apart.
-	rest         []workInstr
-	steady, near *workTimes
-	parted       map[sizeOn]*workTimes
+	rest                []workInstr
+	restTimes, restNear *workTimes // see timeRest
+	parted              map[sizeOn]*workTimes
 	// pairs are the products and collectives that the trunk's program makes in parts; instrs has them whole.
 	pairs []pair
 	// exchange is the time of a block's collectives for the whole batch in one micro-batch, -1 until it is asked for.
@@ -177,7 +177,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // all ranks share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, recomputed: map[recomputeKey]*recomputeTimes{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {

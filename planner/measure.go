@@ -103,11 +103,11 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	return m
 }
 
-// crossing measures, on a blueprint with the backward pass in two (see split), what a slot keeps from the backward pass to the
-// pass of weight gradients: apart is what those of a block read that the block has made, or in the backward pass the block
-// after it; left is what those outside of blocks read that no block has made. What the first block hands to the
-// embedding is there once, and is left out.
-func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left int64) {
+// crossing measures, on a blueprint of a zero-bubble schedule, what a slot keeps from the backward pass to the pass of weight
+// gradients. apart is what those of a block read that the block has made, or in the backward pass the block after it; fixed is
+// what those outside of blocks read that no block has made. What the first block hands to the embedding is there once, and is
+// left out.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, fixed int64) {
 	st := b.prog(e).Stages[position]
 	size := func(buf *codegen.Buffer) int64 {
 		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
@@ -129,10 +129,10 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left 
 				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
 					apart += size(buf)
 				case !ofBlocks && def.Block() == "":
-					left += size(buf)
+					fixed += size(buf)
 				}
 			}
 		}
 	}
-	return apart, left
+	return apart, fixed
 }

@@ -191,19 +191,19 @@ func (p *pipeline) measureApart() {
 	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
 	var sizes []int64
 	for e := range p.most + 1 {
-		all, left := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())
+		all, fixed := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())
 		for i := range all {
 			all[i] = of.measure(e, i, mesh, &sizes)
-			all[i].apart, left[i] = of.crossing(e, i, mesh)
+			all[i].apart, fixed[i] = of.crossing(e, i, mesh)
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
 			m, got := &p.memory[i], &all[position]
 			m.apart[e], m.temp[e], m.tempInner[e] = got.apart, got.temp, got.tempInner
 			if e == kept {
-				m.apartFixed = left[position]
+				m.apartFixed = fixed[position]
 			}
-			m.apartFixed = min(m.apartFixed, left[position])
+			m.apartFixed = min(m.apartFixed, fixed[position])
 		}
 	}
 }

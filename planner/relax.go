@@ -22,13 +22,13 @@ import (
 //     how much. Floors of step time add it (passage.go);
 //   - keeps and the like: the bytes of the fullest rank, by which sketch.go orders outlines where nothing fits.
 
-// shelf is the bytes of a block, on a rank, that last through a step: a lower bound before data-parallel ranks shard them.
-type shelf struct {
+// persistent is the bytes of a block, on a rank, that last through a step: a lower bound before data-parallel ranks shard them.
+type persistent struct {
 	weights, gradients, state int64
 	whole                     int64 // of gradients, those that are whole on each tensor-parallel rank
 	reduced                   int64 // gradients, each in even shares over all axes that cut it, if those are less
 	other                     int64 // all else that lasts as long
-	shared                    []shared
+	params                    []blockParam
 }
 
 // slots are lower bounds of what a block keeps for a micro-batch in flight, by extent of recomputation.
@@ -37,19 +37,19 @@ type slots struct {
 	temp        int64          // temporary values of a pass besides, whatever is recomputed
 }
 
-// flight is a lower bound of the time that recomputation adds to the backward pass of a block, by extent.
-type flight [extents]cost.Picoseconds
+// recomputeTimes is a lower bound of the time that recomputation adds to the backward pass of a block, by extent.
+type recomputeTimes [extents]cost.Picoseconds
 
-// flightKey is what a flight depends on.
-type flightKey struct {
+// recomputeKey is what recomputeTimes depend on.
+type recomputeKey struct {
 	size    int
 	inOrder bool // see [sizeOn]
 	parts   bool // products and collectives may be made in parts
 }
 
-// shared is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel rank would have all
+// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel rank would have all
 // without ZeRO.
-type shared struct {
+type blockParam struct {
 	value           *ir.Value
 	like            *ir.Value // what ZeRO cuts in the same dimension: of a gradient, its weight
 	bytes           int64
@@ -61,9 +61,9 @@ type shared struct {
 	wide bool
 }
 
-// persist returns the bytes that last under an outline, where ZeRO shards over so many data-parallel ranks. alone says that
+// bytes returns the bytes that last under an outline, where ZeRO shards over so many data-parallel ranks. alone says that
 // a step is one micro-batch of one stage, in which gradients lie in the slot: they do not count.
-func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
+func (b *persistent) bytes(o outline, replicas int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
 	ranks := int64(o.sharers(replicas))
 	if o.zero >= 1 {
@@ -120,14 +120,14 @@ func (w *work) slotsOf(size, batch int) *slots {
 	return all
 }
 
-// flightOf returns what recomputation adds for a micro-batch of a size.
-func (w *work) flightOf(key flightKey, batch int) *flight {
-	if known := w.flights[key]; known != nil {
+// recomputeTimesOf returns what recomputation adds for a micro-batch of a size.
+func (w *work) recomputeTimesOf(key recomputeKey, batch int) *recomputeTimes {
+	if known := w.recomputed[key]; known != nil {
 		return known
 	}
 	mesh := w.meshOf(key.size, batch)
-	var both [2]flight       // indexed by [ordered]
-	var plain [][2]workTimes // the backward pass without recomputation, by kinds of devices
+	var both [2]recomputeTimes // indexed by [ordered]
+	var plain [][2]workTimes   // the backward pass without recomputation, by kinds of devices
 	for e := range extents {
 		for i, kinds := range w.everywhere() {
 			times := w.passOf(e).times(mesh, kinds, key.parts)
@@ -149,9 +149,9 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 		}
 	}
 	for _, inOrder := range []bool{false, true} {
-		w.flights[flightKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
+		w.recomputed[recomputeKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
 	}
-	return w.flights[key]
+	return w.recomputed[key]
 }
 
 // tempOfSequences is the most bytes that temporary values of blocks take at one instruction of a pass, in one measured
@@ -170,8 +170,8 @@ func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64
 // passOf returns the work of a block's backward pass when the block is recomputed to an extent. Where that is a part of the
 // block it is only the work that recomputation adds, taken from the forward pass of the program that keeps everything.
 func (w *work) passOf(e extent) *work {
-	if w.again[e] != nil {
-		return w.again[e]
+	if w.passes[e] != nil {
+		return w.passes[e]
 	}
 	pass := *w
 	pass.instrs, pass.rest, pass.pairs = nil, nil, nil
@@ -189,17 +189,17 @@ func (w *work) passOf(e extent) *work {
 			}
 		}
 	}
-	w.again[e] = &pass
-	return w.again[e]
+	w.passes[e] = &pass
+	return w.passes[e]
 }
 
-// shelfOf returns what a block of the trunk keeps throughout a step.
-func (w *work) shelfOf(batch int) *shelf {
-	if w.shelf != nil {
-		return w.shelf
+// persistentOf returns what a block of the trunk keeps throughout a step.
+func (w *work) persistentOf(batch int) *persistent {
+	if w.persistent != nil {
+		return w.persistent
 	}
 	mesh := w.meshOf(batch, batch)
-	b := &shelf{}
+	b := &persistent{}
 	weights := map[*ir.Node]*ir.Value{} // by the nodes through which their gradients come
 	for _, n := range w.of.progs[kept].Graph.Nodes {
 		if n.Op == ir.OpAdamW {
@@ -239,7 +239,7 @@ func (w *work) shelfOf(batch int) *shelf {
 			}
 			b.reduced += min(sizes[x.kind], even)
 		}
-		v := shared{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
+		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
@@ -261,9 +261,9 @@ func (w *work) shelfOf(batch int) *shelf {
 			continue
 		}
 		v.bytes = mesh.LocalElems(v.value.Type.Shape, v.value.Spec, ir.Coord{}) * v.value.Type.DType.Size()
-		b.shared = append(b.shared, v)
+		b.params = append(b.params, v)
 	}
-	w.shelf = b
+	w.persistent = b
 	return b
 }
 
@@ -274,7 +274,7 @@ func (w *work) shelfOf(batch int) *shelf {
 // update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
-	o.pieces = 0 // any number: they make no difference here
+	o.pieces = 0 // whatever they are
 	if known := way.moved[o.sharding]; known != nil {
 		return known
 	}
@@ -286,6 +286,18 @@ func (s *searcher) moved(o outline) *workTimes {
 	// update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
 	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
+	// inPasses adds what stands in order before a weight is read, in each pass that reads it.
+	inPasses := func(v *blockParam, time cost.Picoseconds) {
+		if v.read[ir.Forward] {
+			each.forward += time
+			each.way += time
+			each.all += time
+		}
+		if v.read[ir.Backward] { // recomputation may need it before the gradient arrives
+			each.all += time
+			each.ahead += time
+		}
+	}
 	once := func(op ir.Op, bytes int64) {
 		if o.pp == 1 {
 			joined[op] += bytes
@@ -294,7 +306,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		}
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
-	for _, v := range trunk.shelfOf(s.batch).shared {
+	for _, v := range trunk.persistentOf(s.batch).params {
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
 			v.bytes /= int64(o.sharers(1)) // whether they are shared out before they are communicated, or after
 		}
@@ -319,16 +331,7 @@ func (s *searcher) moved(o outline) *workTimes {
 				}
 			}
 		case cut && o.zero == 3:
-			gather := way.collective(ir.OpAllGather, v.bytes)
-			if v.read[ir.Forward] {
-				each.forward += gather
-				each.way += gather
-				each.all += gather
-			}
-			if v.read[ir.Backward] { // recomputation may need it before the gradient arrives
-				each.all += gather
-				each.ahead += gather
-			}
+			inPasses(&v, way.collective(ir.OpAllGather, v.bytes))
 		case v.frozen: // it is not updated
 		case o.overlap && o.zero == 0:
 			reduced[ir.OpAllReduce] += v.bytes
@@ -347,16 +350,7 @@ func (s *searcher) moved(o outline) *workTimes {
 			once(ir.OpAllGather, v.bytes)
 		}
 		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
-			copied := way.hostCopy(part)
-			if v.read[ir.Forward] {
-				each.forward += copied
-				each.way += copied
-				each.all += copied
-			}
-			if v.read[ir.Backward] {
-				each.all += copied
-				each.ahead += copied
-			}
+			inPasses(&v, way.hostCopy(part))
 		}
 	}
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
@@ -382,13 +376,13 @@ func (s *searcher) moved(o outline) *workTimes {
 // each rank updates a share from stage 1 on. A kernel on a share of the data takes at least that share of the time of the
 // whole, priced as if that lay in the cache: the share may fit in it where the whole does not.
 func (w *work) apart(zero, ranks int) workTimes {
-	if w.steady == nil {
-		w.steady, w.near = w.steadily(func(p *cost.Program) *cost.Program { return p }), w.steadily((*cost.Program).Near)
+	if w.restTimes == nil {
+		w.restTimes, w.restNear = w.timeRest(func(p *cost.Program) *cost.Program { return p }), w.timeRest((*cost.Program).Near)
 	}
-	t := *w.steady
+	t := *w.restTimes
 	block := &t[inBlock]
 	if zero >= 1 {
-		near := &w.near[inBlock]
+		near := &w.restNear[inBlock]
 		block.update, block.closing = near.update/cost.Picoseconds(ranks), near.closing/cost.Picoseconds(ranks)
 	}
 	if zero >= 2 {
@@ -397,8 +391,8 @@ func (w *work) apart(zero, ranks int) workTimes {
 	return t
 }
 
-// steadily returns the time of the rest on the fastest kinds of devices. by changes the prices that it takes.
-func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
+// timeRest returns the time of the rest on the fastest kinds of devices. by changes the prices that it takes.
+func (w *work) timeRest(by func(*cost.Program) *cost.Program) *workTimes {
 	var least *workTimes
 	for _, kinds := range w.everywhere() {
 		t, price := &workTimes{}, by(w.on(kinds)[0])
@@ -423,7 +417,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 	persist, slots, temp := s.kept(o, size, schedule)
 	return &again{
-		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.flightOf(flightKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch),
+		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.recomputeTimesOf(recomputeKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch),
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 }
@@ -442,7 +436,7 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 		temp = all.temp
 	}
 	m, _ := s.split(o, size)
-	return trunk.shelfOf(s.batch).persist(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
+	return trunk.persistentOf(s.batch).bytes(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
 }
 
 // shardedOver is the number of data-parallel ranks that ZeRO shards over.

@@ -113,7 +113,7 @@ func (s *searcher) slice(points []*point) bool {
 			continue
 		}
 		s.pending = append(s.pending, &pending{
-			outline: o, sighted: true, // outlines with offload are pending by themselves, and get slices, too
+			outline: o, sighted: true, // what spares memory beside one slice has slices, too
 			left: []sized{{size: t.MicroBatch, schedule: t.Schedule, free: least, floor: least, level: refinedLimited}},
 		})
 	}
@@ -143,8 +143,8 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		c.complete()
 	}
 	p := *c.pipe
-	crammed := c.crammed()
-	if !slices.Contains(crammed, true) {
+	lastShort := c.lastShort()
+	if !slices.Contains(lastShort, true) {
 		return never
 	}
 	p.memory = slices.Clone(p.memory)
@@ -167,7 +167,7 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		others := maps.Clone(c.learned)
 		maps.DeleteFunc(others, func(t tried, _ bool) bool { return t.stage == last })
 		b := newBounds(&p, c.search.limit, c.search.opts, others)
-		b.leave(last, crammed)
+		b.leave(last, lastShort)
 		if least = b.best(); least < never {
 			least = b.ofAll()
 		}
@@ -189,9 +189,9 @@ func (c *cutter) shellsWithoutHead() []stageMemory {
 	return p.memory
 }
 
-// crammed tells, by number of blocks less one, whether the last position must recompute something with so many, or does not
+// lastShort tells, by number of blocks less one, whether the last position must recompute something with so many, or does not
 // fit, among the numbers that the other positions leave to it. Interleaved schedules have one number.
-func (c *cutter) crammed() []bool {
+func (c *cutter) lastShort() []bool {
 	p, last := c.pipe, c.pipe.template.PP()-1
 	if c.chunks() > 1 {
 		return []bool{c.least == never || c.choice[last] > 0}
