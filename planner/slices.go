@@ -91,7 +91,7 @@ func (s *searcher) slice(points []*point) bool {
 		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
 			continue
 		}
-		if p.rough { // its bound is without necessary recomputation, which can only raise it
+		if p.rough { // its bound is without the recomputation that memory makes necessary, which can only raise it
 			if p.bare == 0 {
 				p.bare = p.least - p.inHead()
 			}
@@ -101,7 +101,8 @@ func (s *searcher) slice(points []*point) bool {
 			p.settle()
 		}
 		gain := s.found.gainOf(p.degrees)
-		for p.withoutHead() > gain && p.layLast(s.found.gain()) { // alternatives are not worth a layout
+		// Layouts may show that more plans do not fit. Those that cannot beat the best of all degrees are not worth one.
+		for p.withoutHead() > gain && p.layLast(s.found.gain()) {
 		}
 		if p.withoutHead() > gain {
 			continue
@@ -124,7 +125,7 @@ func (s *searcher) slice(points []*point) bool {
 // that the last position has without the head, and the time that plans take with this number of slices, less inHead: no
 // number of slices has less of either. It is never where there are no such plans: the last position fits without recomputation.
 func (c *cutter) withoutHead() cost.Picoseconds {
-	knows := len(c.learned) // grows with what is learned and recomputed, from which the bound follows
+	knows := len(c.learned) // and what is recomputed: the bound follows from both, which only grow
 	for _, n := range c.choice {
 		knows += n
 	}
@@ -134,6 +135,7 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 	return c.bare
 }
 
+// leastWithoutHead computes withoutHead, which remembers it until more is known.
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	last := c.pipe.template.PP() - 1
 	if c.shell {
@@ -339,7 +341,7 @@ func (p *pipeline) leaveHead() {
 func (b *blueprint) joined(position int) map[*ir.Node]bool {
 	all := map[*ir.Node]bool{}
 	for _, in := range b.prog(kept).Stages[position].Bodies[ir.Update].Instrs {
-		if in.Node.Op != ir.OpAddN || in.Node.Results[0].Type.Elems() == 1 { // also that of the gradient norm
+		if in.Node.Op != ir.OpAddN || in.Node.Results[0].Type.Elems() == 1 { // or it is of the gradient norm
 			continue
 		}
 		for _, v := range in.Node.Args {
