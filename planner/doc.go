@@ -41,8 +41,8 @@
 //   - put off: of a kernel, moved behind others so that it runs beside a collective (package codegen).
 //   - again: a lower bound of the recomputation without which a position does not fit; more, as an argument, is that.
 //   - chain: events that wait for each other under every schedule, so that no step is shorter than they are together.
-//   - way: of a micro-batch, through a position to where the next one can go on; exposed: what is left of a collective
-//     after the kernels beside it.
+//   - way: what a micro-batch takes on its way through the pipeline: its passes up to the send, without what follows that.
+//   - exposed: what is left of a collective after the kernels beside it.
 //   - tail: what follows the last pass of a stage until the step ends; outlasts: by how much a communication stream is done
 //     later than what is in order.
 //   - segment, mark, moment: in a body with overlap, what codegen's segments are; a time that others count from; and a time

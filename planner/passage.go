@@ -51,6 +51,36 @@ func (s *searcher) flow(p *passage) cost.Picoseconds {
 	return s.busy(p.outline, p.m, p.schedule, fill(s.positions(p), s.graphs.blocks, p.more, least))
 }
 
+// all is the time of every micro-batch through a part of the model, n times.
+func (p *passage) all(part, n int) cost.Picoseconds {
+	return cost.Picoseconds(n) * (cost.Picoseconds(p.m-1)*p.first[part].all + p.last[part].all)
+}
+
+// way is the time of the last micro-batch, the smallest, through a part of the model there and back, n times.
+func (p *passage) way(part, n int) cost.Picoseconds {
+	if p.schedule == partition.ZeroBubble { // on its way back it does not wait for gradients of weights
+		return cost.Picoseconds(n) * p.last[part].forward
+	}
+	return cost.Picoseconds(n) * p.last[part].way
+}
+
+// update is the time of the update of n blocks.
+func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * p.last[inBlock].update }
+
+// recomputing is the number of backward passes in which memory makes as much recomputation necessary.
+func (p *passage) recomputing() cost.Picoseconds {
+	if p.first != p.last {
+		return cost.Picoseconds(p.m - 1)
+	}
+	return cost.Picoseconds(p.m)
+}
+
+// aheadOf is the most that recomputation may do at a stage before the gradient arrives, of its last block and of the head: by so
+// much a chain that passes the stage may be shorter than the sum of its times.
+func aheadOf(first, last *workTimes) cost.Picoseconds {
+	return max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+}
+
 // least bounds the step with m micro-batches, of which the last may be smaller, by closed forms.
 //
 // Position i of a pipeline starts when micro-batch 0 has come through the positions before it, does all its work, and then
@@ -58,75 +88,67 @@ func (s *searcher) flow(p *passage) cost.Picoseconds {
 // the positions before i and of all micro-batches through i. How many blocks lie before i is open, but all other blocks lie
 // before the last position, and some position has an even share of the blocks or more.
 func (s *searcher) least(p *passage) cost.Picoseconds {
-	o, first, last, m, schedule, more := p.outline, &p.first, &p.last, p.m, p.schedule, p.more
-	blocks := s.graphs.blocks
-	// all is the time of every micro-batch through a part of the model, way that of the last one, the smallest, there and
-	// back.
-	all := func(part, n int) cost.Picoseconds {
-		return cost.Picoseconds(n) * (cost.Picoseconds(m-1)*first[part].all + last[part].all)
+	switch {
+	case p.pp == 1:
+		return s.leastOfOne(p)
+	case p.chunks > 1:
+		return s.leastOfEven(p)
 	}
-	way := func(part, n int) cost.Picoseconds {
-		if schedule == partition.ZeroBubble { // on its way back it does not wait for gradients of weights
-			return cost.Picoseconds(n) * last[part].forward
-		}
-		return cost.Picoseconds(n) * last[part].way
-	}
-	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
-	passes := cost.Picoseconds(m) // in which memory makes as much recomputation necessary
-	if *first != *last {
-		passes--
-	}
-	if o.pp == 1 {
-		recomputed := cost.Picoseconds(0)
-		if more != nil {
-			recomputed = more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
-		}
-		if recomputed == never {
-			return never
-		}
-		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
-		inOrder += p.exposed(last, 0)
-		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
-	}
-	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	if o.chunks > 1 {
-		even := s.evenOf(o, 0)
-		if more != nil {
-			even = s.evenOf(o, m)
-		}
-		bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
-		for at, its := range even.at {
-			recomputed := more.time(its.blocks, its.flights)
-			if recomputed == never {
-				return never
-			}
-			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
-			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			time += p.exposed(last, at)
-			switch at {
-			case 0:
-				time += all(beforeBlocks, 1)
-			case o.pp - 1:
-				time += all(afterBlocks, 1)
-			}
-			bound = max(bound, time)
-		}
-		return bound
-	}
-	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
-	share := (blocks + o.pp - 1) / o.pp
-	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
-	late := cost.Picoseconds(o.pp)*ahead - update(1)
-	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
+	blocks, ahead := s.graphs.blocks, aheadOf(&p.first, &p.last)
+	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
+	share := (blocks + p.pp - 1) / p.pp
+	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.update(1))
+	less := cost.Picoseconds(p.pp)*ahead - p.update(1) // position 0 updates a block at least
+	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
 	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
 	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
 	// of blocks.
-	if every := all(inBlock, 1); every > 0 {
-		ratio, left := float64(way(inBlock, 1))/float64(every), 1.0
-		for range o.pp {
+	if every := p.all(inBlock, 1); every > 0 {
+		ratio, left := float64(p.way(inBlock, 1))/float64(every), 1.0
+		for range p.pp {
 			left *= 1 - ratio
 		}
-		bound = max(bound, cost.Picoseconds(float64(way(inBlock, blocks))/(1-left)*(1-1e-9))-late)
+		bound = max(bound, cost.Picoseconds(float64(p.way(inBlock, blocks))/(1-left)*(1-1e-9))-less)
+	}
+	return bound
+}
+
+// leastOfOne is least with one position: all that it does in order, or all that its stream does.
+func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
+	blocks, recomputed := s.graphs.blocks, cost.Picoseconds(0)
+	if p.more != nil {
+		recomputed = p.more.time(blocks, blocks*s.rooms(p.outline, p.m, p.schedule)[0][0].Slots)
+	}
+	if recomputed == never {
+		return never
+	}
+	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1) + p.update(blocks) + p.last[beforeBlocks].update
+	inOrder += p.exposed(&p.last, 0)
+	return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(p.m-1)*p.first[inBlock].beside+p.last[inBlock].beside))
+}
+
+// leastOfEven is least with interleaving, which cuts blocks evenly, so that it is known how many lie where.
+func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
+	even, ahead := s.evenOf(p.outline, 0), aheadOf(&p.first, &p.last)
+	if p.more != nil {
+		even = s.evenOf(p.outline, p.m)
+	}
+	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
+	for at, its := range even.at {
+		recomputed := p.more.time(its.blocks, its.flights)
+		if recomputed == never {
+			return never
+		}
+		time := p.recomputing()*recomputed + p.all(inBlock, its.blocks) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.update(its.blocks)
+		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
+		time += p.exposed(&p.last, at)
+		switch at {
+		case 0:
+			time += p.all(beforeBlocks, 1)
+		case p.pp - 1:
+			time += p.all(afterBlocks, 1)
+		}
+		bound = max(bound, time)
 	}
 	return bound
 }
@@ -263,16 +285,18 @@ func (s *searcher) positions(p *passage) []position {
 		}
 		return first.forward
 	}
-	// A block may be at any position: it counts the time at the fastest.
+	// start is how chains through all positions begin: micro-batch 0 goes forward through all of them, and back through the
+	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
+	// position: it counts the time at the fastest.
 	first, last := p.at(0)
 	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
 	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
-	sentBack := cost.Picoseconds(0)           // by the positions after this one, of the first micro-batch
+	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
 	for at := range p.pp {
 		first, last = p.at(at)
 		block = min(block, forward(&first[inBlock], &last[inBlock]))
 		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
-		start -= max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+		start -= aheadOf(first, last)
 		start += forward(&p.sent[whole][at], &p.sent[rest][at])
 		sentBack += back(&p.sent[whole][at])
 	}
@@ -286,14 +310,14 @@ func (s *searcher) positions(p *passage) []position {
 	if p.more != nil {
 		rooms = s.rooms(p.outline, m, p.schedule)
 	}
-	sentOn := cost.Picoseconds(0) // by the positions before this one, of the last micro-batch
+	sentOn := cost.Picoseconds(0) // the transfers back of the last micro-batch from positions before the one in hand
 	for at := range all {
 		x := &all[at]
 		first, last := p.at(at)
 		if p.more != nil {
 			x.flights = rooms[at][0].Slots
 		}
-		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at))
+		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at)) // forward passes that are left after that
 		through, update, busy, beside := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3]
 		// At least so many blocks, besides its own, are not before the position; for the first position all blocks.
 		after := cost.Picoseconds(p.pp - 1 - at)
@@ -301,7 +325,7 @@ func (s *searcher) positions(p *passage) []position {
 			after = blocks
 		}
 		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
-		// does adds what the position does for a part of the model: to what is fixed, or for every block.
+		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
 		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
 			var left cost.Picoseconds // what is left to do after the first backward pass
 			if m > 1 {
