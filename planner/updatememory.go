@@ -33,7 +33,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	}
 	first, last := updates[0], updates[len(updates)-1]
 	var temp []*held
-	live := make([]memoryShare, len(body)+1) // of the bytes that live, by instruction
+	live := make([]memoryShare, len(body)+1) // changes of the bytes that live, by instruction
 	for i := range b.held[kept][position] {
 		x := &b.held[kept][position][i]
 		if x.Region != codegen.Temp || x.Body != ir.Update {
@@ -59,8 +59,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	for _, k := range updates {
 		with, alone := -most.block, -most.block
 		for _, x := range temp {
-			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
-			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+			if x.neededAt(st, &body[k], k, at) {
 				with += sizes[x.kind]
 				if x.block {
 					alone += sizes[x.kind]
@@ -73,11 +72,21 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	return most, blocks
 }
 
+// neededAt reports whether a temporary buffer lives at instruction k, the AdamW of a block, in any update: it also lives at
+// instruction at, or is the block's and read or written by the AdamW.
+func (x *held) neededAt(st *codegen.Stage, adam *codegen.Instr, k, at int) bool {
+	if k < x.From || k > x.To {
+		return false
+	}
+	mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
+	return x.From <= at && at <= x.To || slices.ContainsFunc(adam.Args, mine) || slices.ContainsFunc(adam.Results, mine)
+}
+
 // updatingChunks is updating with several chunks. Every block counts as one of the chunk whose blocks have the least.
 func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
-	var updates [fewChunks][]int // by chunk
+	var updates [fewChunks][]int // AdamW of blocks, by chunk
 	for k := range body {
 		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
 			chunk := b.chunkOf[n.Block()]
@@ -85,7 +94,7 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 		}
 	}
 	var temp [fewChunks][]*held
-	var live [1 + fewChunks][]int64 // of the bytes that live, by chunk, and at last outside of blocks
+	var live [1 + fewChunks][]int64 // changes of the bytes that live, by chunk, and last those outside of blocks
 	for i := range live {
 		live[i] = make([]int64, len(body)+1)
 	}
@@ -123,8 +132,7 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 		for _, k := range updates {
 			var bytes int64
 			for _, x := range temp[chunk] {
-				mine := func(id int) bool { return &st.Buffers[id] == x.Buffer }
-				if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+				if x.neededAt(st, &body[k], k, at) {
 					bytes += sizes[x.kind]
 				}
 			}
