@@ -11,10 +11,10 @@ import (
 // (flow.go). bound.go adds it to the last pass of a stage and tail.go to updates: work in order alone would miss the
 // reductions of gradients that come last.
 
-// outlasts returns lower bounds for a body with n blocks, one for each part of the body between transfers: by how much the
-// stream is done later than all that the body does in order from that part on. At every segment that hands over reductions
-// the stream still has all reductions from there on to do, and the work in order that is left is known; what the stream had
-// before, and what waits for it, is left out. The result is nil where nothing runs beside the kernels.
+// outlasts bounds from below by how much the stream of a body with n blocks is done later than what the body does in order, once
+// for each part of the body between transfers, from what that part hands to the stream. When a segment hands over
+// reductions, the stream still has these and all later ones to do, and the work in order that is left is known. What the
+// stream had before, and what waits for it, is left out. The result is nil where nothing runs beside the kernels.
 //
 // The body is followed from its end. Of alike blocks in a row it is enough to look at the first and the last.
 func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
