@@ -65,7 +65,7 @@ type segment struct {
 type item struct {
 	kind sim.OpKind
 	time cost.Picoseconds
-	each bool // as often as the stage has blocks, though in a segment outside of them
+	each bool // of blocks: in a segment outside of them it is there once for every block of the stage
 	// given is set for what is made for blocks of nothing that they make: the first block has it, wherever it stands.
 	given bool
 	// chunk is that of the blocks, for each.

@@ -62,7 +62,7 @@ func (b *blueprint) kindOf(st *codegen.Stage, x *codegen.Buffer) int {
 	return kind
 }
 
-// sizesOn returns the bytes of each kind on a mesh, given those of the first few.
+// sizesOn returns the bytes of each kind on a mesh. sizes has those that are known so far.
 func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 	for _, values := range b.kindValues[len(sizes):] {
 		v, size := values.part, int64(0)
@@ -129,7 +129,7 @@ func inOrderLives(st *codegen.Stage) []life {
 		for i, in := range body.Instrs {
 			if in.Beside > 0 {
 				beside, some = i+in.Beside, true
-			} else if i <= beside || codegen.KeysValues(in.Node) { // keys and values are taken out and gathered before such a row of kernels, wherever that is
+			} else if i <= beside || codegen.KeysValues(in.Node) { // keys and values are gathered before such a row of kernels, wherever that is
 				continue
 			}
 			ids := in.Args

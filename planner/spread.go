@@ -23,8 +23,8 @@ func (w *work) gathers(n *ir.Node) bool {
 }
 
 // noteWhole finds the nodes that make gradients of weights which tensor-parallel ranks hold whole, for b.ofWhole: products,
-// and the sums over tokens of an embedding, also where a tied table adds two of them. Where each rank updates a share of the
-// weight, products do not count.
+// and the sums over tokens of an embedding; both where a tied table adds them. If under ZeRO each rank updates a share of the
+// weight, only those sums count, and only if they are not cut like it.
 func (b *blueprint) noteWhole(prog *codegen.Program) {
 	tp := prog.Mesh.Axis(partition.AxisTP)
 	for _, n := range prog.Graph.Nodes {
