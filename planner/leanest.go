@@ -46,6 +46,8 @@ func (s *searcher) infeasible(points []*point) error {
 			closest, least = plan, needs
 		}
 	}
+	// What is left of the space is compiled in order of what its blocks keep, up to what the best layout needs. The first
+	// layout is made when no pipeline to come can have a lower bound than the best so far.
 	for x := range s.byKeeps() {
 		if found != nil && x.keeps >= found.least {
 			if closest == nil {
@@ -65,7 +67,8 @@ func (s *searcher) infeasible(points []*point) error {
 	if found == nil {
 		return s.noProgram()
 	}
-	bound := int64(math.MaxInt64)
+	// Pipelines whose bound is below the best layout are laid out, then those with more slices of the loss than they have.
+	bound := int64(math.MaxInt64) // of those of which the layouts are not certain to be the best
 	for len(all) > 0 {
 		slices.SortStableFunc(all, func(a, b *lean) int { return cmp.Compare(a.least, b.least) })
 		for _, x := range all {
@@ -90,6 +93,11 @@ func (s *searcher) infeasible(points []*point) error {
 			}
 		}
 	}
+	return s.missed(closest, max(0, least-bound))
+}
+
+// missed returns the error for the closest plan, of which it is known that no plan needs less by more than some bytes.
+func (s *searcher) missed(closest *partition.Plan, unsure int64) error {
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
 		return err
@@ -100,7 +108,7 @@ func (s *searcher) infeasible(points []*point) error {
 			e.Stage, e.Needs, e.Limit = i, peak, limit
 		}
 	}
-	e.AtLeast = e.Needs - max(0, least-bound)
+	e.AtLeast = e.Needs - unsure
 	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
 	return e
 }
