@@ -21,7 +21,7 @@ import (
 //
 // They are admissible because every instruction counts at most the time that it takes in any plan of the outline: its
 // collectives have the fastest place in the network, and what some plans hide or leave out does not count.
-// Callers: search.go and explore.go, which raise floors level by level, and certify.go, which computes them again.
+// The search raises floors level by level (raise, in explore.go); certify.go computes them again.
 
 // work is what a program of one stage does in order. Micro-batch sizes are per data-parallel rank, so that most of it
 // takes the same time with any number of data-parallel ranks: it is priced once for all outlines.

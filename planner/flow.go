@@ -200,7 +200,7 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 		}
 	}
 	gather(0)
-	for k := range len(segments) + 2 {
+	for k := range len(segments) + 2 { // two more, for what follows the last segments
 		for i, t := range at(k - 1).reduces {
 			done := r.give(t)
 			if i < at(k-1).each {

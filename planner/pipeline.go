@@ -110,7 +110,7 @@ func (p *pipeline) mayFit(limit int64) bool {
 	left := p.skel.blocks
 	for i := range p.memory {
 		left -= sort.Search(left, func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > limit })
-		if left == 0 {
+		if left == 0 { // but every stage has a block at least: of the others, the last is asked
 			return i == len(p.memory)-1 || p.memory[len(p.memory)-1].least(1, p.room[len(p.memory)-1]) <= limit
 		}
 	}
