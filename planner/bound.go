@@ -29,7 +29,7 @@ type bounds struct {
 	atLeast  [][]cost.Picoseconds // [stage][n-1]: with n blocks or more
 	through  []line               // by stage: what it adds to the chains of later stages, micro-batch 0 forward and the last one backward
 	work     []line               // by stage: all work, that of the communication stream included
-	passes   []line               // by stage: all passes, without gradients of weights if those have passes of their own
+	passes   []line               // by stage: all passes, without weight gradients if those have passes of their own
 	ahead    []cost.Picoseconds   // by stage: see gathersAhead
 	end      cost.Picoseconds     // what follows the last backward pass of stage 0
 	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0, at the fastest stage
@@ -227,7 +227,7 @@ func (l *line) gathersAhead() cost.Picoseconds {
 	return less
 }
 
-// spares is by how much less the gradients of weights of a block may take in a pass of their own if the block is recomputed:
+// spares is by how much less the weight gradients of a block may take in a pass of their own if the block is recomputed:
 // recomputation has gathered what they read.
 func (l *line) spares() cost.Picoseconds {
 	return max(0, l.block[kept]-l.block[selective], l.block[kept]-l.block[full])
@@ -238,7 +238,7 @@ type stageWork struct {
 	forward, backward, weight [2]line
 	last                      line // a backward pass over the last micro-batch, up to what it sends
 	passes                    line // all forward and backward passes, the last one up to what it sends
-	weights                   line // all passes for gradients of weights, where they have their own
+	weights                   line // all passes for weight gradients, where they have their own
 	all                       line // passes in full, and weights
 	both                      line // all, and what communication streams do
 }

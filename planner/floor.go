@@ -19,18 +19,19 @@ import (
 //   - flowing: the trunk and what relax.go adds for the outline, along chains of events through the pipeline (passage.go);
 //   - refined: the same chains over all that the stages of the outline do in order.
 //
-// They are admissible because every instruction counts at most the time that it takes in any plan of the outline: its
-// collectives have the fastest place in the network, and what some plans hide or leave out does not count.
+// They are admissible because every instruction counts at most the time that it takes in any plan of the outline:
+// collectives are priced at the fastest place in the network, and what some plans hide or do not have is left out.
 // The search raises floors level by level (raise, in explore.go); certify.go computes them again.
 
-// work is what a program of one stage does in order. Micro-batch sizes are per data-parallel rank, so that most of it
-// takes the same time with any number of data-parallel ranks: it is priced once for all outlines.
+// work is what a program of one stage executes in order, that is, not on the communication stream. Micro-batch sizes are per
+// data-parallel rank, so most of it takes the same time with any number of data-parallel ranks: it is priced once for all
+// outlines.
 type work struct {
 	of         *blueprint
 	instrs     []workInstr
-	shared     []workInstr     // whose time depends on the number of data-parallel ranks
-	prices     []*cost.Program // one for each way in which its groups may lie in the network
-	kinds      []cost.Kinds    // of devices, by price
+	shared     []workInstr     // instructions whose time depends on the number of data-parallel ranks
+	prices     []*cost.Program // one for each place in the network that its groups may have
+	kinds      []cost.Kinds    // of devices, for each of prices
 	mesh       ir.Mesh         // of one data-parallel rank
 	known      map[sizeOn]*workTimes
 	kernels    map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
@@ -79,15 +80,14 @@ const (
 // workTimes is, for one micro-batch of a size, the time of each part of the model, with one block.
 type workTimes [modelParts]partTimes
 
-// of update, what may run at the end of the last backward pass
 type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, up to the send of the gradient to the position before
-	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule makes in a pass of its own
+	weight  cost.Picoseconds // of all, weight gradients, which a zero-bubble schedule makes in a pass of its own
 	ahead   cost.Picoseconds // of all, what recomputation may do before the gradient arrives
 	update  cost.Picoseconds // once a step
-	closing cost.Picoseconds // of update, what must follow the last backward pass before the gradients are complete
+	closing cost.Picoseconds // of update, what may run at the end of the last backward pass already
 	beside  cost.Picoseconds // what the communication stream does, forward and backward
 	once    cost.Picoseconds // what it does besides in the last backward pass
 }
@@ -151,12 +151,12 @@ type sizeOn struct {
 }
 
 // inOrder reports whether a schedule runs no kernels beside tensor-parallel collectives, whatever the options say: a
-// zero-bubble schedule puts off the products of weights' gradients, which would run there.
+// zero-bubble schedule moves the products of weight gradients, which would run there, to a pass of their own.
 func inOrder(schedule partition.Schedule) bool { return schedule == partition.ZeroBubble }
 
-// work returns what the blueprint of one stage does in order at the degrees of an outline. With trunk it leaves out what
-// depends on ZeRO and on the number of data-parallel ranks, and so keeps only what each micro-batch makes anew and the
-// products of weights' gradients: not what gathers, reduces or adds up parameters and their gradients.
+// work returns what the blueprint of one stage executes in order at the degrees of an outline. With trunk it leaves out what
+// depends on ZeRO and on the number of data-parallel ranks, which gathers, reduces or adds up parameters and gradients. What
+// remains is computed anew for each micro-batch, the products of weight gradients included.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
 	piped := !trunk && o.pp > 1

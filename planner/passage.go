@@ -58,7 +58,7 @@ func (p *passage) all(part, n int) cost.Picoseconds {
 
 // way is the time of the last micro-batch, the smallest, through a part of the model there and back, n times.
 func (p *passage) way(part, n int) cost.Picoseconds {
-	if p.schedule == partition.ZeroBubble { // on its way back it does not wait for gradients of weights
+	if p.schedule == partition.ZeroBubble { // on its way back it does not wait for weight gradients
 		return cost.Picoseconds(n) * p.last[part].forward
 	}
 	return cost.Picoseconds(n) * p.last[part].way
@@ -75,8 +75,8 @@ func (p *passage) recomputing() cost.Picoseconds {
 	return cost.Picoseconds(p.m)
 }
 
-// aheadOf is the most that recomputation may do at a stage before the gradient arrives, of its last block and of the head: by so
-// much a chain that passes the stage may be shorter than the sum of its times.
+// aheadOf is the most that a stage may do before its gradient arrives if it recomputes its last block and the head: a chain
+// through the stage may be so much shorter than the sum of its times.
 func aheadOf(first, last *workTimes) cost.Picoseconds {
 	return max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
 }
@@ -170,7 +170,7 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 // alone is the time of the first micro-batch through all positions and back, if nothing else kept them busy.
 func (s *searcher) alone(p *passage) cost.Picoseconds {
 	way := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble { // gradients of weights are left for later
+		if p.schedule == partition.ZeroBubble { // weight gradients are left for later
 			return t.all - t.weight
 		}
 		return t.way
@@ -342,7 +342,7 @@ func (s *searcher) positions(p *passage) []position {
 			*to(update) += left
 			*to(busy) += m1*first.all + last.all
 			*to(beside) += m1*first.beside + last.beside
-			if split { // gradients of weights that come before the last backward pass, and all of them
+			if split { // weight gradients that come before the last backward pass, and all of them
 				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
 				*to(update) += m1*first.weight + last.weight
 			}

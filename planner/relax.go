@@ -12,26 +12,26 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// This file bounds what plans of an outline must keep in memory and what they must do beyond the trunk (see floor.go),
-// from the programs of one block alone: with nothing of it recomputed and with all, from which partial recomputation
-// follows. Three things come out of it, each a lower bound:
+// This file bounds what plans of an outline need beyond the trunk (see floor.go), in time and in memory, from programs of one
+// block: one that recomputes nothing and one that recomputes all of it, from which partial recomputation follows. It has
+// three lower bounds:
 //
-//   - moved: what data-parallel ranks communicate, what offload copies, and what ZeRO leaves of a block's update, from the
-//     sizes of its parameters;
-//   - again: the recomputation without which a position does not fit, as a linear relaxation of how many blocks recompute
-//     how much. Floors of step time add it (passage.go);
-//   - keeps and the like: the bytes of the fullest rank, by which sketch.go orders outlines where nothing fits.
+//   - moved: the time of data-parallel communication, offload copies and the optimizer update, from the sizes of parameters;
+//   - again: the time of the recomputation without which a position does not fit, by a linear relaxation: blocks may recompute
+//     different amounts in any proportion. Floors of step time add it (passage.go);
+//   - keeps, keepsOfOne, leastKept: the peak memory of the fullest rank, by which sketch.go orders outlines if nothing fits.
 
-// persistent is the bytes of a block, on a rank, that last through a step: a lower bound before data-parallel ranks shard them.
+// persistent is the memory of a block, in bytes on one rank, that lives throughout a step: a lower bound, before data-parallel
+// ranks shard it.
 type persistent struct {
 	weights, gradients, state int64
 	whole                     int64 // of gradients, those that are whole on each tensor-parallel rank
 	reduced                   int64 // gradients, each in even shares over all axes that cut it, if those are less
-	other                     int64 // all else that lasts as long
+	other                     int64 // all else that lives as long
 	params                    []blockParam
 }
 
-// slots are lower bounds of what a block keeps for a micro-batch in flight, by extent of recomputation.
+// slots are lower bounds of the activation memory of a block for one micro-batch in flight, by extent of recomputation.
 type slots struct {
 	slot, apart [extents]int64 // see stageMemory
 	temp        int64          // temporary values of a pass besides, whatever is recomputed
@@ -61,8 +61,8 @@ type blockParam struct {
 	wide bool
 }
 
-// bytes returns the bytes that last under an outline, where ZeRO shards over so many data-parallel ranks. alone says that
-// a step is one micro-batch of one stage, in which gradients lie in the slot: they do not count.
+// bytes returns the persistent bytes under an outline, where ZeRO shards over so many data-parallel ranks. alone says that a
+// step is one micro-batch of one stage: its gradients do not count, as they lie in the slot.
 func (b *persistent) bytes(o outline, replicas int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
 	ranks := int64(o.sharers(replicas))
@@ -88,7 +88,7 @@ func (b *persistent) bytes(o outline, replicas int, alone bool) int64 {
 	return weights + gradients + state + b.other
 }
 
-// slotsOf returns what a block of the trunk keeps for a micro-batch of a size.
+// slotsOf returns the activation memory of a block of the trunk for a micro-batch of a size.
 func (w *work) slotsOf(size, batch int) *slots {
 	if known := w.slots[size]; known != nil {
 		return known
@@ -154,9 +154,8 @@ func (w *work) recomputeTimesOf(key recomputeKey, batch int) *recomputeTimes {
 	return w.recomputed[key]
 }
 
-// tempOfSequences is the most bytes that temporary values of blocks take at one instruction of a pass, in one measured
-// stage. It leaves out values made of weights alone, and takes lifetimes that hold whatever other outlines run beside
-// their collectives: see [held].
+// tempOfSequences is the peak of the temporary values of blocks in a pass, in a stage that has been measured. It leaves out
+// values made of weights alone, and takes lifetimes that hold whatever other outlines run beside collectives: see [held].
 func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
 	mb := mesh.Axis(partition.AxisMB)
 	return b.mostTemp(e, 0, sizes, func(x *held) (from, to int) {
@@ -193,7 +192,7 @@ func (w *work) passOf(e extent) *work {
 	return w.passes[e]
 }
 
-// persistentOf returns what a block of the trunk keeps throughout a step.
+// persistentOf returns the persistent memory of a block of the trunk.
 func (w *work) persistentOf(batch int) *persistent {
 	if w.persistent != nil {
 		return w.persistent
@@ -422,9 +421,9 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 }
 
-// kept bounds from below what a block of an outline keeps: the bytes that last; those of a slot, for one micro-batch in
-// flight, at each moment when the slots may be fullest; and temporary bytes besides, 0 where they may lie in slots. With a
-// zero-bubble schedule slots may also be fullest after the backward pass, with what gradients of weights read.
+// kept bounds the memory of a block of an outline from below: persistent bytes; bytes of a slot, for one micro-batch in flight,
+// at each moment at which slots may peak; and temporary bytes, 0 where these may lie in slots. Slots peak before the backward
+// pass, or under a zero-bubble schedule perhaps after it, when they have what weight gradients read.
 func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persist int64, slots [][extents]int64, temp int64) {
 	trunk := s.trunk(o)
 	all := trunk.slotsOf(size, s.batch)
@@ -442,8 +441,7 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 // shardedOver is the number of data-parallel ranks that ZeRO shards over.
 func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) }
 
-// again bounds from below the time that recomputation adds to one backward pass of a position, given that what its blocks
-// keep must fit.
+// again bounds from below the time that recomputation adds to one backward pass of a position, as its blocks must fit.
 type again struct {
 	limit   int64                     // bytes, less those of temporary values
 	persist int64                     // bytes of a block
@@ -453,9 +451,9 @@ type again struct {
 	alike   bool                      // all blocks of the position have the same extent, as interleaved schedules have it
 }
 
-// time returns the time that recomputation adds to n blocks. flights adds up, over these blocks, the micro-batches for which
-// each has a slot. It is never where they do not fit. Blocks with different extents may be mixed in any proportion, which
-// relaxes whole numbers of blocks to fractions: a lower bound, and one that does not decrease with n.
+// time returns the time that recomputation adds to n blocks, never if they do not fit. flights is the sum, over these blocks, of
+// the micro-batches in flight. Fractions of blocks may have different extents, which relaxes whole numbers of blocks: so it
+// is a lower bound, and does not decrease with n.
 func (a *again) time(n, flights int) cost.Picoseconds {
 	if a == nil {
 		return 0
@@ -471,8 +469,8 @@ func (a *again) time(n, flights int) cost.Picoseconds {
 	return cost.Picoseconds(n) * most
 }
 
-// of returns the least time for a block on average with slots of at most so many bytes on average. A linear program with two
-// constraints has an optimum that mixes two extents at most.
+// of returns the least average time of a block whose slots have at most room bytes on average. It is a linear program with two
+// constraints, an optimum of which mixes two extents at most.
 func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	least := never
 	for i, e := range a.among {
@@ -498,7 +496,7 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	return least
 }
 
-// keeps bounds from below the bytes of the fullest rank under an outline, however its blocks are cut and recomputed.
+// keeps bounds from below the peak memory of the fullest rank under an outline, however its blocks are cut and recomputed.
 func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
 	if s.trunk(o) == nil {
 		return 0
@@ -527,7 +525,7 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 	}))
 }
 
-// keepsLeast is kept with the extent of recomputation with the smallest slot, at the moment when that is largest.
+// keepsLeast is kept with the smallest slot that any extent of recomputation has, at the moment at which that is largest.
 func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) (persist, slot, temp int64) {
 	persist, slots, temp := s.kept(o, size, schedule)
 	for _, at := range slots {
@@ -540,7 +538,7 @@ func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) 
 	return persist, slot, temp
 }
 
-// keepsOfOne is keeps with a slot for one micro-batch only, whatever the number of chunks is.
+// keepsOfOne is keeps with one micro-batch in flight, whatever the number of chunks is.
 func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) int64 {
 	if s.trunk(o) == nil {
 		return 0
