@@ -8,23 +8,23 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// This file names the closest plan where none fits: the one whose fullest stage needs the least memory. It goes best first
-// through three bounds: sketches of outlines, by what their blocks keep (sketch.go); bounds of their stages (memory.go), of
-// which the cut with the smallest is found greedily; and exact layouts of such cuts, until no bound is below the best layout.
+// This file names the closest plan where none fits: the one whose largest stage needs the least memory. It is a best-first
+// search with three bounds, each tighter than the one before: what the blocks of an outline keep (sketch.go); bounds of
+// stages (memory.go), which name a cut greedily; and exact layouts of such cuts. It ends when no bound is below the best
+// layout.
 
-// lean is a pipeline of which the cut with the least memory is searched: bounds name a cut, its stages are laid out, and
-// with their exact sizes bounds name the next.
+// lean is a pipeline, searched for the cut with the least memory: bounds name a cut, its stages are laid out, and their exact
+// sizes replace their bounds in the choice of the next cut.
 type lean struct {
 	*pipeline
 	outline
 	recompute Recompute
 	opts      *Options
 	known     map[tried]int64 // bytes of stages that were laid out, or of positions of interleaved pipelines
-	least     int64           // a lower bound of the fullest stage of any of its plans
+	least     int64           // a lower bound of the largest stage of any of its plans
 }
 
-// infeasible returns the error that names the plan whose fullest stage needs the least. points are pipelines that the search
-// has looked at.
+// infeasible returns the error that names the closest plan. points are the pipelines that the search has looked at.
 func (s *searcher) infeasible(points []*point) error {
 	var all []*lean
 	var found *lean // the one with the least bound
@@ -40,7 +40,7 @@ func (s *searcher) infeasible(points []*point) error {
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan
-	least := int64(math.MaxInt64) // what the closest plan needs, and its devices lack to the limit
+	least := int64(math.MaxInt64) // what the closest plan needs, and by how much its devices have less than the limit
 	lay := func(x *lean) {
 		if plan, needs := s.layLeanest(x, least); plan != nil {
 			closest, least = plan, needs
@@ -68,7 +68,7 @@ func (s *searcher) infeasible(points []*point) error {
 		return s.noProgram()
 	}
 	// Pipelines whose bound is below the best layout are laid out, then those with more slices of the loss than they have.
-	bound := int64(math.MaxInt64) // of those of which the layouts are not certain to be the best
+	bound := int64(math.MaxInt64) // of the pipelines that may have a plan with less memory than those that were laid out
 	for len(all) > 0 {
 		slices.SortStableFunc(all, func(a, b *lean) int { return cmp.Compare(a.least, b.least) })
 		for _, x := range all {
@@ -96,7 +96,7 @@ func (s *searcher) infeasible(points []*point) error {
 	return s.missed(closest, max(0, least-bound))
 }
 
-// missed returns the error for the closest plan, of which it is known that no plan needs less by more than some bytes.
+// missed returns the error for the closest plan. Another plan may need less, by unsure bytes at most.
 func (s *searcher) missed(closest *partition.Plan, unsure int64) error {
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
@@ -114,8 +114,8 @@ func (s *searcher) missed(closest *partition.Plan, unsure int64) error {
 }
 
 // layLeanest lays out plans of a pipeline that may need less than so many bytes, and returns the one that needs the least and
-// how much that is, nil if none needs less. Layouts need more than their bounds. It stops at a bound that would be too high if
-// it missed by as little as any before, unless the pipeline is certain. (Zero-bubble schedules go on, as their bounds miss much
+// how much that is, nil if none needs less. Layouts need more than their bounds: unless the pipeline is certain, it stops at
+// a bound that leaves no room for the least difference seen so far. (Not with zero-bubble schedules, whose bounds miss much
 // of one cut and little of another.)
 func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, needs int64) {
 	missed := int64(0)
@@ -148,7 +148,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 	}
 }
 
-// bound returns a lower bound of the fullest stage of any plan of the pipeline.
+// bound returns a lower bound of the largest stage of any plan of the pipeline.
 func (x *lean) bound() int64 {
 	_, least := x.leanest()
 	if x.template.Schedule == partition.ZeroBubble {
@@ -167,13 +167,13 @@ func (x *lean) withoutHead() int64 {
 	return (&lean{pipeline: &bare, recompute: x.recompute, opts: x.opts}).bound()
 }
 
-// certain reports whether the layouts prove that no other plan of the pipeline needs less: it has one cut only, of which they
-// compare all recomputations.
+// certain reports whether layLeanest goes through all plans of the pipeline: it has only one cut, and layouts compare all its
+// recomputations.
 func (x *lean) certain() bool {
 	return x.template.Chunks() > 1 || x.skel.blocks == len(x.template.Stages) || len(x.template.Stages) == 1 && x.recompute != RecomputeSearched
 }
 
-// leanest returns the cut with the smallest fullest stage, by layouts where they are known and else by bounds, and its bytes.
+// leanest returns the cut whose largest stage is smallest, and its bytes, by layouts where they are known and else by bounds.
 func (x *lean) leanest() ([]partition.Stage, int64) {
 	if x.template.Chunks() > 1 {
 		return x.leanestInterleaved()
@@ -181,7 +181,8 @@ func (x *lean) leanest() ([]partition.Stage, int64) {
 	return x.leanestBy(x.need)
 }
 
-// leanestBy is leanest without interleaving, with the bytes of a stage with n blocks, and the recomputation that these need.
+// leanestBy is leanest without interleaving. known returns the bytes of a stage with n blocks, with the recomputation that has
+// the least. It is greedy: each further block goes to the stage that is smallest with it.
 func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]partition.Stage, int64) {
 	stages := len(x.template.Stages)
 	need := make([]int64, stages) // with one block more
@@ -192,7 +193,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	for i := range need {
 		need[i], _ = known(i, counts[i]+1)
 	}
-	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- { // goes to the stage that is smallest with one more
+	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- {
 		best := 0
 		for i := range need {
 			if need[i] < need[best] {
@@ -214,7 +215,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	return cut, peak
 }
 
-// need returns the least bytes of a stage with n blocks, and the recomputation with which it has them.
+// need returns the least bytes of a stage with n blocks, and the recomputation that has them.
 func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	for i, r := range x.recompute.corners(n) {
 		b, known := x.known[tried{stage, n, r}]
@@ -228,8 +229,8 @@ func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	return bytes, least
 }
 
-// corners lists recomputations of n blocks, one of which has the least bound of memory. The bound is linear in how many blocks
-// are recomputed to each extent, as long as there are some of it, except for zero-bubble slots: so corners are enough.
+// corners lists recomputations of n blocks, one of which has the least bound of memory: except for zero-bubble slots, the bound
+// is linear in the number of blocks of each extent as long as there are some, so its minimum is at a corner.
 func (r Recompute) corners(n int) []recomputation {
 	all := r.choices(n)
 	if len(all) == 1 {

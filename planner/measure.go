@@ -7,20 +7,20 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// measured is what one position of a blueprint, with one block for each chunk, takes: see stageMemory for most of it.
+// measured is the memory of one position of a blueprint, with one block for each chunk. Its fields are those of stageMemory.
 type measured struct {
 	persist         memoryShare
 	sums            memoryShare
 	afterHead       int64
 	slot            [fewChunks]memoryShare // by chunk
 	inbox           [fewChunks]int64
-	temp            int64 // the most that lives at one instruction
-	tempNotBackward int64 // the same outside of the backward pass
-	tempInner       int64 // the same of what blocks have, and of what else lives throughout all of the block
-	apart           int64 // what weight gradients of a block read that others made
+	temp            int64 // the peak of temporary values
+	tempNotBackward int64 // their peak outside of the backward pass
+	tempInner       int64 // their peak, of those of blocks and those that live throughout all of the block
+	apart           int64 // what weight gradients of a block read
 }
 
-// memoryShare is the bytes that grow with the number of blocks: fixed outside of them, and those of a block.
+// memoryShare is bytes that grow with the number of blocks: some that are fixed, and some for each block.
 type memoryShare struct{ fixed, block int64 }
 
 func (m memoryShare) bytes() int64 { return m.of(1) }
@@ -42,8 +42,7 @@ func (m memoryShare) above(other memoryShare) bool {
 // of returns the bytes with n blocks.
 func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
-// measure adds up the buffers of a position of the blueprint on a mesh, by how long they live. sizes are those known on it
-// so far.
+// measure adds up the buffers of a position of the blueprint on a mesh, by lifetimes. sizes has those that are known so far.
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured

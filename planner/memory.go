@@ -7,27 +7,27 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// This file bounds from below the memory of a stage with any number of blocks and any recomputation, from programs with one
-// block (measure.go, held.go, updatememory.go). recomputation.go asks it which recomputations may fit,
-// cut.go and certify_cuts.go whether any cut may, and leanest.go for the cut with the smallest stages.
+// This file bounds from below the peak memory of a stage with any number of blocks and any recomputation, from programs with
+// one block (measure.go, held.go, updatememory.go). recomputation.go asks it which recomputations may fit, cut.go and
+// certify_cuts.go whether any cut may, and leanest.go for the cut whose largest stage is smallest.
 
-// stageMemory bounds from below the arena of a stage with n blocks. It counts what must be there at the same time, but not
-// the gaps that packing leaves, so that it never exceeds what codegen allocates. It prunes cuts; those that win are
-// allocated for real. Arrays are indexed by the extent to which the blocks are recomputed.
+// stageMemory bounds from below the arena of a stage with n blocks. It adds up buffers whose lifetimes overlap, without the gaps
+// that packing leaves, so it never exceeds what codegen allocates. It only prunes: cuts that may win are laid out exactly.
+// Arrays are indexed by the extent to which blocks are recomputed.
 type stageMemory struct {
 	// With one block:
-	persist int64 // weights, gradients, optimizer state; and what the devices of the position lack to the limit (pools.go)
-	// sums are gradients that lie in the slot, where they take the place of activations that have been read: see
-	// [codegen.SumsOn]. Only the only micro-batch of a stage by itself has them; elsewhere they are part of persist.
+	persist int64 // weights, gradients, optimizer state; and by how much the devices have less than the limit (pools.go)
+	// sums are gradients that take the place of activations in the slot, once these have been read: see [codegen.SumsOn]. Only
+	// a plan with one stage and one micro-batch has them; elsewhere gradients are part of persist.
 	sums memoryShare
-	// afterHead is what the slot has more than slot when the backward pass gets to the blocks: gradients of the head, less the
-	// activations of the head that have been read by then.
+	// afterHead is by how much the slot has grown when the backward pass gets to the blocks: by gradients of the head in it,
+	// less the activations of the head that are dead by then.
 	afterHead       [extents]int64
 	slot            [extents]int64
 	temp            [extents]int64
-	tempNotBackward [extents]int64 // temp, but for the backward pass
-	// tempInner is temp while a block runs that is not the last: without what the head leaves behind, which is only there for
-	// the last block.
+	tempNotBackward [extents]int64 // temp, outside of the backward pass
+	// tempInner is temp while a block runs that is not the last one: without what the head leaves behind, which only the last
+	// block still meets.
 	tempInner [extents]int64
 	update    memoryShare // temp of many blocks, in the update: see updating
 	inbox     int64       // for the activation that the stage before sends
@@ -36,21 +36,22 @@ type stageMemory struct {
 	lastInbox   int64
 	morePersist int64          // for each further block
 	moreSlot    [extents]int64 // for each further block, with its result, which the next block keeps
-	// apart is what the products of a block's weight gradients read, under a zero-bubble schedule, which runs them in a pass of
-	// their own; apartFixed is what others read there. A slot has both from the end of its backward pass on.
+	// apart is what the weight gradients of a block read, under a zero-bubble schedule, which computes them in a pass of their
+	// own; apartFixed is what those outside of blocks read. A slot has both from the end of its backward pass on.
 	apart      [extents]int64
 	apartFixed int64
 }
 
-// atLeast returns the bound for n blocks, recomputed as r says. The slots are fullest in one of three moments: when all of
-// them have activations or what weight gradients read, in the update, or when the backward pass gets from head to blocks.
+// atLeast returns the bound for n blocks, recomputed as r says. Slots peak at one of three moments: when each of them has the
+// activations of a micro-batch, or what its weight gradients read; in the update; or when the backward pass gets from the
+// head to the blocks.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	slot, temp := m.kept(&m.slot, n, r)
 	slots := max(int64(c.Slots)*max(slot, m.afterBackward(n, r)), m.sums.of(n), slot+m.afterHead[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
-// keepSums has gradients in memory throughout the step, where they do not lie in the slot.
+// keepSums makes gradients persistent, where they do not lie in the slot.
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
@@ -66,8 +67,8 @@ func (m *stageMemory) afterBackward(n int, r recomputation) int64 {
 	return apart
 }
 
-// kept returns the bytes that n blocks, recomputed as r says, keep for a micro-batch, and the temporary bytes besides. one
-// is what a stage of one block keeps.
+// kept returns the bytes that n blocks, recomputed as r says, keep for a micro-batch, and the temporary bytes besides. one has
+// the slot of a stage of one block.
 func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, temp int64) {
 	first, last := r.first(), r.last(n)
 	slot = one[first] - m.moreSlot[first]
@@ -143,8 +144,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	return all
 }
 
-// shells bounds stages whatever their blocks recompute, from programs that recompute nothing: they have all that lasts, and
-// slot bytes in a slot for each block, which any extent of recomputation must keep at least.
+// shells bounds stages whatever their blocks recompute, from programs that recompute nothing: with all that is persistent, and
+// in slots so much for each block as any extent of recomputation keeps at least.
 func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
@@ -153,7 +154,7 @@ func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	return all
 }
 
-// leaveSlots has slots keep so much for each block, and no temporary values in the passes.
+// leaveSlots reduces slots to so much for each block, and temporary values of the passes to nothing.
 func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
@@ -162,8 +163,8 @@ func (m *stageMemory) leaveSlots(slot int64) {
 	m.afterHead, m.apart, m.apartFixed = [extents]int64{}, [extents]int64{}, 0
 }
 
-// measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. All blocks are kept
-// in them: then the least of it is temporary.
+// measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. These recompute nothing,
+// which leaves the least that is temporary.
 func (p *pipeline) measureInOrder() {
 	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
 	var sizes []int64

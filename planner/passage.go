@@ -192,7 +192,7 @@ type position struct {
 // many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
 
-// holds returns the most blocks that the position can have for the step to take at most t, with memory without limit.
+// holds returns the most blocks that the position can have if the step takes at most t, with unlimited memory.
 func (p *position) holds(t cost.Picoseconds, blocks int) int {
 	n := cost.Picoseconds(blocks)
 	for i := range p.chains {

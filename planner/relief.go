@@ -7,9 +7,9 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// This file decides when to look at offload. It spares memory and nothing else: with any cut a step takes no less time than
-// that of the same plan without offload, as it is the same step with copies in between. So an outline with offload is of use
-// only where the memory limit slows down the outline without it, its base. explore.go calls relieve when nothing else is left.
+// This file decides when the search looks at offload. Offload only spares memory: with the same cut a step takes no less time
+// than without offload, as it is the same step with copies in between. So an outline with offload is of use only where the
+// memory limit slows down the outline without it, its base. explore.go calls relieve when nothing else is left.
 
 // relieves reports whether an outline only spares memory: it has offload that the options leave open. If they ask for it,
 // there is no base to compare with, and it is an outline like others.
@@ -17,7 +17,7 @@ func (s *searcher) relieves(o outline) bool {
 	return o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
-// sparing lists the outlines with offload beside one without. They take no less than that takes with memory without limit.
+// sparing lists the outlines with offload beside one without. They take no less than that does with unlimited memory.
 func (s *searcher) sparing(p *pending) []*pending {
 	var all []*pending
 	for _, x := range offloads(s.opts, s.cluster) {
@@ -48,7 +48,7 @@ func (s *searcher) relieve() []*pending {
 }
 
 // slowed reports whether plans of an outline, with the size and schedule of x and so many parts, might take at most the given
-// time with memory without limit but not under the limit.
+// time with unlimited memory but not under the limit.
 func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 	for _, q := range p.parts {
 		if (pieces == anyPieces || q.pieces == pieces) && q.slowed(x, pieces, time) {
@@ -66,11 +66,11 @@ func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 	})
 }
 
-// held reports whether plans might take at most the given time with memory without limit, but take longer under the limit or
-// do not fit.
+// held reports whether plans might take at most the given time with unlimited memory, but take longer under the limit or do not
+// fit.
 func (x *sized) held(time cost.Picoseconds) bool { return x.free <= time && x.floor > time }
 
-// slowed reports whether plans of the pipeline might take at most the given time with memory without limit, but not under the
+// slowed reports whether plans of the pipeline might take at most the given time with unlimited memory, but not under the
 // limit: some stage with some number of blocks has a larger bound, or does not fit.
 func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.rough && c.chunks() == 1 {
@@ -105,13 +105,13 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 	return false
 }
 
-// freed bounds a pipeline with memory without limit.
+// freed are bounds of a pipeline with unlimited memory.
 type freed struct {
 	least cost.Picoseconds
 	time  [][]cost.Picoseconds // [bounds.time]; nil with interleaving
 }
 
-// freed returns bounds of the plans of the pipeline with memory without limit.
+// freed bounds the plans of the pipeline with unlimited memory.
 func (c *cutter) freed() *freed {
 	if c.free != nil {
 		return c.free
@@ -120,7 +120,7 @@ func (c *cutter) freed() *freed {
 	if p := c.pipe; c.chunks() > 1 {
 		c.free.least = p.time(p.interleavedCut(c.recompute(), make([]int, len(c.choice))))
 	} else {
-		b := newBounds(p, 1<<62, c.search.opts, nil) // not only those that recompute nothing: gathering ahead, a block may be faster recomputed
+		b := newBounds(p, 1<<62, c.search.opts, nil) // with recomputation too: a block that gathers ahead may be faster
 		c.free.least, c.free.time = b.best(), b.time
 	}
 	return c.free

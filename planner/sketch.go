@@ -9,18 +9,18 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// This file lists outlines by a lower bound of the memory of their fullest rank, for infeasible (leanest.go). It refines that
-// bound only as far as the order needs: for an outline with one micro-batch in flight (leastKept), for every micro-batch size
-// and schedule (keeps), and with one compiled program (lasts).
+// This file lists outlines in order of a lower bound of the peak memory of their fullest rank, for infeasible (leanest.go). It
+// tightens the bound of an outline only when it is the least: from that with one micro-batch in flight (leastKept) to that of
+// each micro-batch size and schedule (keeps), and then to one with a compiled program (lasts).
 
 // sketch is an outline with a micro-batch size and a schedule. Its fullest rank needs at least keeps bytes.
 type sketch struct {
 	*pending
 	size     int
 	schedule partition.Schedule
-	place    [2]int // of the outline, and in it: of equal sketches the first comes first
+	place    [2]int // of the outline, and in it, to order sketches with equal bounds
 	keeps    int64
-	compiled bool // keeps knows what one program of the outline needs
+	compiled bool // keeps is at least what one program of the outline needs
 }
 
 // sketches is a heap of sketches, by keeps.
@@ -39,8 +39,8 @@ func (s *sketches) Pop() any {
 	return x
 }
 
-// byKeeps lists what is left of the space and can be compiled, in order of keeps. It asks for the micro-
-// batches of an outline, and for a program, only when their bound so far is the least of all.
+// byKeeps lists what is left of the space and can be compiled, in order of keeps. It asks for the micro-batches of an outline,
+// and for a program, only when their bound so far is the least.
 func (s *searcher) byKeeps() iter.Seq[*sketch] {
 	type due struct {
 		*pending
@@ -94,8 +94,8 @@ func (s *searcher) sketchable(x *sketch) bool {
 	return true
 }
 
-// lasts bounds from below the fullest stage with micro-batches of a size, whatever is recomputed: what lasts through the step,
-// and what is temporary in the update.
+// lasts bounds from below the largest stage with micro-batches of a size, whatever is recomputed, by what is persistent and what
+// is temporary in the update.
 func (s *skeleton) lasts(size int) int64 {
 	memory := s.memoryOf(size)
 	of := func(at, n int) int64 {

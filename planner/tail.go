@@ -13,7 +13,7 @@ import (
 // the stage to the end, through updates of other stages with one block each. Part of bound.go.
 type tails struct {
 	pipe  *pipeline
-	parts [][]line             // of the updates, by stage: what lies between transfers, and transfers
+	parts [][]line             // of updates, by stage: transfers, and what lies between them
 	known [][]cost.Picoseconds // by stage and part: see from, with one block; nil until it is asked for
 	alone [][]cost.Picoseconds // by stage and part: see own, with one block
 }
