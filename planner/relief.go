@@ -127,19 +127,3 @@ func (c *cutter) freed() *freed {
 }
 
 func (c *cutter) chunks() int { return c.pipe.template.Chunks() }
-
-// noGroup says why no plan has ZeRO groups of a size.
-func (s *searcher) noGroup(g int) error {
-	o := s.opts
-	o.ZeROGroup = 0
-	most := 0
-	for _, d := range allDegrees(o, s.graphs.blocks, s.batch, s.contexts, s.cluster) {
-		most = max(most, d.dp*(o.RuntimeNGPUs/d.plan))
-	}
-	if most < 2 {
-		return optionErrorf("zero-group", "%d needs data-parallel ranks; no dp x tp x pp of %s devices in %d has any with %d blocks and a global batch of %d",
-			g, degree(o.PlanNGPUs), o.RuntimeNGPUs, s.graphs.blocks, s.batch)
-	}
-	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no dp x tp x pp of %s devices in %d; the nearest groups of %d ranks: %s",
-		g, degree(o.PlanNGPUs), o.RuntimeNGPUs, most, partition.NearestGroups(most, g))
-}
