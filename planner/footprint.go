@@ -6,6 +6,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
+// This file divides the peak memory of a rank by what it is for, from the program with one block per stage: [Estimator.Footprints]
+// (estimate.go). Package measured prices published training runs with it, and adds what their software holds besides.
+
 // Footprint is the memory of a rank at one position of the pipeline when it holds the most, by what it is for. The bytes are
 // those of the buffers that codegen lays out, without the gaps of packing. Gradients of a step with one micro-batch count by
 // themselves here, though they may share room with activations.
@@ -45,7 +48,7 @@ type Made struct {
 	InBlock bool
 }
 
-// footprint divides the peak memory of a position, for [Estimator.Price].
+// footprint divides the peak memory of a position, as [Estimator.Price] has it.
 func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footprint {
 	s := p.skel
 	position, _ := s.of.plan.Position(s.like[at])

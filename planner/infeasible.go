@@ -9,6 +9,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
+// This file has the errors of a search that finds nothing: InfeasibleError, which newSearch (search.go) returns when no plan fits,
+// with the closest plan that leanest.go finds; and those that say which option leaves no plan at all.
+
 // InfeasibleError says that no plan fits, and by how much the closest one misses.
 type InfeasibleError struct {
 	// Closest is the plan whose fullest stage needs the least memory of those that were laid out exactly. No plan has a fullest

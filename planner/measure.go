@@ -7,6 +7,10 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
+// This file adds up the buffers of a program with one block per stage (held.go) by lifetimes, separately for what is there once
+// and for what is there once for each block. memory.go makes bounds for any number of blocks of that, leaveHead (slices.go) bounds
+// for any number of slices of the loss.
+
 // measured is the memory of one position of a blueprint, with one block for each chunk. Its fields are those of stageMemory.
 type measured struct {
 	persist         memoryShare

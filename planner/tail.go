@@ -7,10 +7,13 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// tails bounds from below the time from the last pass of a stage to the end of the step. Updates wait for each other: all
-// stages need the norm of all gradients before they change a weight, and of a table that the first and the last stage share
-// (tied embeddings), one sums the gradient and sends back the weights. A tail is the longest chain of events from the update of
-// the stage to the end, through updates of other stages with one block each. Part of bound.go.
+// This file bounds from below the time from the last pass of a stage to the end of the step, for newBounds (bound.go). Updates
+// wait for each other: all stages need the norm of all gradients before they change a weight, and of a table that the first
+// and the last stage share (tied embeddings), one sums the gradient and sends back the weights. A tail is the longest chain of
+// events from the update of a stage to the end of the step. Other stages on that chain count with one block: they have at
+// least that.
+
+// tails are the tails of a pipeline's stages.
 type tails struct {
 	pipe  *pipeline
 	parts [][]line             // of updates, by stage: transfers, and what lies between them
