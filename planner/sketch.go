@@ -20,7 +20,7 @@ type sketch struct {
 	schedule partition.Schedule
 	place    [2]int // of the outline, and in it, to order sketches with equal bounds
 	keeps    int64
-	compiled bool // keeps is at least what one program of the outline needs
+	compiled bool // keeps counts the bound of a compiled program (lasts)
 }
 
 // sketches is a heap of sketches, by keeps.
