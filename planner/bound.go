@@ -45,102 +45,13 @@ const never = cost.Picoseconds(1) << 62
 func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *bounds {
 	opts.Recompute = opts.recompute(p.skel.outline.replicate)
 	b := &bounds{pipe: p, limit: limit}
-	stages, blocks := len(p.stages), p.skel.blocks
-	m := cost.Picoseconds(p.microBatches)
-	first := p.size(0)
-	// forward is the way of micro-batch 0 forward through all stages; back is, by size and stage, that of a micro-batch
-	// backward through the stage, and block that through a block. Blocks are alike, but a stage may have slower links or
-	// devices than another: in forward and block they take as long as at the fastest stage.
-	var forward line
-	back := [2][]line{make([]line, stages), make([]line, stages)}
-	block := [2]cost.Picoseconds{never, never}
-	works := make([]stageWork, stages)
-	same := map[*stageTimes]int{} // the first of the stages that take the same times
-	for i := range p.stages {
-		s := p.stages[i]
-		if k, known := same[s]; known {
-			works[i], back[first][i], back[rest][i] = works[k], back[first][k], back[rest][k]
-			forward.fixed += p.ahead(i).fixed
-			b.like(k)
-			continue
-		}
-		same[s] = i
-		works[i] = newStageWork(p, i, m)
-		f := p.ahead(i)
-		forward.fixed += f.fixed
-		if i == 0 || f.block[kept] < forward.block[kept] {
-			forward.block = f.block
-		}
-		f = s.forward[first].through()
-		for _, size := range []int{first, rest} {
-			back[size][i] = p.body(i, ir.Backward, size).through()
-			block[size] = min(block[size], back[size][i].block[kept])
-		}
-		x := p.body(i, ir.Backward, rest).through()
-		for e := range extents {
-			f.block[e] += x.block[e]
-			f.early[e] += x.early[e]
-		}
-		f.fixed += x.fixed
-		ahead := cost.Picoseconds(0)
-		for size := range 2 {
-			l := p.body(i, ir.Backward, size).through()
-			ahead = max(ahead, l.gathersAhead(), works[i].weight[size].spares())
-		}
-		b.ahead = append(b.ahead, ahead)
-		b.through = append(b.through, f)
-		b.work = append(b.work, works[i].both)
-		b.passes = append(b.passes, works[i].passes)
-	}
+	c := b.chain()
 	tails := newTails(p)
-	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
-	var backFixed [2][]cost.Picoseconds // by size and stage, what back has outside of blocks
-	for size := range backFixed {
-		for _, l := range back[size] {
-			backFixed[size] = append(backFixed[size], l.fixed-l.gathersAhead())
-		}
+	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
+	for i := range p.stages {
+		b.ofStage(i, c, tails, opts, learned)
 	}
-	for i := range stages {
-		// start is micro-batch 0 forward through all stages and back through those from i on, but for blocks on the way back.
-		// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
-		start := forward.at(blocks, recomputation{})
-		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
-		for j := range stages {
-			size := first
-			if j < i {
-				size = rest
-			}
-			flow += backFixed[size][j]
-			if j >= i {
-				start += backFixed[size][j]
-			}
-		}
-		// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
-		slower := p.stages[i].forward[first].through().block[kept] - forward.block[kept] + back[first][i].block[kept] - block[first]
-		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
-		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
-		b.compared = append(b.compared, make([]bool, blocks-stages+1))
-		for n := 1; n <= blocks-stages+1; n++ {
-			// At least so many blocks are not before stage i: micro-batch 0 goes back through them.
-			from := n + stages - 1 - i
-			if i == 0 {
-				from = blocks
-			}
-			var all []option
-			least, tail := never, tails.of(i, n)
-			for _, r := range b.options(i, n, opts, learned) {
-				tail := tail + p.outlasts(i, n, r)
-				own := cost.Picoseconds(n)*slower + works[i].left(p, i, n, r)
-				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + own
-				late := start + own + works[i].weights.at(n, r) + tail
-				t = max(t, works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*block[first])
-				all, least = append(all, option{r, t, late}), min(least, t)
-			}
-			b.again[i] = append(b.again[i], all)
-			b.time[i] = append(b.time[i], least)
-		}
-	}
-	b.back, b.each = block[first], never
+	b.back, b.each = c.block[c.first], never
 	before := cost.Picoseconds(0)
 	for i := range b.through {
 		l := &b.through[i]
@@ -151,6 +62,110 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		b.atLeast = append(b.atLeast, orMore(time))
 	}
 	return b
+}
+
+// chainTimes are the times of which the chain of events consists. Blocks are alike, but a stage may have slower links or
+// devices than another: in forward and block they take as long as at the fastest stage.
+type chainTimes struct {
+	first     int                   // the size of micro-batch 0: whole, or rest if it is the only one
+	forward   line                  // micro-batch 0 forward through all stages
+	back      [2][]line             // by size and stage, a micro-batch backward through the stage
+	backFixed [2][]cost.Picoseconds // what back has outside of blocks
+	block     [2]cost.Picoseconds   // by size, a micro-batch backward through a block
+	works     []stageWork           // by stage
+}
+
+// chain adds up the times of the chain, and notes for each stage what bounds keep of it.
+func (b *bounds) chain() *chainTimes {
+	p, stages := b.pipe, len(b.pipe.stages)
+	c := &chainTimes{
+		first: p.size(0), back: [2][]line{make([]line, stages), make([]line, stages)}, block: [2]cost.Picoseconds{never, never}, works: make([]stageWork, stages),
+	}
+	same := map[*stageTimes]int{} // the first of the stages that take the same times
+	for i, s := range p.stages {
+		if k, known := same[s]; known {
+			c.works[i], c.back[c.first][i], c.back[rest][i] = c.works[k], c.back[c.first][k], c.back[rest][k]
+			c.forward.fixed += p.ahead(i).fixed
+			b.like(k)
+			continue
+		}
+		same[s] = i
+		c.works[i] = newStageWork(p, i, cost.Picoseconds(p.microBatches))
+		f := p.ahead(i)
+		c.forward.fixed += f.fixed
+		if i == 0 || f.block[kept] < c.forward.block[kept] {
+			c.forward.block = f.block
+		}
+		for _, size := range []int{c.first, rest} {
+			c.back[size][i] = p.body(i, ir.Backward, size).through()
+			c.block[size] = min(c.block[size], c.back[size][i].block[kept])
+		}
+		f = s.forward[c.first].through()
+		x := &c.back[rest][i]
+		for e := range extents {
+			f.block[e] += x.block[e]
+			f.early[e] += x.early[e]
+		}
+		f.fixed += x.fixed
+		ahead := cost.Picoseconds(0)
+		for size := range 2 {
+			l := p.body(i, ir.Backward, size).through()
+			ahead = max(ahead, l.gathersAhead(), c.works[i].weight[size].spares())
+		}
+		b.ahead = append(b.ahead, ahead)
+		b.through = append(b.through, f)
+		b.work = append(b.work, c.works[i].both)
+		b.passes = append(b.passes, c.works[i].passes)
+	}
+	for size := range c.backFixed {
+		for _, l := range c.back[size] {
+			c.backFixed[size] = append(c.backFixed[size], l.fixed-l.gathersAhead())
+		}
+	}
+	return c
+}
+
+// ofStage bounds plans by what stage i has: every number of blocks, with every recomputation with which they may fit.
+func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learned map[tried]bool) {
+	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
+	// start is micro-batch 0 forward through all stages and back through those from i on, but for blocks on the way back.
+	// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
+	start := c.forward.at(blocks, recomputation{})
+	flow := start + cost.Picoseconds(blocks)*c.block[rest] + b.end
+	for j := range stages {
+		size := first
+		if j < i {
+			size = rest
+		}
+		flow += c.backFixed[size][j]
+		if j >= i {
+			start += c.backFixed[size][j]
+		}
+	}
+	// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
+	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].block[kept] - c.block[first]
+	b.again = append(b.again, make([][]option, 0, blocks-stages+1))
+	b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
+	b.compared = append(b.compared, make([]bool, blocks-stages+1))
+	for n := 1; n <= blocks-stages+1; n++ {
+		// At least so many blocks are not before stage i: micro-batch 0 goes back through them.
+		from := n + stages - 1 - i
+		if i == 0 {
+			from = blocks
+		}
+		var all []option
+		least, tail := never, tails.of(i, n)
+		for _, r := range b.options(i, n, opts, learned) {
+			tail := tail + p.outlasts(i, n, r)
+			own := cost.Picoseconds(n)*slower + c.works[i].left(p, i, n, r)
+			t := flow + cost.Picoseconds(from)*(c.block[first]-c.block[rest]) + own
+			late := start + own + c.works[i].weights.at(n, r) + tail
+			t = max(t, c.works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
+			all, least = append(all, option{r, t, late}), min(least, t)
+		}
+		b.again[i] = append(b.again[i], all)
+		b.time[i] = append(b.time[i], least)
+	}
 }
 
 // orMore lists, for each time, the least of it and those after it.
