@@ -23,7 +23,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "a part of a product lies in no cache that is too small for all",
 		file: "planner/floor.go",
-		old:  "x.near = w.prices[0].Cached()\n\t\t}\n\t\tfollows", new: "x.near = false\n\t\t}\n\t\tfollows",
+		old:  "return (slice || part) &&", new: "return (slice || part && false) &&",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
 		bug: "a bound of memory above what plans take", how: "gradients of weights read all that ranks have, where each makes a share",
@@ -58,7 +58,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "weights are fetched for the backward pass when its gradient is there, whatever is recomputed",
 		file: "planner/relax.go",
-		old:  "each.all += copied\n\t\t\t\teach.ahead += copied\n", new: "each.all += copied\n",
+		old:  "inPasses(&v, way.hostCopy(part))", new: "ahead := each.ahead\n\t\t\tinPasses(&v, way.hostCopy(part))\n\t\t\teach.ahead = ahead",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "the price of a plan is not its program's", how: "the first block has what no block reads",
@@ -123,7 +123,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound depends on what was bounded before", how: "what is recomputed has the groups of another order of ranks",
 		file: "planner/rankorder.go",
-		old:  "w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}", new: "w.flights = map[flightKey]*flight{}",
+		old:  "w.recomputed, w.passes = map[recomputeKey]*recomputeTimes{}, [extents]*work{}", new: "w.recomputed = map[recomputeKey]*recomputeTimes{}",
 		pkg: "./planner", run: "^TestRecomputationLiesAsItsRanksDo$",
 	}, {
 		bug: "the first block unlike the others", how: "what it is given stays cut over the rows of a grid",
@@ -183,7 +183,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor gathers for the backward pass what it does not read", how: "a bias",
 		file: "planner/relax.go",
-		old:  "if v.read[ir.Backward] { // perhaps", new: "if v.read[ir.Backward] || v.read[ir.Forward] { // perhaps",
+		old:  "if v.read[ir.Backward] { // recomputation", new: "if v.read[ir.Backward] || v.read[ir.Forward] { // recomputation",
 		pkg: "./planner", run: "^TestCertificateOptions$",
 	}, {
 		bug:  "a floor sends every micro-batch twice",
@@ -268,7 +268,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
 		file: "planner/relax.go",
-		old:  "near := &w.near[inBlock]", new: "near := &w.steady[inBlock]",
+		old:  "near := &w.restNear[inBlock]", new: "near := &w.restTimes[inBlock]",
 		pkg: "./planner", run: "^TestFloorsOfUpdates$",
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",

@@ -7,7 +7,7 @@ func inTheCertificate() []mutant {
 	return []mutant{{
 		bug:  "floor too high: more blocks than the fullest stage has",
 		file: "planner/passage.go",
-		old:  "share := (blocks + o.pp - 1) / o.pp", new: "share := (blocks+o.pp-1)/o.pp + 1",
+		old:  "share := (blocks + p.pp - 1) / p.pp", new: "share := (blocks+p.pp-1)/p.pp + 1",
 		pkg: "./planner", run: "^TestCertificates$",
 	}, {
 		bug: "part of the space dropped", how: "gpipe is never searched",

@@ -56,7 +56,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "a zero-bubble schedule hides nothing of parts in it",
 		file: "planner/beside.go",
-		old:  "if in.Parts > 0 { // whose", new: "if in.Parts < 0 { // whose",
+		old:  "if in.Parts > 0 { // the kernels", new: "if in.Parts < 0 { // the kernels",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
 		bug: "floor above what plans take", how: "what ZeRO gathers keeps products whole",

@@ -11,7 +11,7 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "memory bound of a stage too high", how: "as if what the head leaves behind were there during all blocks",
 		file: "planner/memory.go",
-		old:  "temp = max(temp, m.between[e])", new: "temp = max(temp, m.temp[e])",
+		old:  "temp = max(temp, m.tempInner[e])", new: "temp = max(temp, m.temp[e])",
 		pkg: "./planner", run: "^TestMemoryOfTheLastBlock$",
 	}, {
 		bug: "memory bound of an update too low", how: "that of several chunks has the blocks of one",
@@ -31,7 +31,7 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "memory bound of the only micro-batch too low", how: "gradients of the head beside what blocks keep",
 		file: "planner/memory.go",
-		old:  "slot+m.crest[r.last(n)])", new: "slot)",
+		old:  "slot+m.afterHead[r.last(n)])", new: "slot)",
 		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
 	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",

@@ -8,12 +8,14 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Floors know what runs beside the collectives of tensor-parallel ranks. The programs that they come from say
-// so, but for what is put off in the trunk's (package codegen, beside.go), where the nearest product may be taken
-// by a collective that some outlines do not have: a weight that is whole under ZeRO is not gathered.
+// This file is the part of floors (floor.go) that says how much of a tensor-parallel collective kernels can hide. Package
+// codegen (beside.go) runs kernels beside such a collective: products that follow it, or the nearest product before it,
+// put off. A trunk's program shows what runs beside what, except for products that are put off: in it the nearest product
+// may be taken by a collective that some outlines do not have, such as the gather of a weight that lies whole. For the
+// bound to be admissible a collective then counts as hidden by all that may be put off to run beside it.
 
-// exchanges is what of these times is that of collectives. With parts, what may be made in parts with the product next to it
-// takes what that leaves of it.
+// exchanges prices the collectives, in the order of [ordered]. With parts, a collective that may be made in parts with the
+// products next to it counts only the time by which it outlasts them.
 func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
 	prices := w.on(kinds)
 	var beside, all workTimes
@@ -29,7 +31,7 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 		}
 		exposed := max(0, time-max(hides(prices, in, mesh), inParts))
 		beside.add(in, exposed)
-		if in.Parts > 0 { // whose other parts are beside it under every schedule
+		if in.Parts > 0 { // the kernels beside it are its own other parts, under every schedule
 			time = exposed
 		}
 		all.add(in, max(0, time-inParts))
@@ -37,14 +39,13 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 	return [2]workTimes{beside, all}
 }
 
-// hides is the time of what runs beside an instruction, nothing unless it is a collective of
-// tensor-parallel ranks: with all of the model's parameters that adds to gradients, and so as
-// long as it ever takes.
+// hides is the time of the kernels that run beside a collective. It includes adding up gradients for all parameters, and so is
+// no less than in any plan.
 func hides(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
 	return kernels(prices, in.beside, mesh)
 }
 
-// kernels is the time of kernels that something may run beside, nothing where nothing may.
+// kernels is the time of kernels that may run beside a collective; 0 where ranks share a device, as nothing overlaps there.
 func kernels(prices []*cost.Program, instrs []codegen.Instr, mesh ir.Mesh) cost.Picoseconds {
 	if len(instrs) == 0 || !prices[0].Overlaps() {
 		return 0
@@ -52,11 +53,10 @@ func kernels(prices []*cost.Program, instrs []codegen.Instr, mesh ir.Mesh) cost.
 	return prices[0].InOrder(instrs, mesh, ir.Coord{})
 }
 
-// mayBePutOff returns the kernels before a collective of a block's pass that may be put off beside
-// it in the programs of some outlines, though not in the trunk's, where they run beside a collective that those
-// outlines do not have, or beside none: those that it does not wait for. In a forward pass a product that the trunk makes in
-// parts may be whole, while what an adapter leaves is gathered. Nothing is put off to where the
-// gradient of the block comes in.
+// mayBePutOff returns the kernels before collective i, in a pass of a block, that programs of some outlines may put off to run
+// beside it: those that it does not wait for, unless they run beside a collective that all outlines have. In a forward pass
+// an adapter's collective may thus hide a product, whole in an outline, that the trunk makes in parts. Nothing is put off
+// beside the collective with which the gradient of the block comes in.
 func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr) {
 	n := instrs[i].Node
 	needed := map[*ir.Node]bool{}
@@ -79,7 +79,7 @@ func (w *work) mayBePutOff(instrs []codegen.Instr, i int) (late []codegen.Instr)
 	return late
 }
 
-// taken reports whether an instruction runs beside a collective that all outlines of the family have.
+// taken reports whether instruction k runs beside a collective that all outlines of the family have.
 func (w *work) taken(instrs []codegen.Instr, k int) bool {
 	i := k - 1
 	for i >= 0 && instrs[i].Node.Op.Class() != ir.Comm {
@@ -88,6 +88,6 @@ func (w *work) taken(instrs []codegen.Instr, k int) bool {
 	if i < 0 || k > i+instrs[i].Beside {
 		return false
 	}
-	follows, _ := w.shares(instrs[i:][:1])
-	return follows
+	ofBatch, _ := w.shares(instrs[i:][:1])
+	return ofBatch
 }

@@ -10,132 +10,48 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// bounds are lower bounds of the time of a pipeline, whatever the other stages
-// hold, given that one stage has a number of blocks. They are derived from one
-// chain of events that every schedule without interleaving has: micro-batch 0
-// goes forward through all stages and backward to stage i; stage i then does what
-// it has left; its last backward goes on to stage 0, which updates, and what waits for
-// that follows (see tails). Whatever the cut, all blocks lie on that chain once forward and
-// once backward.
+// This file bounds the step time of a pipeline (an outline with a micro-batch size and a schedule) from below, for cuts of
+// which only a part is known: the number of blocks and the recomputation of one stage, and perhaps what lies before it.
+// cut.go branches over cuts by these bounds, slices.go and relief.go compare them, and certify_cuts.go checks a certificate
+// with them. Interleaved schedules, which have one even cut, need none.
+
+// bounds are lower bounds of the step time given the number of blocks and the recomputation of a stage i, whatever the other
+// stages have. They follow from a chain of events that every schedule without interleaving has: micro-batch 0 goes forward
+// through all stages and backward down to stage i; i then does the work that it has left; the last backward pass goes on to
+// stage 0, which updates, and what waits for that update follows (see tails). Whatever the cut, that chain passes every block
+// once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i.
 type bounds struct {
 	pipe     *pipeline
 	limit    int64                // bytes
-	again    [][][]option         // [stage][n-1]: the recomputations that may fit
+	again    [][][]option         // [stage][n-1]: the recomputations with which n blocks may fit, with their bounds
 	compared [][]bool             // [stage][n-1]: see choices
-	time     [][]cost.Picoseconds // [stage][n-1]: with the best of them
-	atLeast  [][]cost.Picoseconds // of n blocks or more
-	through  []line               // forward and backward of micro-batch 0, for prefixes
-	work     []line               // with what communication streams do
-	passes   []line               // all micro-batches, but for gradients of weights that are apart
+	time     [][]cost.Picoseconds // [stage][n-1]: the least of their bounds
+	atLeast  [][]cost.Picoseconds // [stage][n-1]: with n blocks or more
+	through  []line               // by stage: what it adds to the chains of later stages, micro-batch 0 forward and the last one backward
+	work     []line               // by stage: all work, that of the communication stream included
+	passes   []line               // by stage: all passes, without weight gradients if those have passes of their own
 	ahead    []cost.Picoseconds   // by stage: see gathersAhead
-	end      cost.Picoseconds     // what follows on the last backward pass of stage 0
-	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0
-	before   []cost.Picoseconds   // by stage: micro-batch 0 through the stages before, but for blocks
-	each     cost.Picoseconds     // one of those blocks
-	overall  cost.Picoseconds     // see ofAll, 0 as long as nobody has asked
+	end      cost.Picoseconds     // what follows the last backward pass of stage 0
+	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0, at the fastest stage
+	before   []cost.Picoseconds   // by stage: through of the stages before, without blocks
+	each     cost.Picoseconds     // a block of those, at the fastest stage
+	overall  cost.Picoseconds     // see ofAll, 0 until it is asked for
 }
 
-// never is the bound of what does not fit.
+// never is the bound of what does not fit: later than any time.
 const never = cost.Picoseconds(1) << 62
 
+// newBounds bounds the cuts of a pipeline under a memory limit. learned are stages that were found not to fit.
 func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *bounds {
 	opts.Recompute = opts.recompute(p.skel.outline.replicate)
 	b := &bounds{pipe: p, limit: limit}
-	stages, blocks := len(p.stages), p.skel.blocks
-	m := cost.Picoseconds(p.microBatches)
-	first := p.size(0)
-	// The way of micro-batch 0 forward and, from stage i on, backward; and of the
-	// last one backward before stage i. Blocks are alike, but the links of one
-	// stage may be slower than another's: the fastest counts.
-	var forward line
-	back := [2][]line{make([]line, stages), make([]line, stages)}
-	block := [2]cost.Picoseconds{never, never}
-	works := make([]stageWork, stages)
-	same := map[*stageTimes]int{} // the first of the stages that take the same times
-	for i := range p.stages {
-		s := p.stages[i]
-		if k, known := same[s]; known {
-			works[i], back[first][i], back[rest][i] = works[k], back[first][k], back[rest][k]
-			forward.fixed += p.ahead(i).fixed
-			b.like(k)
-			continue
-		}
-		same[s] = i
-		works[i] = newStageWork(p, i, m)
-		f := p.ahead(i)
-		forward.fixed += f.fixed
-		if i == 0 || f.block[kept] < forward.block[kept] {
-			forward.block = f.block
-		}
-		f = s.forward[first].through()
-		for _, size := range []int{first, rest} {
-			back[size][i] = p.body(i, ir.Backward, size).through()
-			block[size] = min(block[size], back[size][i].block[kept])
-		}
-		x := p.body(i, ir.Backward, rest).through()
-		for e := range extents {
-			f.block[e] += x.block[e]
-			f.early[e] += x.early[e]
-		}
-		f.fixed += x.fixed
-		ahead := cost.Picoseconds(0)
-		for size := range 2 {
-			l := p.body(i, ir.Backward, size).through()
-			ahead = max(ahead, l.gathersAhead(), works[i].weight[size].spares())
-		}
-		b.ahead = append(b.ahead, ahead)
-		b.through = append(b.through, f)
-		b.work = append(b.work, works[i].both)
-		b.passes = append(b.passes, works[i].passes)
-	}
+	c := b.chain()
 	tails := newTails(p)
-	b.end = tails.of(0, 1) + works[0].weight[rest].at(1, recomputation{}) - works[0].weight[rest].spares()
-	var through [2][]cost.Picoseconds
-	for size := range through {
-		for _, l := range back[size] {
-			through[size] = append(through[size], l.fixed-l.gathersAhead())
-		}
+	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
+	for i := range p.stages {
+		b.ofStage(i, c, tails, opts, learned)
 	}
-	for i := range stages {
-		start := forward.at(blocks, recomputation{}) // to the first backward pass of stage i, but for blocks
-		flow := start + cost.Picoseconds(blocks)*block[rest] + b.end
-		for j := range stages {
-			size := first
-			if j < i {
-				size = rest
-			}
-			flow += through[size][j]
-			if j >= i {
-				start += through[size][j]
-			}
-		}
-		// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
-		slower := p.stages[i].forward[first].through().block[kept] - forward.block[kept] + back[first][i].block[kept] - block[first]
-		b.again = append(b.again, make([][]option, 0, blocks-stages+1))
-		b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
-		b.compared = append(b.compared, make([]bool, blocks-stages+1))
-		for n := 1; n <= blocks-stages+1; n++ {
-			// So many blocks at least are not before stage i.
-			from := n + stages - 1 - i
-			if i == 0 {
-				from = blocks
-			}
-			var all []option
-			least, tail := never, tails.of(i, n)
-			for _, r := range b.options(i, n, opts, learned) {
-				tail := tail + p.outlasts(i, n, r)
-				left := works[i].left(p, i, n, r)
-				way := cost.Picoseconds(n)*slower + left
-				t := flow + cost.Picoseconds(from)*(block[first]-block[rest]) + way
-				late := start + way + works[i].weights.at(n, r) + tail
-				t = max(t, works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*block[first])
-				all, least = append(all, option{r, t, late}), min(least, t)
-			}
-			b.again[i] = append(b.again[i], all)
-			b.time[i] = append(b.time[i], least)
-		}
-	}
-	b.back, b.each = block[first], never
+	b.back, b.each = c.block[c.first], never
 	before := cost.Picoseconds(0)
 	for i := range b.through {
 		l := &b.through[i]
@@ -148,7 +64,111 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	return b
 }
 
-// orMore lists the least of each time and those after it.
+// chainTimes are the times of which the chain of events consists. Blocks are alike, but a stage may have slower links or
+// devices than another: in forward and block they take as long as at the fastest stage.
+type chainTimes struct {
+	first     int                   // the size of micro-batch 0: whole, or rest if it is the only one
+	forward   line                  // micro-batch 0 forward through all stages
+	back      [2][]line             // by size and stage, a micro-batch backward through the stage
+	backFixed [2][]cost.Picoseconds // what back has outside of blocks
+	block     [2]cost.Picoseconds   // by size, a micro-batch backward through a block
+	works     []stageWork           // by stage
+}
+
+// chain adds up the times of the chain, and notes for each stage what bounds keep of it.
+func (b *bounds) chain() *chainTimes {
+	p, stages := b.pipe, len(b.pipe.stages)
+	c := &chainTimes{
+		first: p.size(0), back: [2][]line{make([]line, stages), make([]line, stages)}, block: [2]cost.Picoseconds{never, never}, works: make([]stageWork, stages),
+	}
+	same := map[*stageTimes]int{} // the first of the stages that take the same times
+	for i, s := range p.stages {
+		if k, known := same[s]; known {
+			c.works[i], c.back[c.first][i], c.back[rest][i] = c.works[k], c.back[c.first][k], c.back[rest][k]
+			c.forward.fixed += p.ahead(i).fixed
+			b.like(k)
+			continue
+		}
+		same[s] = i
+		c.works[i] = newStageWork(p, i, cost.Picoseconds(p.microBatches))
+		f := p.ahead(i)
+		c.forward.fixed += f.fixed
+		if i == 0 || f.block[kept] < c.forward.block[kept] {
+			c.forward.block = f.block
+		}
+		for _, size := range []int{c.first, rest} {
+			c.back[size][i] = p.body(i, ir.Backward, size).through()
+			c.block[size] = min(c.block[size], c.back[size][i].block[kept])
+		}
+		f = s.forward[c.first].through()
+		x := &c.back[rest][i]
+		for e := range extents {
+			f.block[e] += x.block[e]
+			f.early[e] += x.early[e]
+		}
+		f.fixed += x.fixed
+		ahead := cost.Picoseconds(0)
+		for size := range 2 {
+			l := p.body(i, ir.Backward, size).through()
+			ahead = max(ahead, l.gathersAhead(), c.works[i].weight[size].spares())
+		}
+		b.ahead = append(b.ahead, ahead)
+		b.through = append(b.through, f)
+		b.work = append(b.work, c.works[i].both)
+		b.passes = append(b.passes, c.works[i].passes)
+	}
+	for size := range c.backFixed {
+		for _, l := range c.back[size] {
+			c.backFixed[size] = append(c.backFixed[size], l.fixed-l.gathersAhead())
+		}
+	}
+	return c
+}
+
+// ofStage bounds plans by what stage i has: every number of blocks, with every recomputation with which they may fit.
+func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learned map[tried]bool) {
+	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
+	// start is micro-batch 0 forward through all stages and back through those from i on, but for blocks on the way back.
+	// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
+	start := c.forward.at(blocks, recomputation{})
+	flow := start + cost.Picoseconds(blocks)*c.block[rest] + b.end
+	for j := range stages {
+		size := first
+		if j < i {
+			size = rest
+		}
+		flow += c.backFixed[size][j]
+		if j >= i {
+			start += c.backFixed[size][j]
+		}
+	}
+	// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
+	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].block[kept] - c.block[first]
+	b.again = append(b.again, make([][]option, 0, blocks-stages+1))
+	b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
+	b.compared = append(b.compared, make([]bool, blocks-stages+1))
+	for n := 1; n <= blocks-stages+1; n++ {
+		// At least so many blocks are not before stage i: micro-batch 0 goes back through them.
+		from := n + stages - 1 - i
+		if i == 0 {
+			from = blocks
+		}
+		var all []option
+		least, tail := never, tails.of(i, n)
+		for _, r := range b.options(i, n, opts, learned) {
+			tail := tail + p.outlasts(i, n, r)
+			own := cost.Picoseconds(n)*slower + c.works[i].left(p, i, n, r)
+			t := flow + cost.Picoseconds(from)*(c.block[first]-c.block[rest]) + own
+			late := start + own + c.works[i].weights.at(n, r) + tail
+			t = max(t, c.works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
+			all, least = append(all, option{r, t, late}), min(least, t)
+		}
+		b.again[i] = append(b.again[i], all)
+		b.time[i] = append(b.time[i], least)
+	}
+}
+
+// orMore lists, for each time, the least of it and those after it.
 func orMore(time []cost.Picoseconds) []cost.Picoseconds {
 	least := slices.Clone(time)
 	for n := len(least) - 2; n >= 0; n-- {
@@ -157,7 +177,7 @@ func orMore(time []cost.Picoseconds) []cost.Picoseconds {
 	return least
 }
 
-// leave leaves a stage only some numbers of blocks, by one less than they are.
+// leave forbids numbers of blocks of a stage: those for which some, by number less one, is false.
 func (b *bounds) leave(stage int, some []bool) {
 	for n, ok := range some {
 		if !ok {
@@ -167,7 +187,7 @@ func (b *bounds) leave(stage int, some []bool) {
 	b.atLeast[stage] = orMore(b.time[stage])
 }
 
-// lastPass is the pass in which the gradients of stage i are completed.
+// lastPass is the last pass of a step at stage i, in which its gradients are completed.
 func (p *pipeline) lastPass(i int) body {
 	if p.template.Schedule == partition.ZeroBubble {
 		return p.body(i, ir.WeightGrad, rest)
@@ -175,8 +195,8 @@ func (p *pipeline) lastPass(i int) body {
 	return p.body(i, ir.Backward, rest)
 }
 
-// outlasts bounds from below by how much later the stream of stage i with n blocks is done
-// than its last pass, on account of what that hands to it once nobody is waited for.
+// outlasts bounds from below by how much the communication stream of stage i with n blocks outlasts its last pass, from what
+// that pass hands to it after the last receive.
 func (p *pipeline) outlasts(i, n int, r recomputation) cost.Picoseconds {
 	last := p.lastPass(i)
 	all := last[0].flow.outlasts(tally{n}, r)
@@ -192,9 +212,9 @@ func (p *pipeline) outlasts(i, n int, r recomputation) cost.Picoseconds {
 	return slices.Max(all[from:])
 }
 
-// ahead is the least time of the forward pass of stage i that lies on the way of a
-// micro-batch through all stages: of the first, or under gpipe of the first up to a stage,
-// which makes all forward passes, and of the last after it.
+// ahead is the least time of a forward pass of stage i on the way of a micro-batch through all stages. That is micro-batch 0
+// or, under gpipe, where a stage runs all forward passes before it goes back, the first one up to some stage and the last
+// one after it.
 func (p *pipeline) ahead(i int) line {
 	l := p.stages[i].forward[p.size(0)].through()
 	if p.template.Schedule == partition.GPipe {
@@ -212,9 +232,8 @@ func (b *bounds) like(stage int) {
 	b.passes = append(b.passes, b.passes[stage])
 }
 
-// gathersAhead is by how much less the last block of a stage may take backward
-// from its gradient on when it is recomputed: what recomputation gathers before
-// the gradient is there (weights, keys and values) need not be gathered after.
+// gathersAhead is by how much less the last block of a stage may take in the backward pass, from when its gradient arrives,
+// if the block is recomputed: recomputation has then gathered weights, keys and values already.
 func (l *line) gathersAhead() cost.Picoseconds {
 	var less cost.Picoseconds
 	for e := range extents {
@@ -223,20 +242,20 @@ func (l *line) gathersAhead() cost.Picoseconds {
 	return less
 }
 
-// spares is by how much less gradients of weights that are apart may take when their block is
-// recomputed: what they read has been gathered for that.
+// spares is by how much less the weight gradients of a block may take in a pass of their own if the block is recomputed:
+// recomputation has gathered what they read.
 func (l *line) spares() cost.Picoseconds {
 	return max(0, l.block[kept]-l.block[selective], l.block[kept]-l.block[full])
 }
 
-// stageWork is all the work of a stage but for its update.
+// stageWork is the work of a stage in a step, without its update.
 type stageWork struct {
 	forward, backward, weight [2]line
-	last                      line // the last backward pass, up to what it sends
-	passes                    line // forward and backward, m micro-batches, the last up to what it sends
-	weights                   line // gradients of weights that are apart, m micro-batches
-	all                       line // both in full
-	both                      line // with what communication streams do
+	last                      line // a backward pass over the last micro-batch, up to what it sends
+	passes                    line // all forward and backward passes, the last one up to what it sends
+	weights                   line // all passes for weight gradients, where they have their own
+	all                       line // passes in full, and weights
+	both                      line // all, and what communication streams do
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
@@ -259,7 +278,7 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	return w
 }
 
-// total adds up m micro-batches.
+// total adds up the passes of m micro-batches, of which the last may be smaller.
 func (w *stageWork) total(m cost.Picoseconds) {
 	sum := func(total *line, of [2]line) {
 		total.fixed += (m-1)*of[whole].fixed + of[rest].fixed
@@ -273,7 +292,7 @@ func (w *stageWork) total(m cost.Picoseconds) {
 	w.all = w.passes.plus(w.weights)
 }
 
-// plus adds two lines, of which only the first may have an early part.
+// plus adds two lines. The second must have no early part.
 func (l line) plus(m line) line {
 	l.fixed += m.fixed
 	for e := range extents {
@@ -282,8 +301,8 @@ func (l line) plus(m line) line {
 	return l
 }
 
-// left is what stage i has left to do after its first backward: all other
-// backwards, and the forwards that the way of micro-batch 0 does not hide.
+// left is what stage i has left to do after its first backward pass: the other backward passes, and the forward passes that do
+// not run while micro-batch 0 is on its way (see earlyForwards).
 func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
 	if p.microBatches > 1 {
@@ -295,20 +314,18 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 	return t
 }
 
-// most returns how many blocks a stage can hold in at most the given time, 0 if
-// not even one.
+// most returns the most blocks that a stage can have within a time, 0 if not even one.
 func (b *bounds) most(stage int, time cost.Picoseconds) int {
 	return sort.Search(len(b.atLeast[stage]), func(i int) bool { return b.atLeast[stage][i] > time })
 }
 
-// from bounds plans in which stage i has n blocks, of so many that are not before it, which
-// are recomputed by an option; micro-batch 0 takes at least a time through the stages
-// before.
+// from bounds plans in which stage i has n blocks, recomputed by an option, and left is the number of blocks that are not
+// before it, its own included. before is the least time that the stages before add to the chain.
 func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
 	return max(o.time, before+b.passes[i].at(n, o.recomputation)+b.end, o.late+cost.Picoseconds(left)*b.back)
 }
 
-// ofAll bounds all plans: it is never where there are none.
+// ofAll bounds all plans of the pipeline. It is never where there are none.
 func (b *bounds) ofAll() cost.Picoseconds {
 	if b.overall == 0 {
 		b.overall = b.reach(never - 1)[0][b.pipe.skel.blocks]
@@ -316,8 +333,8 @@ func (b *bounds) ofAll() cost.Picoseconds {
 	return b.overall
 }
 
-// reach bounds the plans whose stages from one on have a number of blocks between them, by
-// stage and number: never where that takes longer than the ceiling.
+// reach bounds, by stage and number of blocks, the plans in which the stages from that one on have so many blocks between
+// them: a dynamic program from the last stage back. What takes longer than the ceiling is never.
 func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 	stages, blocks := len(b.again), b.pipe.skel.blocks
 	all := make([][]cost.Picoseconds, stages+1)
@@ -349,8 +366,8 @@ func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 	return all
 }
 
-// best is a lower bound over all cuts: the least time in which the stages can
-// hold all blocks between them. never means that the model does not fit.
+// best is a lower bound over all cuts that is cheaper than ofAll: the least time in which the stages can hold all blocks
+// between them, each by its own bounds. It is never if they cannot.
 func (b *bounds) best() cost.Picoseconds {
 	enough := func(t cost.Picoseconds) bool {
 		left := b.pipe.skel.blocks
@@ -363,7 +380,7 @@ func (b *bounds) best() cost.Picoseconds {
 		}
 		return left <= 0
 	}
-	low := cost.Picoseconds(0) // no stage takes less with one block
+	low := cost.Picoseconds(0) // no stage takes less than with one block
 	for _, least := range b.atLeast {
 		low = max(low, least[0])
 	}
@@ -373,7 +390,7 @@ func (b *bounds) best() cost.Picoseconds {
 	if enough(low) {
 		return low
 	}
-	// What is added to a time that is not enough doubles until it is.
+	// Double what is added until the time is enough, then bisect.
 	step := low/64 + 1
 	for ; !enough(min(low+step, never-1)); step *= 2 {
 		low += step

@@ -28,4 +28,32 @@
 //   - Around it: priceable.go refuses what cannot be counted; infeasible.go, sketch.go and leanest.go name the closest plan;
 //     robust.go perturbs the cluster; certificate.go makes the proof, certificate_text.go writes it, certify.go and
 //     certify_cuts.go check it.
+//
+// # Terms
+//
+// Words of bounds of time:
+//
+//   - in order: on the device, one kernel or collective after another; opposed to beside, and to the communication stream.
+//   - head: what follows the blocks of a model: last norm, logits, loss. The part before the blocks is the embedding.
+//   - shared: of work and its instructions, with a time that depends on the number of data-parallel ranks.
+//   - moved: what an outline does for a block beyond the trunk: gradients, gathered weights, copies of offload, the update.
+//   - near: priced as if all that a kernel reads and writes lay in the cache.
+//   - put off: of a kernel, moved behind others so that it runs beside a collective (package codegen).
+//   - again: a lower bound of the recomputation without which a position does not fit; more, as an argument, is that.
+//   - chain: events that wait for each other under every schedule, so that no step is shorter than they are together.
+//   - way: what a micro-batch takes on its way through the pipeline: its passes up to the send, without what follows that.
+//   - exposed: what is left of a collective after the kernels beside it.
+//   - tail: what follows the last pass of a stage until the step ends; outlasts: by how much a communication stream is done
+//     later than what is in order.
+//   - segment, mark, moment: in a body with overlap, what codegen's segments are; a time that others count from; and a time
+//     as the latest of all marks, each with something added.
+//
+// Words of memory:
+//
+//   - keeps: what blocks must have in memory, whatever else a program has; sketch: an outline of which only that is known.
+//   - held: a buffer of a program with one block per stage; kind: buffers of the same size.
+//   - apart: of gradients of weights, in a pass of their own, as a zero-bubble schedule runs them, and of what they read.
+//   - shell: a stage of which only that is known which it has whatever is recomputed.
+//   - lean: a pipeline of which the cut with the smallest fullest stage is searched.
+//   - headless: of a pipeline, with its last position as small as any number of slices of the loss makes it.
 package planner

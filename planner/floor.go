@@ -9,55 +9,64 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Floors are bounds that cost next to nothing, so that most of the space is never
-// priced. A first one holds whatever is sharded beside tensor and context parallelism
-// and however the model is cut; a second one, of an outline, has all that its stages
-// do. Both come from programs of one stage.
+// This file computes floors: lower bounds of the step time of all plans of an outline with one micro-batch size and
+// schedule. Floors need only the program of one stage with one block, so that the search rules out most of the space
+// before it compiles or simulates anything. From the cheapest to the tightest they are
+//
+//   - exchanged: the tensor- and context-parallel collectives of one position, whatever the micro-batch size;
+//   - floor: what the trunk does in order. The trunk is the work that all outlines with the same tensor and context
+//     parallelism have in common, however data-parallel ranks shard and communicate;
+//   - flowing: the trunk and what relax.go adds for the outline, along chains of events through the pipeline (passage.go);
+//   - refined: the same chains over all that the stages of the outline do in order.
+//
+// They are admissible because every instruction counts at most the time that it takes in any plan of the outline:
+// collectives are priced at the fastest place in the network, and what some plans hide or do not have is left out.
+// The search raises floors level by level (raise, in explore.go); certify.go computes them again.
 
-// work is what a program of one stage does. Most of it takes the same time with any
-// number of data-parallel ranks: micro-batches are of the size they are, so that its
-// time is known for all outlines once it is for one.
+// work is what a program of one stage executes in order, that is, not on the communication stream. Micro-batch sizes are per
+// data-parallel rank, so most of it takes the same time with any number of data-parallel ranks: it is priced once for all
+// outlines.
 type work struct {
-	of      *blueprint
-	instrs  []workInstr
-	shared  []workInstr     // on whose time the number of data-parallel ranks has a bearing
-	prices  []*cost.Program // by how its groups may lie in the units of the network
-	kinds   []cost.Kinds    // and on which pools
-	mesh    ir.Mesh         // of one data-parallel rank
-	known   map[sizeOn]*workTimes
-	kernels map[sizeOn]*workTimes // of these, what is not communicated, in whatever order ranks lie
-	trunk   bool                  // see [searcher.trunk]
-	piped   bool                  // it stands for stages of a pipeline, which join no collectives of the update
-	sliced  bool                  // of the head it has what any number of slices of the loss do
-	shelf   *shelf                // of a trunk
-	flights map[flightKey]*flight
-	slots   map[int]*slots // by size of micro-batches
-	again   [extents]*work // its backward pass with recomputation
-	// rest is what blocks do in the plan of a trunk that is not part of it (see apart).
-	rest         []workInstr
-	steady, near *workTimes
-	parted       map[sizeOn]*workTimes
-	// pairs are what of a trunk is made in parts, in instrs as if it were whole.
+	of         *blueprint
+	instrs     []workInstr
+	shared     []workInstr     // instructions whose time depends on the number of data-parallel ranks
+	prices     []*cost.Program // one for each place in the network that its groups may have
+	kinds      []cost.Kinds    // of devices, for each of prices
+	mesh       ir.Mesh         // of one data-parallel rank
+	known      map[sizeOn]*workTimes
+	kernels    map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
+	trunk      bool                  // it has only what [searcher.trunk] says
+	piped      bool                  // it stands for stages of a pipeline, whose update does not bucket collectives
+	sliced     bool                  // outside of blocks it has only what any number of loss slices does
+	persistent *persistent           // of a trunk, nil until it is asked for
+	recomputed map[recomputeKey]*recomputeTimes
+	slots      map[int]*slots // by micro-batch size
+	passes     [extents]*work // by extent of recomputation: see passOf
+	// rest is what blocks compute in the trunk's program that is not part of the trunk: see apart.
+	rest                []workInstr
+	restTimes, restNear *workTimes // see timeRest
+	parted              map[sizeOn]*workTimes
+	// pairs are the products and collectives that the trunk's program makes in parts; instrs has them whole.
 	pairs []pair
-	// exchange is what a block exchanges for the whole batch in one micro-batch, -1 until it is asked for.
+	// exchange is the time of a block's collectives for the whole batch in one micro-batch, -1 until it is asked for.
 	exchange cost.Picoseconds
-	// sending is what two stages of a trunk send, nil until it is asked for.
+	// sending are the transfers between two stages of a trunk, nil until they are asked for.
 	sending *[]*ir.Node
 }
 
 type workInstr struct {
 	*codegen.Instr
-	all []codegen.Instr // with those it is made with
-	// beside is what runs beside it: only what it takes longer than they counts, unless all
-	// is in order, as under a zero-bubble schedule.
+	all []codegen.Instr // the instruction, and the collectives fused with it into one bucket
+	// beside are the kernels that run beside this collective: only the time by which it outlasts them counts, unless the
+	// schedule runs all in order (see inOrder).
 	beside []codegen.Instr
-	// product is that with which a whole collective is made in parts in some programs, or under some schedules.
+	// product are the products with which this collective, whole here, is made in parts in some programs or under some schedules.
 	product []codegen.Instr
-	part    int // of the model
+	part    int // of the model: beforeBlocks, inBlock or afterBlocks
 	pass    ir.Phase
-	putOff  bool // what is beside it is so in the programs of some outlines only, if not beside another
+	putOff  bool // beside is what programs of some outlines may put off to run beside it: see mayBePutOff
 	ahead   bool
-	near    bool // priced as if what it reads and writes lay in the cache
+	near    bool // priced as if all it reads and writes lay in the cache
 }
 
 // The parts of a model.
@@ -68,22 +77,21 @@ const (
 	modelParts
 )
 
-// workTimes is the time of the parts for a micro-batch of a size, one block.
+// workTimes is, for one micro-batch of a size, the time of each part of the model, with one block.
 type workTimes [modelParts]partTimes
 
 type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
-	way     cost.Picoseconds // of all, what the position before waits for
-	weight  cost.Picoseconds // of all, gradients of weights, which a zero-bubble schedule has apart
-	ahead   cost.Picoseconds // what recomputation may do before the gradient is there
+	way     cost.Picoseconds // of all, up to the send of the gradient to the position before
+	weight  cost.Picoseconds // of all, weight gradients, which a zero-bubble schedule makes in a pass of its own
+	ahead   cost.Picoseconds // of all, what recomputation may do before the gradient arrives
 	update  cost.Picoseconds // once a step
-	closing cost.Picoseconds // of update, what ends the last backward pass
+	closing cost.Picoseconds // of update, what may run at the end of the last backward pass already
 	beside  cost.Picoseconds // what the communication stream does, forward and backward
-	once    cost.Picoseconds // and in the last backward pass besides
+	once    cost.Picoseconds // what it does besides in the last backward pass
 }
 
-// plus adds times.
 func (t *workTimes) plus(u *workTimes) workTimes {
 	sum := *t
 	for i := range sum {
@@ -100,12 +108,12 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 	return sum
 }
 
-// add adds an instruction's.
+// add adds the time of an instruction.
 func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	part := &t[in.part]
 	if in.pass == ir.Update {
 		part.update += time
-		if in.Last || in.Node.Op == ir.OpCast { // of a sum of gradients, which with data-parallel ranks is made before they reduce it
+		if in.Last || in.Node.Op == ir.OpCast { // it narrows a sum of gradients, which data-parallel ranks do before they reduce it
 			part.closing += time
 		}
 		return
@@ -132,9 +140,9 @@ type workKey struct {
 	trunk, piped        bool
 }
 
-// sizeOn is a size of micro-batches on some kinds of devices, under schedules that run
-// something beside tensor-parallel collectives or not, in so many parts (see [outline]), which but for a
-// trunk's are those of the program.
+// sizeOn says what times of work depend on: the micro-batch size, the kinds of devices, whether the schedule runs
+// kernels beside tensor-parallel collectives, and in how many parts a trunk makes products and collectives (pieces.go).
+// pieces is 0 for other work, whose program has the number of its outline.
 type sizeOn struct {
 	size    int
 	kinds   cost.Kinds
@@ -142,14 +150,13 @@ type sizeOn struct {
 	pieces  int
 }
 
-// inOrder reports whether a schedule runs nothing beside the collectives of tensor-parallel
-// ranks, whatever the options say.
+// inOrder reports whether a schedule runs no kernels beside tensor-parallel collectives, whatever the options say: a
+// zero-bubble schedule moves the products of weight gradients, which would run there, to a pass of their own.
 func inOrder(schedule partition.Schedule) bool { return schedule == partition.ZeroBubble }
 
-// work returns what a blueprint of one stage does with the degrees of an outline: all
-// of it that is done in order, or only the trunk: what is made anew with each
-// micro-batch, and the products of the gradients of weights; not what gathers, reduces
-// or adds up parameters and their gradients.
+// work returns what the blueprint of one stage executes in order at the degrees of an outline. With trunk it leaves out what
+// depends on ZeRO and on the number of data-parallel ranks, which gathers, reduces or adds up parameters and gradients. What
+// remains is computed anew for each micro-batch, the products of weight gradients included.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	lies := s.liesOf(o)
 	piped := !trunk && o.pp > 1
@@ -168,9 +175,9 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	if job.CP > 0 {
 		job.CP = o.cp
 	}
-	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // they share the machine, or the network
+	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // all ranks share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, flights: map[flightKey]*flight{}, slots: map[int]*slots{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, recomputed: map[recomputeKey]*recomputeTimes{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -192,8 +199,8 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	return w
 }
 
-// lie prices the groups of tensor and context parallelism as they may lie in the units
-// of the network, wherever in a plan they are: which of them a plan has is open.
+// lie prices tensor- and context-parallel groups for every place in the network that they may have in some plan. Which of
+// them a plan has is open: bounds take the fastest.
 func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	ranks := job.PlanNGPUs
 	job.PlanNGPUs = job.RuntimeNGPUs / ranks * ranks
@@ -221,10 +228,11 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	}
 }
 
-// collect takes the instructions of a body.
+// collect sorts the instructions of a body: by part of the model and pass, and into those that count for all outlines,
+// those whose time depends on the number of data-parallel ranks, and those that are left out.
 func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	part, after := beforeBlocks, afterBlocks
-	parts := map[int]int{} // by segment
+	parts := map[int]int{} // part of the model by segment
 	if phase == ir.Backward {
 		part, after = afterBlocks, beforeBlocks
 		instrs = w.undecided(instrs)
@@ -236,7 +244,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		in := &instrs[i]
 		n := in.Node
 		if in.Async || in.Fused && !w.piped {
-			continue // not in order, or with the one before
+			continue // it runs on the communication stream, or is timed with the first of its bucket
 		}
 		all := codegen.Bucket(instrs, i)
 		if w.piped {
@@ -248,13 +256,13 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.part, part = inBlock, after
 		case n.Phase == ir.Update:
 			x.part = beforeBlocks
-		case n.Op == ir.OpAccumulate && w.of.async[n.Args[0].Def]: // it stands behind a block beside which the gradient is reduced
+		case n.Op == ir.OpAccumulate && w.of.async[n.Args[0].Def]: // with overlap it runs after a later block, beside which its gradient is reduced
 			x.part = parts[in.Segment]
 		default:
 			parts[in.Segment] = part
 		}
 		switch {
-		case in.Last: // after what the pass sends
+		case in.Last: // it runs after what the pass sends
 			x.pass = ir.Update
 		case w.of.ofWeight[n]:
 			x.pass = ir.WeightGrad
@@ -265,29 +273,12 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		if w.of.plan.TPPieces > 1 && phase == ir.Backward && x.part == inBlock && in.Parts == 0 && ofTP(n) {
 			x.product = w.productNextTo(instrs, n)
 		}
-		if w.sliced && x.part == afterBlocks && x.pass != ir.Update {
-			x.near = n.Op.Class() != ir.Comm && w.prices[0].Cached()
-		}
-		if w.of.plan.TPPieces > 1 && x.part == inBlock && n.Op == ir.OpMatMul && !w.of.ofWeight[n] { // a part may, where all does not
-			x.near = w.prices[0].Cached()
-		}
-		follows, shared := w.shares(all)
+		x.near = w.mayLieInCache(&x)
+		ofBatch, shared := w.shares(all)
 		switch {
-		case trunk && (in.Parts > 0 && !w.pairUp(&x) || w.gathers(n) || w.gathersFor(n, instrs)):
-			continue
-		case n.Op == ir.OpAddN && phase == ir.Update: // may have other operands in another stage
-		case trunk && (phase == ir.Update || !follows):
-			if x.part == inBlock && n.Op.Class() == ir.Compute {
-				w.rest = append(w.rest, x)
-			}
 		case trunk:
-			once := slices.Clone(x.all)
-			once[0].Accum = make([]codegen.Accum, len(in.Accum)) // gradients may be added up elsewhere
-			x.Instr, x.all = &once[0], once
-			if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
-				x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
-			}
-			w.instrs = append(w.instrs, x)
+			w.addToTrunk(&x, instrs, i, phase, ofBatch)
+		case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
 		case shared:
 			w.shared = append(w.shared, x)
 		default:
@@ -296,12 +287,42 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 	}
 }
 
-// shares reports whether what is made in one go follows the batch, or is a product, and
-// whether its time depends on the number of data-parallel ranks.
-func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
+// addToTrunk adds instruction i of a body to a trunk, if all outlines of its family do it anew for each micro-batch. Other
+// computations of blocks are the rest of the trunk's program (see apart).
+func (w *work) addToTrunk(x *workInstr, instrs []codegen.Instr, i int, phase ir.Phase, ofBatch bool) {
+	n := x.Node
+	switch {
+	case x.Parts > 0 && !w.pairUp(x) || w.gathers(n) || w.gathersFor(n, instrs):
+	case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
+	case phase == ir.Update || !ofBatch:
+		if x.part == inBlock && n.Op.Class() == ir.Compute {
+			w.rest = append(w.rest, *x)
+		}
+	default:
+		once := slices.Clone(x.all)
+		once[0].Accum = make([]codegen.Accum, len(x.Accum)) // elsewhere the gradient may not be added up here
+		x.Instr, x.all = &once[0], once
+		if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
+			x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
+		}
+		w.instrs = append(w.instrs, *x)
+	}
+}
+
+// mayLieInCache reports whether in some plan all that an instruction reads and writes may lie in a cache, where it takes the
+// least: a slice of the loss may, or a part of a product, though all of it does not.
+func (w *work) mayLieInCache(x *workInstr) bool {
+	slice := w.sliced && x.part == afterBlocks && x.pass != ir.Update && x.Node.Op.Class() != ir.Comm
+	part := w.of.plan.TPPieces > 1 && x.part == inBlock && x.Node.Op == ir.OpMatMul && !w.of.ofWeight[x.Node]
+	return (slice || part) && w.prices[0].Cached()
+}
+
+// shares reports whether a bucket works on micro-batches (an operand or a result is cut into them, or it is a product or
+// attention), and whether its time depends on the number of data-parallel ranks.
+func (w *work) shares(all []codegen.Instr) (ofBatch, shared bool) {
 	mb := w.mesh.Axis(partition.AxisMB)
 	over := func(v *ir.Value) {
-		follows = follows || v.Spec[mb].Kind == ir.Shard
+		ofBatch = ofBatch || v.Spec[mb].Kind == ir.Shard
 		for a, axis := range w.mesh.Axes {
 			if (axis.Name == partition.AxisDP || axis.Name == partition.AxisRep) && v.Spec[a].Kind == ir.Shard && v.Spec[mb].Kind != ir.Shard {
 				shared = true
@@ -310,7 +331,7 @@ func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 	}
 	for i := range all {
 		n := all[i].Node
-		follows = follows || n.Op == ir.OpMatMul || isAttention(n.Op)
+		ofBatch = ofBatch || n.Op == ir.OpMatMul || isAttention(n.Op)
 		for _, a := range n.Args {
 			over(a)
 		}
@@ -321,11 +342,10 @@ func (w *work) shares(all []codegen.Instr) (follows, shared bool) {
 			shared = true
 		}
 	}
-	return follows, shared
+	return ofBatch, shared
 }
 
-// at returns the times for a micro-batch of a size on some kinds of devices, of what does
-// not depend on the number of data-parallel ranks.
+// at returns the times of what does not depend on the number of data-parallel ranks.
 func (w *work) at(on sizeOn, batch int) *workTimes {
 	if known := w.known[on]; known != nil {
 		return known
@@ -346,7 +366,7 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	return w.known[on]
 }
 
-// ordered is the place of times in which something runs beside collectives, or nothing does.
+// ordered indexes pairs of times: 0 with kernels beside collectives, 1 with all in order.
 func ordered(inOrder bool) int {
 	if inOrder {
 		return 1
@@ -363,13 +383,13 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 	return mesh
 }
 
-// times prices the work with what runs beside collectives, and with all of it in order.
+// times prices the work in both ways that [ordered] has. parts is as in exchanges.
 func (w *work) times(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
 	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, kinds, parts)
 	return [2]workTimes{both[0].plus(kernels), both[1].plus(kernels)}
 }
 
-// computes is what of these times is not that of collectives.
+// computes prices all but the collectives, which exchanges prices.
 func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 	t, prices := &workTimes{}, w.on(kinds)[:1]
 	near := []*cost.Program{prices[0].Near()}
@@ -386,7 +406,7 @@ func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
 	return t
 }
 
-// least is the least time of an instruction by some prices.
+// least is the time of an instruction by the cheapest of some prices.
 func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds {
 	time := never
 	for _, price := range prices {
@@ -396,7 +416,8 @@ func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds
 	return time
 }
 
-// sharedTimes returns the rest, of a plan: the least of all positions on the same kinds.
+// sharedTimes prices, for a plan, what depends on its number of data-parallel ranks. Of positions on the same kinds of
+// devices each pass takes the least.
 func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) map[cost.Kinds]*workTimes {
 	mesh := p.Mesh(batch)
 	all := map[cost.Kinds]*workTimes{}
@@ -421,16 +442,21 @@ func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) ma
 	return all
 }
 
-// split is how micro-batches of a size divide the sequences of a data-parallel rank:
-// into m, of which the last has a size of its own.
+// mostSequences is how many sequences of a batch the data-parallel rank that has most of them trains on.
+func (s *searcher) mostSequences(o outline) int {
+	replicas := s.replicas(o)
+	return (s.batch + replicas - 1) / replicas
+}
+
+// split divides the sequences of the data-parallel rank that has most into m micro-batches of a size, of which the last
+// may be smaller.
 func (s *searcher) split(o outline, size int) (m, last int) {
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	local := (s.batch + replicas - 1) / replicas
+	local := s.mostSequences(o)
 	m = (local + size - 1) / size
 	return m, local - (m-1)*size
 }
 
-// trunkKey is what a trunk follows from.
+// trunkKey is what a trunk depends on.
 type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
@@ -438,8 +464,7 @@ type trunkKey struct {
 	lies *lies
 }
 
-// trunk returns the work that outlines with the same tensor and context parallelism
-// all do, nil where they have no programs.
+// trunk returns the work that all outlines with the same tensor and context parallelism do, nil where they have no program.
 func (s *searcher) trunk(o outline) *work {
 	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.liesOf(o)}
 	w, known := s.trunks[key]
@@ -452,7 +477,7 @@ func (s *searcher) trunk(o outline) *work {
 	return w
 }
 
-// trunkOf returns the blueprint of a trunk in so many stages.
+// trunkOf returns the blueprint of a trunk, cut into so many stages.
 func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
 	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, slices: s.opts.slices(), pieces: s.trunkPieces, split: o.split}})
 	if err != nil {
@@ -462,10 +487,10 @@ func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
 	return s.find(&plan)
 }
 
-// exchanged bounds the plans of an outline from below, whatever the size of micro-batches, by
-// what tensor- and context-parallel ranks exchange for the blocks of the position that has
-// most. The time of a collective is a straight line over the bytes, so that it takes no less
-// in parts than the same share of one for the whole batch, but for the rounding of each.
+// exchanged bounds all plans of an outline from below, whatever their micro-batch size, by the tensor- and context-parallel
+// collectives of the position with the most blocks, which has an even share or more. The time of a collective is a
+// constant and a multiple of its bytes, so that several small ones take at least their share of the time of one for the
+// whole batch, but for rounding: a picosecond each.
 func (s *searcher) exchanged(o outline) cost.Picoseconds {
 	trunk := s.trunk(o)
 	if trunk == nil || len(s.cluster.Pools) > 0 || !s.rates.Straight() {
@@ -480,14 +505,12 @@ func (s *searcher) exchanged(o outline) cost.Picoseconds {
 			}
 		}
 	}
-	replicas := s.replicas(o)
-	local := (s.batch + replicas - 1) / replicas
 	blocks := (s.graphs.blocks + o.pp - 1) / o.pp
-	return cost.Picoseconds(float64(trunk.exchange) / float64(s.batch) * float64(local*blocks) * (1 - 1e-9))
+	return cost.Picoseconds(float64(trunk.exchange) / float64(s.batch) * float64(s.mostSequences(o)*blocks) * (1 - 1e-9))
 }
 
-// floor bounds the plans of an outline with micro-batches of a size from below, of a
-// schedule, by what the trunk does in order.
+// floor bounds the plans of an outline with micro-batches of a size under a schedule from below, by what the trunk does in
+// order: see [searcher.least].
 func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Schedule) cost.Picoseconds {
 	if trunk == nil {
 		return 0
@@ -497,8 +520,9 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	})
 }
 
-// flowing bounds the plans of an outline with micro-batches of a size by the way of those through the trunk, with the
-// recomputation that memory makes necessary unless that is nil. Anywhere they send nothing.
+// flowing bounds the same plans by chains of events through all positions: see [searcher.flow]. It counts the trunk and
+// what [searcher.moved] adds, and the recomputation that memory makes necessary unless more is nil. An outline anywhere
+// (rankorder.go) has no place in the network, and so sends nothing.
 func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, more *again) cost.Picoseconds {
 	if p.trunk == nil {
 		if p.trunk = s.trunk(p.outline); p.trunk == nil {
@@ -514,8 +538,8 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 	})
 }
 
-// refined bounds the same plans by the way through all that the stages do in order. It
-// fails when a stage has no program.
+// refined bounds the same plans by the chains of events over all that the stages do in order. It fails when a stage has no
+// program.
 func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
 	if p.work == nil {
 		plan, err := s.template(p.outline)
@@ -534,7 +558,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 	}), nil
 }
 
-// busy is a bound where ranks that wait leave their cores to others.
+// busy lowers a bound where ranks that wait leave their cores to others, which then work faster.
 func (s *searcher) busy(o outline, m int, schedule partition.Schedule, t cost.Picoseconds) cost.Picoseconds {
 	if share := s.rates.Busy(schedule, o.pp, o.chunks, m); share < 1 && t < never {
 		return cost.Picoseconds(float64(t) * share)

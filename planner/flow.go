@@ -10,17 +10,19 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// flow is a body of a plan with overlap: segments, of which those of a block are
-// there as often as the stage has blocks, and the order in which codegen hands
-// their communication to the stream. With it the time of a body is no sum any
-// more, but it is a max-plus expression of the times at which the stream was done with
-// what it had, the body began and its transfers ended, in which any number of blocks
-// costs a handful of additions each (Baccelli et al. 1992, section 1.2).
+// This file times a body (a pass of a stage, or its update) in a plan with overlap, where collectives run on a communication
+// stream beside the kernels. The time of a body is then not the sum of its instructions but a max-plus expression (Baccelli
+// et al. 1992, section 1.2) of its marks: when the stream was done with what it had, when the body began, and when each of
+// its transfers ended. price.go builds a flow with follow, and takes from it what [sim.Op] needs to repeat that expression.
+
+// flow is a body as segments, in the order in which codegen hands their communication to the stream (codegen, overlap.go). A
+// stage with n blocks has the segments of a block n times, so that the time for any number of blocks takes a few additions
+// for each.
 type flow struct {
-	// segments of the skeleton by how much of the block is recomputed.
-	segments [extents][]stretch
+	// segments are those of the program with one block, by the extent to which it is recomputed.
+	segments [extents][]segment
 	beside   bool // communication runs beside the kernels; otherwise it takes their time
-	backward bool // blocks come from the last to the first
+	backward bool // blocks run from the last to the first
 	joins    bool // it begins when the stream is done with what it had
 	known    map[flowKey]flowTimes
 }
@@ -30,14 +32,13 @@ type flowKey struct {
 	recomputation
 }
 
-// flowTimes is what a flow takes.
+// flowTimes is what a flow takes with a number of blocks.
 type flowTimes struct {
 	spans  []span
-	leaves []cost.Picoseconds // see [sim.Op]
+	leaves []cost.Picoseconds // when the stream is done with what the body leaves it: see [sim.Op]
 }
 
-// tally is how many blocks a body has, of an update those of each chunk that the
-// blueprint has.
+// tally is how many blocks a body has. An update counts them by chunk of the blueprint, a pass has only the first count.
 type tally [fewChunks]int
 
 func (t tally) all() int {
@@ -48,43 +49,43 @@ func (t tally) all() int {
 	return sum
 }
 
-// stretch is one segment: see codegen's overlap.
-type stretch struct {
+// segment is a segment of a body, as codegen cuts it (overlap.go).
+type segment struct {
 	block            bool
-	chunk            int                // see [tally]
-	gathers, reduces []cost.Picoseconds // buckets
-	late             []bool             // of reductions: the end of the body does not wait for them
-	// each is how many of the reductions the accumulations wait for.
+	chunk            int                // of the block: see tally
+	gathers, reduces []cost.Picoseconds // times of buckets: what the segment needs, and what it completes
+	late             []bool             // by reduction: the end of the body does not wait for it
+	// each is how many of the reductions, from the first, are done before the gradients of the segment are added up.
 	each  int
-	sums  cost.Picoseconds // accumulations
+	sums  cost.Picoseconds // adding up those gradients
 	items []item
 }
 
-// item is work of a segment, or a transfer.
+// item is work in order, or a transfer.
 type item struct {
 	kind sim.OpKind
 	time cost.Picoseconds
-	each bool // once for every block of the stage, though outside them
-	// given is made for blocks out of nothing that they make: the first of them has it, wherever it stands.
+	each bool // of blocks: in a segment outside of them it is there once for every block of the stage
+	// given is set for what is made for blocks of nothing that they make: the first block has it, wherever it stands.
 	given bool
-	// chunk is that of those blocks.
+	// chunk is that of the blocks, for each.
 	chunk int
-	sum   *sum // an add_n over blocks instead
+	sum   *sum // an add_n over the blocks of the stage
 }
 
-// span is the time of a part of a body: what it takes from the end of the last
-// transfer on, or the start, and at least since the marks before that.
+// span is a part of a body between transfers, as [sim.Op] has it: it ends at least time after the last mark (the start of the
+// body, or the end of a transfer) and at least since[i] after mark i.
 type span struct {
 	time  cost.Picoseconds
 	since []cost.Picoseconds
 }
 
-// streams reports whether the stream has anything to do.
+// streams reports whether the communication stream has anything to do.
 func (f *flow) streams() bool {
-	return f != nil && slices.ContainsFunc(f.segments[kept], func(s stretch) bool { return len(s.gathers)+len(s.reduces) > 0 })
+	return f != nil && slices.ContainsFunc(f.segments[kept], func(s segment) bool { return len(s.gathers)+len(s.reduces) > 0 })
 }
 
-// at returns the times of the body with n blocks, r of them recomputed.
+// at returns the times with n blocks, recomputed as r says.
 func (f *flow) at(n tally, r recomputation) flowTimes {
 	key := flowKey{n, r}
 	if s, ok := f.known[key]; ok {
@@ -95,9 +96,9 @@ func (f *flow) at(n tally, r recomputation) flowTimes {
 	return s
 }
 
-// expand lists the segments of a body with n blocks.
-func (f *flow) expand(blocks tally, r recomputation) []stretch {
-	var all []stretch
+// expand lists the segments with so many blocks, recomputed as r says.
+func (f *flow) expand(blocks tally, r recomputation) []segment {
+	var all []segment
 	for k, s := range f.segments[kept] {
 		if !s.block {
 			all = append(all, s)
@@ -116,11 +117,10 @@ func (f *flow) expand(blocks tally, r recomputation) []stretch {
 	return all
 }
 
-// ofBlock returns the items of one of the blocks. The first block receives, and
-// sends what is there before it does anything; the last sends what it has made.
-// Communication outside of blocks stands in the segment of a block where that
-// computes next: in the first before it has done anything of its own, in the last
-// after that, but for what is given to the first.
+// ofBlock returns the items of one of the blocks, from those of the only block of the program. Transfers and other items
+// outside of blocks may stand in the segment of the block, as that computes next. The first block receives, and sends what
+// there is before it has done anything; the last one sends what it has made. Other items are the first block's if they stand
+// before its own work or are given to it, and the last one's if they stand after that.
 func ofBlock(items []item, first, last bool) []item {
 	var rest []item
 	own := false
@@ -144,8 +144,8 @@ func ofBlock(items []item, first, last bool) []item {
 	return rest
 }
 
-// moment is a time as the latest of the marks of a body, each with some time
-// added; negative where a mark does not matter.
+// moment is a time as a max-plus expression: the latest of the marks of a body, each with some time added; negative where a
+// mark does not matter.
 type moment []cost.Picoseconds
 
 func (m moment) plus(t cost.Picoseconds) moment {
@@ -170,25 +170,26 @@ func later(a, b moment) moment {
 	return next
 }
 
-// runner follows the two streams of a body.
+// runner is at a moment of a body: now in order, stream on the communication stream.
 type runner struct {
-	beside      bool // else the work of a bucket is done in order, and only then is it met for
+	beside      bool // otherwise a bucket takes its time in order, as the ranks share a device
 	now, stream moment
 	spans       []span
 }
 
-// run goes through the segments of a body with n blocks as codegen orders them.
-func (f *flow) run(segments []stretch, n tally) flowTimes {
+// run goes through the segments in the order of codegen. Between the items of segment k-1 and those of k, the reductions of
+// k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced.
+func (f *flow) run(segments []segment, n tally) flowTimes {
 	r := &runner{beside: f.beside, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
 		r.now = later(r.now, r.stream)
 	}
-	var left, joined moment // what is late, and what else the stream does
+	var left, joined moment // late reductions so far, and the last of the others: the body waits for those at its end
 	gathered := make([]moment, len(segments))
 	reduced := make([]moment, len(segments))
-	at := func(k int) *stretch {
+	at := func(k int) *segment {
 		if k < 0 || k >= len(segments) {
-			return &stretch{}
+			return &segment{}
 		}
 		return &segments[k]
 	}
@@ -199,7 +200,7 @@ func (f *flow) run(segments []stretch, n tally) flowTimes {
 		}
 	}
 	gather(0)
-	for k := range len(segments) + 2 {
+	for k := range len(segments) + 2 { // two more, for what follows the last segments
 		for i, t := range at(k - 1).reduces {
 			done := r.give(t)
 			if i < at(k-1).each {
@@ -245,7 +246,7 @@ func (r *runner) give(t cost.Picoseconds) moment {
 	return r.stream
 }
 
-// transfer ends a part: what comes after starts from the end of the transfer.
+// transfer ends a span: the next one counts from the end of the transfer, a new mark.
 func (r *runner) transfer() {
 	r.close()
 	next := make(moment, len(r.now)+1)
@@ -255,17 +256,16 @@ func (r *runner) transfer() {
 	r.now = next
 }
 
-// close notes the time of a part. The last mark is where it began.
+// close notes a span. The last mark is where it began.
 func (r *runner) close() {
 	last := len(r.now) - 1
 	r.spans = append(r.spans, span{time: max(0, r.now[last]), since: r.now[:last]})
 }
 
-// follow adds an instruction to the flow, with its time or, for the first of a
-// bucket, that of the bucket.
+// follow adds an instruction to the flow. x has its time, or for the first of a bucket that of the bucket.
 func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Node]bool, x item) {
 	for len(f.segments[e]) <= in.Segment {
-		f.segments[e] = append(f.segments[e], stretch{})
+		f.segments[e] = append(f.segments[e], segment{})
 	}
 	s := &f.segments[e][in.Segment]
 	n := in.Node
@@ -293,7 +293,7 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 	}
 }
 
-// alike makes sure that recomputation to an extent leaves the segments what they are.
+// alike makes sure that recomputation to an extent does not change the number of segments.
 func (f *flow) alike(e extent) {
 	if len(f.segments[e]) != len(f.segments[kept]) {
 		panic(fmt.Sprintf("BUG: a body has %d segments, with recomputation %d", len(f.segments[kept]), len(f.segments[e])))

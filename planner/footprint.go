@@ -6,21 +6,24 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Footprint is what a rank of one position of the pipeline holds when it holds the
-// most, by what it is for. The bytes are those of the buffers that codegen lays
-// out, without the gaps of packing, but for gradients of a step of one micro-batch, which have room of their own here.
+// This file divides the peak memory of a rank by what it is for, from the program with one block per stage: [Estimator.Footprints]
+// (estimate.go). Package measured prices published training runs with it, and adds what their software holds besides.
+
+// Footprint is the memory of a rank at one position of the pipeline when it holds the most, by what it is for. The bytes are
+// those of the buffers that codegen lays out, without the gaps of packing. Gradients of a step with one micro-batch count by
+// themselves here, though they may share room with activations.
 type Footprint struct {
 	Weights   int64 // parameters as the passes read them
 	Gradients int64 // accumulators
 	State     int64 // of the optimizer: moments and master weights
 	Other     int64 // inputs of a step, constants, the gradient norm
 	Saved     int64 // activations of the micro-batches in flight, with what the stage before sends
-	Temp      int64 // the most that is live inside one body
+	Temp      int64 // the most that lives in one body
 	// Elements is how many elements of gradients there are, whatever their type.
 	Elements int64
 	InFlight int // micro-batches, of the first chunk
-	// Slots is how many micro-batches all chunks have room for, and AtOnce how many are in
-	// flight at once: of interleaved chunks not all have the most at the same time.
+	// Slots is how many micro-batches all chunks have room for, AtOnce how many are in flight at once: chunks of an interleaved
+	// schedule do not all have the most at the same time.
 	Slots, AtOnce int
 	// Forward lists what the forward pass of one micro-batch makes.
 	Forward []Made
@@ -31,14 +34,13 @@ func (f *Footprint) Arena() int64 {
 	return f.Weights + f.Gradients + f.State + f.Other + f.Saved + f.Temp
 }
 
-// Made is the first result of an instruction of the forward pass. What blocks
-// make is listed for one block, which stands for all.
+// Made is the first result of an instruction of the forward pass. One block stands for all.
 type Made struct {
 	Op     ir.Op
 	Result int64 // elements on a rank
 	Source int64 // elements of the first operand on a rank
-	// Kept is how many copies wait for their backward pass at once, over blocks and
-	// micro-batches in flight, without those that are computed again.
+	// Kept is how many copies wait for the backward pass at once, over blocks and micro-batches in flight. Those that are
+	// recomputed do not count.
 	Kept int
 	// Again is set where some block computes it again in the backward pass.
 	Again bool
@@ -46,7 +48,7 @@ type Made struct {
 	InBlock bool
 }
 
-// footprint splits the peak of a position, as [Estimator.Price] has it.
+// footprint divides the peak memory of a position, as [Estimator.Price] has it.
 func (p *pipeline) footprint(stages []partition.Stage, at int, peak int64) Footprint {
 	s := p.skel
 	position, _ := s.of.plan.Position(s.like[at])

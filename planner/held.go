@@ -9,33 +9,38 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// align is codegen's: buffers lie on lines of 64 bytes.
+// This file lists the buffers of a program of one block per stage, with the part of the model that each belongs to and how
+// long it is sure to live. measure.go, relax.go and slices.go add them up. Sizes follow from a value's spec and the mesh of
+// the real plan, so that they are computed once for all buffers that are alike (a kind) and for each mesh.
+
+// align rounds up as codegen does, which puts buffers on lines of 64 bytes.
 func align(n int64) int64 { return (n + 63) / 64 * 64 }
 
-// held is a buffer of a stage that takes memory of the device.
+// held is a buffer in the memory of the device.
 type held struct {
 	*codegen.Buffer
-	block bool
-	apart bool // gradients of weights of a block read it, besides what else it is
-	kind  int  // of those that are as large: see sizesOn
-	// from and to are those of a temporary buffer without what kernels that run beside collectives do with it, and those
-	// collectives make: whatever else is put off or gathered early, it is there then. From is after to if it need not be there at all.
+	block bool // of a block
+	apart bool // an entry besides the buffer's own: weight gradients of a block read it, under a zero-bubble schedule in a later pass
+	kind  int  // buffers of a kind have the same size: see sizesOn
+	// from and to are when a temporary buffer lives in any case, in instructions of its body. They leave out what kernels beside
+	// collectives read and write, and what those collectives make, as other programs may put that off or gather it early. from
+	// is after to if it need not be there at all.
 	from, to int
 }
 
-// heldKind is what the size of a buffer follows from.
+// heldKind is what the size of a buffer depends on.
 type heldKind struct {
 	shape string
 	dtype ir.DType
 	spec  ir.ShardSpec
-	view  bool // of a value placed so:
+	view  bool // it has no bytes of its own on meshes where it lies in a value with spec of: see [codegen.Fits]
 	of    ir.ShardSpec
 }
 
-// kindValues is one value of a kind, and of a view that of which it is a part.
+// kindValues is a value of a kind, and for a view the value that it is a part of.
 type kindValues struct{ part, whole *ir.Value }
 
-// kindOf returns the kind of a buffer, and keeps the values of one of each.
+// kindOf returns the kind of a buffer, a new one if it is the first.
 func (b *blueprint) kindOf(st *codegen.Stage, x *codegen.Buffer) int {
 	var shape [32]byte
 	v := x.Value
@@ -57,7 +62,7 @@ func (b *blueprint) kindOf(st *codegen.Stage, x *codegen.Buffer) int {
 	return kind
 }
 
-// sizesOn returns the bytes of each kind of buffer on a mesh.
+// sizesOn returns the bytes of each kind on a mesh. sizes has those that are known so far.
 func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 	for _, values := range b.kindValues[len(sizes):] {
 		v, size := values.part, int64(0)
@@ -69,7 +74,7 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 	return sizes
 }
 
-// heldBy lists the buffers of a stage that take memory of the device.
+// heldBy lists the buffers of a stage that lie in the memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	used, lives, once := usedBuffers(st), inOrderLives(st), sumsOfBlocks(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
@@ -83,7 +88,7 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		switch {
 		case !used[id] && x.Value.Def.Op.Class() != ir.Leaf:
 		case x.Region == codegen.Host:
-		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // not there between forward and backward
+		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // it does not live from the forward pass to the backward pass
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
 			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv && !once[id], kind: b.kindOf(st, x), from: x.From, to: x.To}
@@ -96,8 +101,8 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	return all
 }
 
-// sumsOfBlocks tells, by buffer, in which of them the update puts what is no block's in the place of a block's: the sum of all
-// squares, in that of the first. A stage has it once.
+// sumsOfBlocks tells which buffers of blocks also hold results of the update that are of no block: the sum of all squares
+// lies where that of the first block does. A stage has such a buffer once, not once for each block.
 func sumsOfBlocks(st *codegen.Stage) []bool {
 	once := make([]bool, len(st.Buffers))
 	for _, in := range st.Bodies[ir.Update].Instrs {
@@ -112,7 +117,7 @@ func sumsOfBlocks(st *codegen.Stage) []bool {
 
 type life struct{ from, to int }
 
-// inOrderLives returns the lives of temporary buffers as [held] has them, nil if nothing runs beside collectives.
+// inOrderLives returns the lifetimes for held.from and held.to, nil if nothing runs beside collectives.
 func inOrderLives(st *codegen.Stage) []life {
 	lives := make([]life, len(st.Buffers))
 	for id := range lives {
@@ -120,11 +125,11 @@ func inOrderLives(st *codegen.Stage) []life {
 	}
 	some := false
 	for _, body := range st.Bodies {
-		beside := -1 // the last that runs beside the collective before
+		beside := -1 // the last instruction that runs beside the latest collective
 		for i, in := range body.Instrs {
 			if in.Beside > 0 {
 				beside, some = i+in.Beside, true
-			} else if i <= beside || codegen.KeysValues(in.Node) { // which come before a row of those, wherever that is
+			} else if i <= beside || codegen.KeysValues(in.Node) { // keys and values are gathered before such a row of kernels, wherever that is
 				continue
 			}
 			ids := in.Args
@@ -149,8 +154,8 @@ func inOrderLives(st *codegen.Stage) []life {
 	return lives
 }
 
-// readApart lists the buffers that gradients of weights of a block read and others have
-// made: the block itself, or in the backward pass the one after it.
+// readApart lists the buffers that weight gradients of a block read and others made: the block itself, or in the backward pass
+// the block after it.
 func (b *blueprint) readApart(st *codegen.Stage) []int {
 	var all []int
 	for _, in := range st.Bodies[ir.Backward].Instrs {
@@ -169,7 +174,7 @@ func (b *blueprint) readApart(st *codegen.Stage) []int {
 	return all
 }
 
-// holds lists the buffers that a position of the blueprint has, and adds to the sizes that are known on a mesh.
+// holds lists the buffers of a position of the blueprint, and completes the sizes of their kinds on a mesh.
 func (b *blueprint) holds(e extent, position int, mesh ir.Mesh, sizes *[]int64) []held {
 	if st := b.prog(e).Stages[position]; b.held[e][position] == nil {
 		b.held[e][position] = b.heldBy(st)
@@ -178,8 +183,7 @@ func (b *blueprint) holds(e extent, position int, mesh ir.Mesh, sizes *[]int64) 
 	return b.held[e][position]
 }
 
-// usedBuffers tells, by buffer, whether any instruction names it. What none does was
-// merged into another.
+// usedBuffers tells which buffers any instruction names. Others were merged into one that is named.
 func usedBuffers(st *codegen.Stage) []bool {
 	used := make([]bool, len(st.Buffers))
 	for _, body := range st.Bodies {

@@ -9,10 +9,13 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// InfeasibleError says that no plan fits, and by how much the closest misses.
+// This file has the errors of a search that finds nothing: InfeasibleError, which newSearch (search.go) returns when no plan fits,
+// with the closest plan that leanest.go finds; and those that say which option leaves no plan at all.
+
+// InfeasibleError says that no plan fits, and by how much the closest one misses.
 type InfeasibleError struct {
-	// Closest is the plan whose fullest stage needs the least of those that were laid out, and AtLeast what that of no plan
-	// can need less than, in bytes: as much as Closest needs where it is known to be the closest.
+	// Closest is the plan whose fullest stage needs the least memory of those that were laid out exactly. No plan has a fullest
+	// stage that needs less than AtLeast bytes: that is Needs if Closest is known to be the closest.
 	Closest *partition.Plan
 	AtLeast int64
 	Stage   int   // the stage that needs the most
@@ -39,7 +42,7 @@ func (e *InfeasibleError) Error() string {
 		least, p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
 }
 
-// streamText says what tensor-parallel ranks share of the residual stream.
+// streamText says how tensor-parallel ranks share the residual stream.
 func streamText(sequence, batch bool) string {
 	text := "sequence parallelism " + onOff(sequence)
 	if batch {
@@ -57,7 +60,7 @@ func groupText(p *partition.Plan) string {
 	return fmt.Sprintf(" in groups of %d", p.ZeROGroup)
 }
 
-// slicesText says in how many slices the loss is made, if not in one.
+// slicesText says in how many slices the loss is made, if in several.
 func slicesText(p *partition.Plan) string {
 	if p.LossSlices < 2 {
 		return ""
@@ -89,8 +92,7 @@ func recomputed(p *partition.Plan) string {
 	return text
 }
 
-// sizeless says why no outline has micro-batches of the size that the options ask for; without one
-// every outline has some.
+// sizeless says why no outline has micro-batches of the size that the options fix. If they fix none, every outline has some.
 func (s *searcher) sizeless() error {
 	size := s.opts.MicroBatch
 	if !slices.ContainsFunc(s.tracts, func(t *tract) bool { return !t.batch || t.tp <= size }) {
@@ -100,7 +102,23 @@ func (s *searcher) sizeless() error {
 		"the search has both from zero 2 on in this version; a plan that says so runs", size, s.batch)
 }
 
-// largestPart names what takes most of an arena.
+// noGroup says why no plan has ZeRO groups of a size.
+func (s *searcher) noGroup(g int) error {
+	o := s.opts
+	o.ZeROGroup = 0
+	most := 0
+	for _, d := range allDegrees(o, s.graphs.blocks, s.batch, s.contexts, s.cluster) {
+		most = max(most, d.dp*(o.RuntimeNGPUs/d.plan))
+	}
+	if most < 2 {
+		return optionErrorf("zero-group", "%d needs data-parallel ranks; no dp x tp x pp of %s devices in %d has any with %d blocks and a global batch of %d",
+			g, degree(o.PlanNGPUs), o.RuntimeNGPUs, s.graphs.blocks, s.batch)
+	}
+	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no dp x tp x pp of %s devices in %d; the nearest groups of %d ranks: %s",
+		g, degree(o.PlanNGPUs), o.RuntimeNGPUs, most, partition.NearestGroups(most, g))
+}
+
+// largestPart names what takes the most of an arena.
 func largestPart(st *codegen.Stage) (string, int64) {
 	sums := st.SumsInSlots()
 	parts := map[string]int64{"activations": st.Saved() - sums + st.Temp}

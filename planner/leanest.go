@@ -8,22 +8,26 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// lean is a pipeline in search of its plan whose fullest stage needs the least: a bound says of which cut that may be,
-// which is laid out, and so on with what is known then.
+// This file names the closest plan where none fits: the one whose largest stage needs the least memory. It is a best-first
+// search with three bounds, each tighter than the one before: what the blocks of an outline keep (sketch.go); bounds of
+// stages (memory.go), which name a cut greedily; and exact layouts of such cuts. It ends when no bound is below the best
+// layout.
+
+// lean is a pipeline, searched for the cut with the least memory: bounds name a cut, its stages are laid out, and their exact
+// sizes replace their bounds in the choice of the next cut.
 type lean struct {
 	*pipeline
 	outline
 	recompute Recompute
 	opts      *Options
-	known     map[tried]int64 // bytes of stages that were laid out, of interleaved pipelines of positions
-	least     int64           // no plan of it has a stage that needs less
+	known     map[tried]int64 // bytes of stages that were laid out, or of positions of interleaved pipelines
+	least     int64           // a lower bound of the largest stage of any of its plans
 }
 
-// infeasible finds the plan whose fullest stage needs the least: of outlines by what their blocks keep, and of those that
-// may have it by the bounds of their stages, until no bound is below what a plan is known to need.
+// infeasible returns the error that names the closest plan. points are the pipelines that the search has looked at.
 func (s *searcher) infeasible(points []*point) error {
 	var all []*lean
-	var found *lean // with the least bound
+	var found *lean // the one with the least bound
 	open := func(o outline, p *pipeline) {
 		x := &lean{pipeline: p, outline: o, recompute: s.opts.recompute(o.replicate), opts: &s.opts, known: map[tried]int64{}}
 		x.least = x.bound()
@@ -36,12 +40,14 @@ func (s *searcher) infeasible(points []*point) error {
 		open(b.outline(), b.pipe)
 	}
 	var closest *partition.Plan
-	least := int64(math.MaxInt64) // what it needs, and lacks to the limit
+	least := int64(math.MaxInt64) // what the closest plan needs, and by how much its devices have less than the limit
 	lay := func(x *lean) {
 		if plan, needs := s.layLeanest(x, least); plan != nil {
 			closest, least = plan, needs
 		}
 	}
+	// What is left of the space is compiled in order of what its blocks keep, up to what the best layout needs. The first
+	// layout is made when no pipeline to come can have a lower bound than the best so far.
 	for x := range s.byKeeps() {
 		if found != nil && x.keeps >= found.least {
 			if closest == nil {
@@ -61,7 +67,8 @@ func (s *searcher) infeasible(points []*point) error {
 	if found == nil {
 		return s.noProgram()
 	}
-	bound := int64(math.MaxInt64)
+	// Pipelines whose bound is below the best layout are laid out, then those with more slices of the loss than they have.
+	bound := int64(math.MaxInt64) // of the pipelines that may have a plan with less memory than those that were laid out
 	for len(all) > 0 {
 		slices.SortStableFunc(all, func(a, b *lean) int { return cmp.Compare(a.least, b.least) })
 		for _, x := range all {
@@ -86,6 +93,11 @@ func (s *searcher) infeasible(points []*point) error {
 			}
 		}
 	}
+	return s.missed(closest, max(0, least-bound))
+}
+
+// missed returns the error for the closest plan. Another plan may need less, by unsure bytes at most.
+func (s *searcher) missed(closest *partition.Plan, unsure int64) error {
 	prog, peaks, err := s.allocate(closest)
 	if err != nil {
 		return err
@@ -96,15 +108,15 @@ func (s *searcher) infeasible(points []*point) error {
 			e.Stage, e.Needs, e.Limit = i, peak, limit
 		}
 	}
-	e.AtLeast = e.Needs - max(0, least-bound)
+	e.AtLeast = e.Needs - unsure
 	e.Largest, e.LargestBytes = largestPart(prog.Stages[e.Stage])
 	return e
 }
 
-// layLeanest lays out plans of a pipeline that may need less than so many bytes, until none is left: of one that is not certain,
-// none that would need more if its bound missed as little as those of the others (zero-bubble slots have bounds that miss much of one
-// cut and little of another). It returns the one that needs the least, with what that
-// is; nil if none needs less.
+// layLeanest lays out plans of a pipeline that may need less than so many bytes, and returns the one that needs the least and
+// how much that is, nil if none needs less. Layouts need more than their bounds: unless the pipeline is certain, it stops at
+// a bound that leaves no room for the least difference seen so far. (Not with zero-bubble schedules, whose bounds miss much
+// of one cut and little of another.)
 func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, needs int64) {
 	missed := int64(0)
 	for {
@@ -136,7 +148,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 	}
 }
 
-// bound returns what no plan of the pipeline needs less than.
+// bound returns a lower bound of the largest stage of any plan of the pipeline.
 func (x *lean) bound() int64 {
 	_, least := x.leanest()
 	if x.template.Schedule == partition.ZeroBubble {
@@ -147,7 +159,7 @@ func (x *lean) bound() int64 {
 	return least
 }
 
-// withoutHead is that with any number of slices of the loss.
+// withoutHead is bound with any number of slices of the loss.
 func (x *lean) withoutHead() int64 {
 	bare := *x.pipeline
 	bare.headless, bare.memory = true, slices.Clone(bare.memory)
@@ -155,13 +167,13 @@ func (x *lean) withoutHead() int64 {
 	return (&lean{pipeline: &bare, recompute: x.recompute, opts: x.opts}).bound()
 }
 
-// certain reports whether no plan of a pipeline needs less than those that were laid out: the stages are what they are, and
-// so is what each may recompute.
+// certain reports whether layLeanest goes through all plans of the pipeline: it has only one cut, and layouts compare all its
+// recomputations.
 func (x *lean) certain() bool {
 	return x.template.Chunks() > 1 || x.skel.blocks == len(x.template.Stages) || len(x.template.Stages) == 1 && x.recompute != RecomputeSearched
 }
 
-// leanest returns the cut whose fullest stage is smallest by what is known, and what that needs at least.
+// leanest returns the cut whose largest stage is smallest, and its bytes, by layouts where they are known and else by bounds.
 func (x *lean) leanest() ([]partition.Stage, int64) {
 	if x.template.Chunks() > 1 {
 		return x.leanestInterleaved()
@@ -169,10 +181,11 @@ func (x *lean) leanest() ([]partition.Stage, int64) {
 	return x.leanestBy(x.need)
 }
 
-// leanestBy is that of a pipeline of which so much is known of stages with a number of blocks.
+// leanestBy is leanest without interleaving. known returns the bytes of a stage with n blocks, with the recomputation that has
+// the least. It is greedy: each further block goes to the stage that is smallest with it.
 func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]partition.Stage, int64) {
 	stages := len(x.template.Stages)
-	need := make([]int64, stages) // with a block more
+	need := make([]int64, stages) // with one block more
 	counts := slices.Repeat([]int{1}, stages)
 	if x.opts.Policy == Megatron {
 		counts = slices.Repeat([]int{x.skel.blocks / stages}, stages) // its stages are equal
@@ -180,7 +193,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	for i := range need {
 		need[i], _ = known(i, counts[i]+1)
 	}
-	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- { // to the stage that stays smallest with it
+	for left := x.skel.blocks - counts[0]*stages; left > 0; left-- {
 		best := 0
 		for i := range need {
 			if need[i] < need[best] {
@@ -202,7 +215,7 @@ func (x *lean) leanestBy(known func(stage, n int) (int64, recomputation)) ([]par
 	return cut, peak
 }
 
-// need returns what a stage with n blocks needs at least, and with what recomputation.
+// need returns the least bytes of a stage with n blocks, and the recomputation that has them.
 func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	for i, r := range x.recompute.corners(n) {
 		b, known := x.known[tried{stage, n, r}]
@@ -216,8 +229,8 @@ func (x *lean) need(stage, n int) (bytes int64, least recomputation) {
 	return bytes, least
 }
 
-// corners lists the recomputations of n blocks of which one has the least bound of memory, which grows evenly with how many
-// blocks are recomputed to each extent as long as there are some of those (but for zero-bubble slots).
+// corners lists recomputations of n blocks, one of which has the least bound of memory: except for zero-bubble slots, the bound
+// is linear in the number of blocks of each extent as long as there are some, so its minimum is at a corner.
 func (r Recompute) corners(n int) []recomputation {
 	all := r.choices(n)
 	if len(all) == 1 {
@@ -233,7 +246,7 @@ func (r Recompute) corners(n int) []recomputation {
 	return all
 }
 
-// leanestInterleaved is that of a pipeline with several chunks.
+// leanestInterleaved is leanest with several chunks: every position takes what needs the least.
 func (x *lean) leanestInterleaved() ([]partition.Stage, int64) {
 	choice := make([]int, x.template.PP())
 	var peak int64

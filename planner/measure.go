@@ -7,25 +7,29 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// measured is what a stage of a program with one block keeps.
+// This file adds up the buffers of a program with one block per stage (held.go) by lifetimes, separately for what is there once
+// and for what is there once for each block. memory.go makes bounds for any number of blocks of that, leaveHead (slices.go) bounds
+// for any number of slices of the loss.
+
+// measured is the memory of one position of a blueprint, with one block for each chunk. Its fields are those of stageMemory.
 type measured struct {
-	persist memoryShare
-	sums    memoryShare
-	crest   int64
-	slot    [fewChunks]memoryShare // by chunk
-	inbox   [fewChunks]int64
-	temp    int64 // the most live at one instruction
-	calm    int64 // of those outside the backward pass
-	between int64 // of what blocks have, and of the rest what is there during all of the block
-	apart   int64 // what gradients of weights of a block read that others made
+	persist         memoryShare
+	sums            memoryShare
+	afterHead       int64
+	slot            [fewChunks]memoryShare // by chunk
+	inbox           [fewChunks]int64
+	temp            int64 // the peak of temporary values
+	tempNotBackward int64 // their peak outside of the backward pass
+	tempInner       int64 // their peak, of those of blocks and those that live throughout all of the block
+	apart           int64 // what weight gradients of a block read
 }
 
-// memoryShare is bytes outside the blocks, and of the block.
+// memoryShare is bytes that grow with the number of blocks: some that are fixed, and some for each block.
 type memoryShare struct{ fixed, block int64 }
 
 func (m memoryShare) bytes() int64 { return m.of(1) }
 
-// add adds bytes, of the block or not.
+// add adds bytes of the block, or fixed ones.
 func (m *memoryShare) add(bytes int64, block bool) {
 	if block {
 		m.block += bytes
@@ -34,20 +38,20 @@ func (m *memoryShare) add(bytes int64, block bool) {
 	}
 }
 
-// above reports whether it is more than another where blocks are many.
+// above reports whether it is more than another for many blocks.
 func (m memoryShare) above(other memoryShare) bool {
 	return m.block > other.block || m.block == other.block && m.fixed > other.fixed
 }
 
-// of is that of n blocks.
+// of returns the bytes with n blocks.
 func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 
-// measure measures a position of the blueprint on a mesh, on which sizes are known so far.
+// measure adds up the buffers of a position of the blueprint on a mesh, by lifetimes. sizes has those that are known so far.
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
-	var live, between [ir.NumPhases][]int64 // changes of live bytes by body and position
-	var from, to [ir.NumPhases]int          // of the block
+	var live, between [ir.NumPhases][]int64 // changes of the bytes that live, by body and instruction
+	var from, to [ir.NumPhases]int          // the first and last instruction of the block, by body
 	for phase, body := range st.Bodies {
 		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
 		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
@@ -56,7 +60,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 			}
 		}
 	}
-	streams := b.plan.Overlap // otherwise nothing waits while a block runs
+	streams := b.plan.Overlap // otherwise no buffer from outside lives through a part of the block only
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range all {
 		b := &all[i]
@@ -69,11 +73,11 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		switch b.Region {
 		case codegen.Sums:
 			if share = &m.sums; b.From <= blocks {
-				m.crest += size
+				m.afterHead += size
 			}
 		case codegen.Slot:
 			if share = &m.slot[b.Chunk]; b.To < blocks {
-				m.crest -= size
+				m.afterHead -= size
 			}
 		case codegen.Inbox:
 			m.inbox[b.Chunk] += size
@@ -93,19 +97,20 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		var now, then int64
 		for k, c := range changes {
 			now, then = now+c, then+between[phase][k]
-			m.temp, m.between = max(m.temp, now), max(m.between, then)
+			m.temp, m.tempInner = max(m.temp, now), max(m.tempInner, then)
 			if ir.Phase(phase) != ir.Backward {
-				m.calm = max(m.calm, now)
+				m.tempNotBackward = max(m.tempNotBackward, now)
 			}
 		}
 	}
 	return m
 }
 
-// crossing measures what a position of the blueprint keeps for a micro-batch for the gradients of weights, which are apart in
-// its programs: of a block what those of the block read that it has made, or in the backward pass the one after it, and outside
-// of blocks what others read of each other. What the first block hands to the embedding is there once, and left out.
-func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left int64) {
+// crossing measures, on a blueprint of a zero-bubble schedule, what a slot keeps from the backward pass to the pass of weight
+// gradients. apart is what those of a block read that the block has made, or in the backward pass the block after it; fixed is
+// what those outside of blocks read that no block has made. What the first block hands to the embedding is there once, and is
+// left out.
+func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, fixed int64) {
 	st := b.prog(e).Stages[position]
 	size := func(buf *codegen.Buffer) int64 {
 		return align(mesh.LocalElems(buf.Value.Type.Shape, buf.Value.Spec, ir.Coord{}) * buf.Value.Type.DType.Size())
@@ -127,10 +132,10 @@ func (b *blueprint) crossing(e extent, position int, mesh ir.Mesh) (apart, left 
 				case ofBlocks && (def.Block() == in.Node.Block() || def.Phase == ir.Backward):
 					apart += size(buf)
 				case !ofBlocks && def.Block() == "":
-					left += size(buf)
+					fixed += size(buf)
 				}
 			}
 		}
 	}
-	return apart, left
+	return apart, fixed
 }

@@ -7,61 +7,68 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// stageMemory bounds from below the arena of a stage with n blocks. What must be
-// there at once is counted, the gaps that packing leaves are not, so the bound
-// never exceeds what codegen allocates; it prunes, and the finalists are
-// allocated for real.
+// This file bounds from below the peak memory of a stage with any number of blocks and any recomputation, from programs with
+// one block (measure.go, held.go, updatememory.go). recomputation.go asks it which recomputations may fit, cut.go and
+// certify_cuts.go whether any cut may, and leanest.go for the cut whose largest stage is smallest.
+
+// stageMemory bounds from below the arena of a stage with n blocks. It adds up buffers whose lifetimes overlap, without the gaps
+// that packing leaves, so it never exceeds what codegen allocates. It only prunes: cuts that may win are laid out exactly.
+// Arrays are indexed by the extent to which blocks are recomputed.
 type stageMemory struct {
-	// With one block, by how much of it is recomputed.
-	persist int64 // weights, gradients, optimizer state; and what the devices lack to the limit
-	// sums is gradients where slots have them, which they do after what the passes keep: of the only micro-batch of a stage
-	// by itself.
+	// With one block:
+	persist int64 // weights, gradients, optimizer state; and by how much the devices have less than the limit (pools.go)
+	// sums are gradients that take the place of activations in the slot, once these have been read: see [codegen.SumsOn]. Only
+	// a plan with one stage and one micro-batch has them; elsewhere gradients are part of persist.
 	sums memoryShare
-	// crest is by how much more than slot a slot has when the backward pass gets to the blocks: sums, of the head.
-	crest [extents]int64
-	slot  [extents]int64
-	temp  [extents]int64
-	calm  [extents]int64 // temp, but for the backward pass
-	// between is temp of a block after which others come: without what the head still has while the last block waits for nothing.
-	between [extents]int64
-	update  memoryShare // temp, in the update of many blocks: see updating
-	inbox   int64       // for what the stage before sends
-	// lastSlot and lastInbox are those of the last of several chunks, of which slot and inbox are the first's.
+	// afterHead is by how much the slot has grown when the backward pass gets to the blocks: by gradients of the head in it,
+	// less the activations of the head that are dead by then.
+	afterHead       [extents]int64
+	slot            [extents]int64
+	temp            [extents]int64
+	tempNotBackward [extents]int64 // temp, outside of the backward pass
+	// tempInner is temp while a block runs that is not the last one: without what the head leaves behind, which only the last
+	// block still meets.
+	tempInner [extents]int64
+	update    memoryShare // temp of many blocks, in the update: see updating
+	inbox     int64       // for the activation that the stage before sends
+	// lastSlot and lastInbox are of the last chunk of several; slot and inbox are of the first.
 	lastSlot    [extents]int64
 	lastInbox   int64
-	morePersist int64          // for every further block
-	moreSlot    [extents]int64 // for every further block, with its result, which the next one keeps
-	// apart is what the gradients of weights of each block read, where they are apart, and left what
-	// others do: a slot has it from the end of its backward pass on.
-	apart [extents]int64
-	left  int64
+	morePersist int64          // for each further block
+	moreSlot    [extents]int64 // for each further block, with its result, which the next block keeps
+	// apart is what the weight gradients of a block read, under a zero-bubble schedule, which computes them in a pass of their
+	// own; apartFixed is what those outside of blocks read. A slot has both from the end of its backward pass on.
+	apart      [extents]int64
+	apartFixed int64
 }
 
-// atLeast returns the bound for n blocks, r of them recomputed.
+// atLeast returns the bound for n blocks, recomputed as r says. Slots peak at one of three moments: when each of them has the
+// activations of a micro-batch, or what its weight gradients read; in the update; or when the backward pass gets from the
+// head to the blocks.
 func (m *stageMemory) atLeast(n int, r recomputation, c codegen.Chunk) int64 {
 	slot, temp := m.kept(&m.slot, n, r)
-	slots := max(int64(c.Slots)*max(slot, m.after(n, r)), m.sums.of(n), slot+m.crest[r.last(n)])
+	slots := max(int64(c.Slots)*max(slot, m.afterBackward(n, r)), m.sums.of(n), slot+m.afterHead[r.last(n)])
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(c.Inboxes)*m.inbox + temp
 }
 
-// keepSums keeps gradients throughout the step.
+// keepSums makes gradients persistent, where they do not lie in the slot.
 func (m *stageMemory) keepSums() {
 	m.persist += m.sums.bytes()
 	m.morePersist += m.sums.block
-	m.sums, m.crest = memoryShare{}, [extents]int64{}
+	m.sums, m.afterHead = memoryShare{}, [extents]int64{}
 }
 
-// after is what a slot has after a backward pass.
-func (m *stageMemory) after(n int, r recomputation) int64 {
-	apart := m.left
+// afterBackward is the bytes of a slot after its backward pass.
+func (m *stageMemory) afterBackward(n int, r recomputation) int64 {
+	apart := m.apartFixed
 	for e, count := range r.counts(n) {
 		apart += int64(count) * m.apart[e]
 	}
 	return apart
 }
 
-// kept returns what n blocks, r of them recomputed, keep for a micro-batch where a stage of
-// one keeps so much, and what they need beside.
+// kept returns the bytes that n blocks, recomputed as r says, keep for a micro-batch, and the temporary bytes besides. one has
+// the slot of a stage of one block.
 func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, temp int64) {
 	first, last := r.first(), r.last(n)
 	slot = one[first] - m.moreSlot[first]
@@ -71,15 +78,14 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 		case extent(e) == last:
 			temp = max(temp, m.temp[e])
 		case count > 0:
-			temp = max(temp, m.between[e])
+			temp = max(temp, m.tempInner[e])
 		}
 	}
 	return slot, max(temp, m.update.of(n))
 }
 
-// memoryOf bounds the stages of a skeleton at a size of micro-batch. What a
-// further block keeps is read off a program of one stage, where the result of
-// the block has a reader that keeps it.
+// memoryOf bounds the stages of a skeleton at a micro-batch size. What a further block keeps is read off the program of one
+// stage: there the block's result has a reader that keeps it, as in a row of blocks.
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	if known := s.memory[microBatch]; known != nil {
 		return known
@@ -96,21 +102,21 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	}
 	chunks := int64(s.of.plan.Chunks())
 	var few []stageMemory  // by position of the blueprint
-	var update memoryShare // of blocks
+	var update memoryShare // the most that blocks alone need in an update, at any position
 	for i := range s.of.plan.PP() {
 		m := stageMemory{moreSlot: more, apart: apart}
 		for e := range s.most + 1 {
 			got := s.of.measure(e, i, mesh, &sizes)
 			m.persist, m.morePersist = got.persist.bytes(), got.persist.block/chunks
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
-			m.sums, m.crest[e] = got.sums, got.crest
-			m.slot[e], m.temp[e], m.calm[e], m.between[e] = got.slot[0].bytes(), got.temp, got.calm, got.between
+			m.sums, m.afterHead[e] = got.sums, got.afterHead
+			m.slot[e], m.temp[e], m.tempNotBackward[e], m.tempInner[e] = got.slot[0].bytes(), got.temp, got.tempNotBackward, got.tempInner
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
-			m.moreSlot[e], m.apart[e], m.slot[e], m.crest[e] = more[s.most], apart[s.most], m.slot[s.most], m.crest[s.most]
-			m.temp[e], m.calm[e], m.between[e], m.lastSlot[e] = m.temp[s.most], m.calm[s.most], m.between[s.most], m.lastSlot[s.most]
+			m.moreSlot[e], m.apart[e], m.slot[e], m.afterHead[e] = more[s.most], apart[s.most], m.slot[s.most], m.afterHead[s.most]
+			m.temp[e], m.tempNotBackward[e], m.tempInner[e], m.lastSlot[e] = m.temp[s.most], m.tempNotBackward[s.most], m.tempInner[s.most], m.lastSlot[s.most]
 		}
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
@@ -121,7 +127,7 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 		}
 		few = append(few, m)
 	}
-	for i := range few { // between its ends a pipeline has nothing but blocks, which are updated in the same order
+	for i := range few { // positions between the ends have nothing but blocks, and update them in the same order
 		if few[i].update.block < update.block {
 			few[i].update = update
 		}
@@ -138,8 +144,8 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 	return all
 }
 
-// shells bounds from below what stages have whatever their blocks recompute, by programs in which they recompute nothing: all that
-// lasts, and in slots what any block keeps.
+// shells bounds stages whatever their blocks recompute, from programs that recompute nothing: with all that is persistent, and
+// in slots so much for each block as any extent of recomputation keeps at least.
 func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	all := slices.Clone(s.memoryOf(microBatch))
 	for i := range all {
@@ -148,35 +154,35 @@ func (s *skeleton) shells(microBatch int, slot int64) []stageMemory {
 	return all
 }
 
-// leaveSlots leaves of slots so much for each block, and nothing of what is temporary in a pass.
+// leaveSlots reduces slots to so much for each block, and temporary values of the passes to nothing.
 func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
 	}
-	m.temp, m.between = [extents]int64{}, [extents]int64{}
-	m.crest, m.apart, m.left = [extents]int64{}, [extents]int64{}, 0
+	m.temp, m.tempInner = [extents]int64{}, [extents]int64{}
+	m.afterHead, m.apart, m.apartFixed = [extents]int64{}, [extents]int64{}, 0
 }
 
-// measureInOrder bounds what stages need beside slots by programs in which nothing runs beside collectives: with
-// every block kept, which is when least of it is temporary.
+// measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. These recompute nothing,
+// which leaves the least that is temporary.
 func (p *pipeline) measureInOrder() {
 	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
 	var sizes []int64
-	var calm []int64 // by position of the blueprint
+	var tempNotBackward []int64 // by position of the blueprint
 	for i := range of.plan.PP() {
-		calm = append(calm, of.measure(kept, i, mesh, &sizes).calm)
+		tempNotBackward = append(tempNotBackward, of.measure(kept, i, mesh, &sizes).tempNotBackward)
 	}
 	for i := range p.memory {
 		position, _ := of.plan.Position(p.skel.like[i])
 		for e := range p.most + 1 {
-			p.memory[i].temp[e] = min(p.memory[i].temp[e], calm[position])
-			p.memory[i].between[e] = min(p.memory[i].between[e], calm[position])
+			p.memory[i].temp[e] = min(p.memory[i].temp[e], tempNotBackward[position])
+			p.memory[i].tempInner[e] = min(p.memory[i].tempInner[e], tempNotBackward[position])
 		}
 	}
 }
 
-// measureApart bounds what slots have from the end of their backward pass on by programs that have it
-// in two: those of others do not show all of what gradients of weights read of what is recomputed.
+// measureApart measures what slots have from the end of their backward pass on, with programs that run it in two passes.
+// Programs with one pass do not show all that weight gradients read of what is recomputed.
 func (p *pipeline) measureApart() {
 	if p.template.Schedule != partition.ZeroBubble || p.measured {
 		return
@@ -186,19 +192,19 @@ func (p *pipeline) measureApart() {
 	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
 	var sizes []int64
 	for e := range p.most + 1 {
-		all, left := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())
+		all, fixed := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())
 		for i := range all {
 			all[i] = of.measure(e, i, mesh, &sizes)
-			all[i].apart, left[i] = of.crossing(e, i, mesh)
+			all[i].apart, fixed[i] = of.crossing(e, i, mesh)
 		}
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
 			m, got := &p.memory[i], &all[position]
-			m.apart[e], m.temp[e], m.between[e] = got.apart, got.temp, got.between
+			m.apart[e], m.temp[e], m.tempInner[e] = got.apart, got.temp, got.tempInner
 			if e == kept {
-				m.left = left[position]
+				m.apartFixed = fixed[position]
 			}
-			m.left = min(m.left, left[position])
+			m.apartFixed = min(m.apartFixed, fixed[position])
 		}
 	}
 }

@@ -7,21 +7,23 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// outlasts bounds from below by how much later the stream of a body with n blocks is done
-// than what the body does in order, on account of what it hands to its stream between two
-// transfers, by how many of those came before: the stream still has all that is handed to
-// it from there on, while what is left to do in order is known. What it had before, and
-// what waits for it, is left out. It is nil where nothing runs beside the kernels.
+// This file bounds by how much the communication stream of a body outlasts what the body does in order, in a plan with overlap
+// (flow.go). bound.go adds it to the last pass of a stage and tail.go to updates: work in order alone would miss the
+// reductions of gradients that come last.
+
+// outlasts bounds from below by how much the stream of a body with n blocks is done later than what the body does in order, once
+// for each part of the body between transfers, from what that part hands to the stream. When a segment hands over
+// reductions, the stream still has these and all later ones to do, and the work in order that is left is known. What the
+// stream had before, and what waits for it, is left out. The result is nil where nothing runs beside the kernels.
 //
-// Of alike blocks in a row the first or the last leads to the largest.
-// The blocks come from the last to the first, or are all alike.
+// The body is followed from its end. Of alike blocks in a row it is enough to look at the first and the last.
 func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	if f == nil || !f.beside {
 		return nil
 	}
 	t := &outlast{}
 	for i := range f.segments[kept] {
-		t.sums = max(t.sums, 2*f.segments[kept][i].sums) // they follow two segments later
+		t.sums = max(t.sums, 2*f.segments[kept][i].sums) // gradients are added up two segments after they were handed over, and so may come later
 	}
 	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
 		s := &f.segments[kept][k]
@@ -29,10 +31,10 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 			t.add(s, n, true, true)
 			continue
 		}
-		of := func(block int) *stretch { return &f.segments[f.extent(r, block)][k] }
+		of := func(block int) *segment { return &f.segments[f.extent(r, block)][k] }
 		blocks := n[s.chunk]
 		t.add(of(0), n, blocks == 1, true)
-		for first := 1; first < blocks-1; { // from the end of the body
+		for first := 1; first < blocks-1; { // in blocks from the end of the body
 			next := blocks - 1
 			if f.backward {
 				next = min(next, r.until(first))
@@ -49,7 +51,7 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	return t.all
 }
 
-// extent is that of a block which is so many blocks from the end.
+// extent is that of a block, counted from the end of the body.
 func (f *flow) extent(r recomputation, block int) extent {
 	if !f.backward {
 		return kept
@@ -57,16 +59,16 @@ func (f *flow) extent(r recomputation, block int) extent {
 	return r.of(block)
 }
 
-// outlast goes through a body from its end.
+// outlast is at a place of a body, followed from its end.
 type outlast struct {
-	stream, order cost.Picoseconds // what follows
+	stream, order cost.Picoseconds // what the stream and the body in order have to do from there on
 	sums          cost.Picoseconds
-	most          cost.Picoseconds   // since a transfer
-	all           []cost.Picoseconds // before later transfers
+	most          cost.Picoseconds   // the largest difference in this part
+	all           []cost.Picoseconds // most of the parts after it, the last part first
 }
 
-// hand is where a segment hands over what it reduces.
-func (t *outlast) hand(s *stretch) {
+// hand notes the difference at a segment that hands over reductions.
+func (t *outlast) hand(s *segment) {
 	for _, time := range s.reduces {
 		t.stream += time
 	}
@@ -75,8 +77,8 @@ func (t *outlast) hand(s *stretch) {
 	}
 }
 
-// add goes through a segment, of a block perhaps one of the ends of a body.
-func (t *outlast) add(s *stretch, n tally, first, last bool) {
+// add goes through a segment; first and last say whether a block is at an end of the body.
+func (t *outlast) add(s *segment, n tally, first, last bool) {
 	t.hand(s)
 	t.order += s.sums
 	items := s.items
@@ -101,7 +103,7 @@ func (t *outlast) add(s *stretch, n tally, first, last bool) {
 }
 
 // repeat goes through so many inner blocks that are alike.
-func (t *outlast) repeat(s *stretch, count int) {
+func (t *outlast) repeat(s *segment, count int) {
 	t.hand(s)
 	each, reduce := s.sums, cost.Picoseconds(0)
 	for _, x := range s.items {

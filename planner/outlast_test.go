@@ -19,7 +19,7 @@ func randomFlow(r *rand.Rand) *flow {
 	before, after := r.IntN(2), 1+r.IntN(2)
 	for e := range extents {
 		for k := range before + 1 + after {
-			s := stretch{block: k == before}
+			s := segment{block: k == before}
 			for range 1 + r.IntN(3) {
 				s.items = append(s.items, item{time: cost.Picoseconds(1 + r.IntN(50)), each: s.block})
 			}
@@ -66,7 +66,7 @@ func TestOutlasts(t *testing.T) {
 // TestOutlastsBetweenTransfers: what is handed over before a transfer counts before it.
 func TestOutlastsBetweenTransfers(t *testing.T) {
 	f := &flow{beside: true, backward: true}
-	f.segments[kept] = []stretch{
+	f.segments[kept] = []segment{
 		{items: []item{{time: 10}}, reduces: []cost.Picoseconds{100}, late: []bool{true}},
 		{items: []item{{kind: sim.Send, time: 5}, {time: 20}}, reduces: []cost.Picoseconds{30}, late: []bool{true}},
 	}

@@ -10,26 +10,27 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// A passage is the way of micro-batches through the positions of a pipeline, of which the
-// cut is open. It bounds the step from below by chains of events: what lies on them for
-// every position, whatever its number of blocks, and how many blocks then fit in a time.
+// This file bounds the step time of a pipeline from below while its cut is open, by chains of events: sequences of passes,
+// transfers and updates that wait for each other under every schedule, so that a step takes at least the time of any of
+// them. least uses closed forms; fill then finds the least time in which the positions can hold all blocks between them,
+// as each block at a position lengthens that position's chains. Both take times of single blocks, from floor.go, and add
+// the recomputation that memory makes necessary (again, in relax.go). Called from leastOn, in pools.go.
 
-// passage is the whole micro-batches and the last one of an outline on their way
-// through its positions.
+// passage is what the chains of an outline are made of: its micro-batches on their way through the positions.
 type passage struct {
 	outline
 	schedule    partition.Schedule
-	m           int // micro-batches
+	m           int // number of micro-batches
 	more        *again
-	first, last workTimes      // at least, at every position
-	each        [][2]workTimes // by position; nil where all take as long
-	sent        [2][]partTimes // by position, of whole ones and the last
-	// A bound above enough is not raised further: it is short.
+	first, last workTimes      // of a whole micro-batch and of the last one: lower bounds at every position
+	each        [][2]workTimes // by position, with different kinds of devices; nil where all take as long
+	sent        [2][]partTimes // by position: transfers of a whole micro-batch and of the last one
+	// enough is what the caller needs: above it a bound is not raised further, and short is set.
 	enough cost.Picoseconds
 	short  bool
 }
 
-// at is what micro-batches take at a position, whole ones and the last.
+// at returns the times of a whole micro-batch and of the last one at a position.
 func (p *passage) at(position int) (first, last *workTimes) {
 	if p.each == nil {
 		return &p.first, &p.last
@@ -37,8 +38,7 @@ func (p *passage) at(position int) (first, last *workTimes) {
 	return &p.each[position][whole], &p.each[position][rest]
 }
 
-// flow is the larger of the bounds by what positions do and by chains of events through
-// all of them.
+// flow is the larger of the bounds of least and fill. Interleaved schedules have that of least alone, as their cut is even.
 func (s *searcher) flow(p *passage) cost.Picoseconds {
 	least := s.least(p)
 	bound := s.busy(p.outline, p.m, p.schedule, least)
@@ -51,89 +51,112 @@ func (s *searcher) flow(p *passage) cost.Picoseconds {
 	return s.busy(p.outline, p.m, p.schedule, fill(s.positions(p), s.graphs.blocks, p.more, least))
 }
 
-// least bounds the time of m micro-batches, all but the last of one size.
+// all is the time of every micro-batch through a part of the model, n times.
+func (p *passage) all(part, n int) cost.Picoseconds {
+	return cost.Picoseconds(n) * (cost.Picoseconds(p.m-1)*p.first[part].all + p.last[part].all)
+}
+
+// way is the time of the last micro-batch, the smallest, through a part of the model there and back, n times.
+func (p *passage) way(part, n int) cost.Picoseconds {
+	if p.schedule == partition.ZeroBubble { // on its way back it does not wait for weight gradients
+		return cost.Picoseconds(n) * p.last[part].forward
+	}
+	return cost.Picoseconds(n) * p.last[part].way
+}
+
+// update is the time of the update of n blocks.
+func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * p.last[inBlock].update }
+
+// recomputing is the number of backward passes in which memory makes as much recomputation necessary.
+func (p *passage) recomputing() cost.Picoseconds {
+	if p.first != p.last {
+		return cost.Picoseconds(p.m - 1)
+	}
+	return cost.Picoseconds(p.m)
+}
+
+// aheadOf is the most that a stage may do before its gradient arrives if it recomputes its last block and the head: a chain
+// through the stage may be so much shorter than the sum of its times.
+func aheadOf(first, last *workTimes) cost.Picoseconds {
+	return max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+}
+
+// least bounds the step with m micro-batches, of which the last may be smaller, by closed forms.
 //
-// Position i of a pipeline starts when micro-batch 0 has come through the positions
-// before, does all its work, and then its last backward pass goes on to position 0,
-// which updates: the time is at least that of one micro-batch through the positions
-// before and of all micro-batches through position i. How many blocks lie before is
-// open; all lie on that way for the last position, and some position has its even share.
+// Position i of a pipeline starts when micro-batch 0 has come through the positions before it, does all its work, and then
+// its last backward pass goes on to position 0, which updates. So a step takes at least the time of one micro-batch through
+// the positions before i and of all micro-batches through i. How many blocks lie before i is open, but all other blocks lie
+// before the last position, and some position has an even share of the blocks or more.
 func (s *searcher) least(p *passage) cost.Picoseconds {
-	o, first, last, m, schedule, more := p.outline, &p.first, &p.last, p.m, p.schedule, p.more
-	blocks := s.graphs.blocks
-	// all is every micro-batch through a part of the model, way one there and back.
-	all := func(part, n int) cost.Picoseconds {
-		return cost.Picoseconds(n) * (cost.Picoseconds(m-1)*first[part].all + last[part].all)
+	switch {
+	case p.pp == 1:
+		return s.leastOfOne(p)
+	case p.chunks > 1:
+		return s.leastOfEven(p)
 	}
-	way := func(part, n int) cost.Picoseconds {
-		if schedule == partition.ZeroBubble { // on its way back gradients of weights are left to do
-			return cost.Picoseconds(n) * last[part].forward
-		}
-		return cost.Picoseconds(n) * last[part].way
-	}
-	update := func(n int) cost.Picoseconds { return cost.Picoseconds(n) * last[inBlock].update }
-	passes := cost.Picoseconds(m) // in which as much is recomputed
-	if *first != *last {
-		passes--
-	}
-	if o.pp == 1 {
-		recomputed := cost.Picoseconds(0)
-		if more != nil {
-			recomputed = more.time(blocks, blocks*s.rooms(o, m, schedule)[0][0].Slots)
-		}
-		if recomputed == never {
-			return never
-		}
-		inOrder := passes*recomputed + all(beforeBlocks, 1) + all(inBlock, blocks) + all(afterBlocks, 1) + update(blocks) + last[beforeBlocks].update
-		inOrder += p.exposed(last, 0)
-		return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(m-1)*first[inBlock].beside+last[inBlock].beside))
-	}
-	ahead := max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
-	if o.chunks > 1 {
-		even := s.evenOf(o, 0)
-		if more != nil {
-			even = s.evenOf(o, m)
-		}
-		bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
-		for at, its := range even.at {
-			recomputed := more.time(its.blocks, its.flights)
-			if recomputed == never {
-				return never
-			}
-			time := passes*recomputed + all(inBlock, its.blocks) + way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update(its.blocks)
-			time += cost.Picoseconds(m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-			time += p.exposed(last, at)
-			switch at {
-			case 0:
-				time += all(beforeBlocks, 1)
-			case o.pp - 1:
-				time += all(afterBlocks, 1)
-			}
-			bound = max(bound, time)
-		}
-		return bound
-	}
-	bound := s.alone(p) - cost.Picoseconds(o.stages())*ahead
-	share := (blocks + o.pp - 1) / o.pp
-	bound = max(bound, all(inBlock, share)+update(share), all(beforeBlocks, 1)+all(inBlock, 1)+update(1))
-	late := cost.Picoseconds(o.pp)*ahead - update(1)
-	bound = max(bound, way(beforeBlocks, 1)+way(inBlock, blocks-1)+all(inBlock, 1)+all(afterBlocks, 1)-late)
-	// With blocks that can be divided, positions that all end at once have ever fewer
-	// of them: after each, 1-way/all of what was left of the time is.
-	if every := all(inBlock, 1); every > 0 {
-		ratio, left := float64(way(inBlock, 1))/float64(every), 1.0
-		for range o.pp {
+	blocks, ahead := s.graphs.blocks, aheadOf(&p.first, &p.last)
+	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
+	share := (blocks + p.pp - 1) / p.pp
+	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.update(1))
+	less := cost.Picoseconds(p.pp)*ahead - p.update(1) // position 0 updates a block at least
+	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
+	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
+	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
+	// of blocks.
+	if every := p.all(inBlock, 1); every > 0 {
+		ratio, left := float64(p.way(inBlock, 1))/float64(every), 1.0
+		for range p.pp {
 			left *= 1 - ratio
 		}
-		bound = max(bound, cost.Picoseconds(float64(way(inBlock, blocks))/(1-left)*(1-1e-9))-late)
+		bound = max(bound, cost.Picoseconds(float64(p.way(inBlock, blocks))/(1-left)*(1-1e-9))-less)
 	}
 	return bound
 }
 
-// exposed bounds from below how much longer than its work in order a position takes, as after the
-// last pass over some blocks the stream still has to reduce the gradients of the last block.
+// leastOfOne is least with one position: all that it does in order, or all that its stream does.
+func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
+	blocks, recomputed := s.graphs.blocks, cost.Picoseconds(0)
+	if p.more != nil {
+		recomputed = p.more.time(blocks, blocks*s.rooms(p.outline, p.m, p.schedule)[0][0].Slots)
+	}
+	if recomputed == never {
+		return never
+	}
+	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1) + p.update(blocks) + p.last[beforeBlocks].update
+	inOrder += p.exposed(&p.last, 0)
+	return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(p.m-1)*p.first[inBlock].beside+p.last[inBlock].beside))
+}
+
+// leastOfEven is least with interleaving, which cuts blocks evenly, so that it is known how many lie where.
+func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
+	even, ahead := s.evenOf(p.outline, 0), aheadOf(&p.first, &p.last)
+	if p.more != nil {
+		even = s.evenOf(p.outline, p.m)
+	}
+	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
+	for at, its := range even.at {
+		recomputed := p.more.time(its.blocks, its.flights)
+		if recomputed == never {
+			return never
+		}
+		time := p.recomputing()*recomputed + p.all(inBlock, its.blocks) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.update(its.blocks)
+		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
+		time += p.exposed(&p.last, at)
+		switch at {
+		case 0:
+			time += p.all(beforeBlocks, 1)
+		case p.pp - 1:
+			time += p.all(afterBlocks, 1)
+		}
+		bound = max(bound, time)
+	}
+	return bound
+}
+
+// exposed bounds from below by how much a position outlasts its work in order: after the last backward pass over its blocks
+// its stream still has to reduce the gradients of the block that came last.
 func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
-	after := cost.Picoseconds(0) // what the position does once the pass is over all blocks
+	after := cost.Picoseconds(0) // what the position does in order after that
 	switch x := &last[beforeBlocks]; {
 	case at > 0:
 	case p.schedule == partition.ZeroBubble:
@@ -144,10 +167,10 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	return max(0, last[inBlock].once-after)
 }
 
-// alone is the way of the first micro-batch through all positions and back.
+// alone is the time of the first micro-batch through all positions and back, if nothing else kept them busy.
 func (s *searcher) alone(p *passage) cost.Picoseconds {
 	way := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble { // gradients of weights are left to do
+		if p.schedule == partition.ZeroBubble { // weight gradients are left for later
 			return t.all - t.weight
 		}
 		return t.way
@@ -159,18 +182,17 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 	return time
 }
 
-// position bounds the step of a pipeline from below, by the blocks at one position.
+// position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
 	chains  [4]chain
-	flights int // micro-batches
+	flights int // micro-batches in flight
 }
 
-// chain is a chain of events in which each block of a position adds to the time, and
-// what is recomputed in so many backward passes.
+// chain is a lower bound of the step with n blocks at a position: fixed + n * block, and the recomputation of n blocks in so
+// many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
 
-// holds returns how many blocks the position can have at most in a time, if there is as
-// much memory as it wants.
+// holds returns the most blocks that the position can have if the step takes at most t, with unlimited memory.
 func (p *position) holds(t cost.Picoseconds, blocks int) int {
 	n := cost.Picoseconds(blocks)
 	for i := range p.chains {
@@ -205,8 +227,8 @@ func (p *position) holdsWith(t cost.Picoseconds, blocks int, more *again) int {
 	return sort.Search(most-1, func(n int) bool { return !fits(n + 1) })
 }
 
-// fill returns a time in which the positions cannot have all blocks between them, by
-// less than a thousandth of it, or from, if they can; never if they cannot in any.
+// fill returns a time in which the positions cannot hold all blocks between them: the largest such time, to within a
+// thousandth of it. It returns from if that is enough, and never if no time is.
 func fill(positions []position, blocks int, more *again, from cost.Picoseconds) cost.Picoseconds {
 	enough := func(t cost.Picoseconds) bool {
 		left := blocks
@@ -239,13 +261,14 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 	return low
 }
 
-// positions lists those of a pipeline of m micro-batches under a schedule without
-// interleaving, until it is called again.
+// positions lists the chains of the positions of a pipeline under a schedule without interleaving. The result is valid until
+// the next call. With micro-batches 0 to m-1, the chains of position i are (see bounds in bound.go):
 //
-// Two chains of events lead through all positions (see bounds): micro-batch 0 goes
-// forward through all of them and back to one, which then does what it has left; and
-// either updates, or its last backward pass goes on to the first position. The third
-// is all that the position does in order, the fourth what its communication stream does.
+//   - through: micro-batch 0 goes forward through all positions and back to i, which then does the work it has left; the
+//     backward pass of micro-batch m-1 goes on to position 0, which updates;
+//   - update: the same, but i itself updates once its work is done;
+//   - busy: all that i does in order;
+//   - beside: all that the communication stream of i does.
 func (s *searcher) positions(p *passage) []position {
 	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
 	split := p.schedule == partition.ZeroBubble
@@ -257,21 +280,23 @@ func (s *searcher) positions(p *passage) []position {
 		return of.way - of.forward
 	}
 	forward := func(first, last *partTimes) cost.Picoseconds {
-		if p.schedule == partition.GPipe { // the last of them goes on
+		if p.schedule == partition.GPipe { // which runs all forward passes first: the last one may be on this way
 			return min(first.forward, last.forward)
 		}
 		return first.forward
 	}
-	// A block may be at any position, and takes no less than at the fastest.
+	// start is how chains through all positions begin: micro-batch 0 goes forward through all of them, and back through the
+	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
+	// position: it counts the time at the fastest.
 	first, last := p.at(0)
 	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
-	each := [2]cost.Picoseconds{never, never} // backward, of the first micro-batch and the last
-	sentBack := cost.Picoseconds(0)           // by the positions after
+	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
+	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
 	for at := range p.pp {
 		first, last = p.at(at)
 		block = min(block, forward(&first[inBlock], &last[inBlock]))
 		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
-		start -= max(first[inBlock].ahead, last[inBlock].ahead) + max(first[afterBlocks].ahead, last[afterBlocks].ahead)
+		start -= aheadOf(first, last)
 		start += forward(&p.sent[whole][at], &p.sent[rest][at])
 		sentBack += back(&p.sent[whole][at])
 	}
@@ -285,24 +310,24 @@ func (s *searcher) positions(p *passage) []position {
 	if p.more != nil {
 		rooms = s.rooms(p.outline, m, p.schedule)
 	}
-	sentOn := cost.Picoseconds(0) // by the positions before, of the last micro-batch
+	sentOn := cost.Picoseconds(0) // the transfers back of the last micro-batch from positions before the one in hand
 	for at := range all {
 		x := &all[at]
 		first, last := p.at(at)
 		if p.more != nil {
 			x.flights = rooms[at][0].Slots
 		}
-		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at))
+		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at)) // forward passes that are left after that
 		through, update, busy, beside := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3]
-		// So many blocks at least, besides its own, are not before the position.
+		// At least so many blocks, besides its own, are not before the position; for the first position all blocks.
 		after := cost.Picoseconds(p.pp - 1 - at)
 		if at == 0 {
 			after = blocks
 		}
 		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
-		// does adds what the position does of a part: to what is fixed, or for every block.
+		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
 		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
-			var left cost.Picoseconds // after the first backward pass
+			var left cost.Picoseconds // what is left to do after the first backward pass
 			if m > 1 {
 				whole := first.all - first.forward
 				if split {
@@ -317,7 +342,7 @@ func (s *searcher) positions(p *passage) []position {
 			*to(update) += left
 			*to(busy) += m1*first.all + last.all
 			*to(beside) += m1*first.beside + last.beside
-			if split { // gradients of weights before the last backward pass, and of all
+			if split { // weight gradients that come before the last backward pass, and all of them
 				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
 				*to(update) += m1*first.weight + last.weight
 			}
@@ -337,7 +362,7 @@ func (s *searcher) positions(p *passage) []position {
 		}
 		start -= back(&p.sent[whole][at])
 		sentOn += back(&p.sent[rest][at])
-		through.fixed += update0 // of the first position
+		through.fixed += update0 // the first position updates one block at least
 		update.block += last[inBlock].update
 		busy.block += last[inBlock].update
 		through.passes, update.passes, busy.passes = m2, m2, m1
@@ -351,9 +376,8 @@ func (s *searcher) positions(p *passage) []position {
 	return all
 }
 
-// sends returns, by position of an outline, what it takes to send a micro-batch of a size
-// on its way and its gradient back. Where ranks share their cores with those that wait, which may
-// be while they send, it is nothing.
+// sends returns, by position of an outline, the time to send a micro-batch of a size forward and its gradient back. It is
+// nothing where ranks share their cores: a rank that sends may then have those of ranks that wait.
 func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	key := sendKey{o.sequence, o.split, size, o.chunks}
 	all, known := way.sent[key]
@@ -380,7 +404,7 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	for _, n := range s.sending(trunk, o) {
 		hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
 		for at := range o.pp {
-			// All stages of a position send the same way, but that at an end of the pipeline nowhere.
+			// All stages of a position send the same way, except one at an end of the pipeline, which has nowhere to send.
 			sending, from := max(o.chunks, 1), at
 			if to := at + hop; to < 0 || to == o.pp {
 				sending, from = sending-1, at+max(0, -hop)*o.pp
@@ -400,8 +424,7 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	return all
 }
 
-// sending lists the transfers of a micro-batch between two stages of a trunk, none where
-// it cannot be cut.
+// sending lists the transfers of a micro-batch between two stages of a trunk, none where it cannot be cut in two.
 func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
 	if trunk.sending != nil {
 		return *trunk.sending
@@ -418,7 +441,7 @@ func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
 	return all
 }
 
-// sendKey is what sends follow from beside degrees.
+// sendKey is what sends depends on besides the degrees.
 type sendKey struct {
 	sequence bool
 	split

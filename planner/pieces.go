@@ -10,23 +10,23 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Products and the collectives of tensor-parallel ranks next to them may be made in parts of whole sequences (package
-// codegen, pieces.go). More parts hide more of the collectives, but products of fewer rows are less efficient and there is
-// more to launch, so that their number is a dimension of the space: 1, 2 or 4, where overlap of tensor parallelism is on,
-// something can be made in parts, and a micro-batch has sequences for more than half of them: of 3 sequences 4 parts are 3,
-// and an empty one.
+// This file searches in how many parts products and the tensor-parallel collectives next to them are made (codegen, pieces.go).
+// A part is some whole sequences of the micro-batch. More parts hide more of the collectives, but products of fewer rows are
+// less efficient, and there is more to launch. So the number is a dimension of the space: 1, 2 or 4, where overlap of tensor
+// parallelism is on, something can be made in parts, and a micro-batch has sequences for more than half of the parts. (Of 3
+// sequences 4 parts are 3 and an empty one.)
 //
-// It is decided late. Which neighbours are made in parts, and so what parts take, is the same for all plans that cut weights
-// alike, so that the program of a trunk tells it for every number: floors have the least of all, and only where these leave
-// something is an outline looked at with each number by itself.
+// It is decided late. Which neighbours are made in parts is the same for all plans that cut weights alike. So the program of a
+// trunk tells what any number of parts takes: floors have the least of all numbers (anyPieces), and only an outline that these
+// leave is looked at with each number by itself (divide).
 
 // mostPieces is the most parts that are searched, in powers of two.
 const mostPieces = 4
 
-// anyPieces stands, as the parts of an outline, for every number that the search tries.
+// anyPieces stands, as the number of parts of an outline, for every number that the search tries.
 const anyPieces = math.MaxInt
 
-// piecesOf is how an outline has the parts of a plan.
+// piecesOf is the number of parts of a plan as outlines have it, 0 for one.
 func piecesOf(p *partition.Plan) int {
 	if p.TPPieces > 1 {
 		return p.TPPieces
@@ -34,8 +34,8 @@ func piecesOf(p *partition.Plan) int {
 	return 0
 }
 
-// PieceCounts lists the numbers of parts, 1 for whole, that the search has tried for a plan on a cluster, its own among them;
-// nil where it has tried none.
+// PieceCounts lists the numbers of parts that the search has tried for a plan on a cluster, its own among them; 1 is whole. It is
+// nil where the search has tried none.
 func PieceCounts(p *partition.Plan, c *cost.Cluster) []int {
 	if p.TPPieces < 2 && (!p.OverlapTP || c.Device.Shared) {
 		return nil
@@ -50,7 +50,7 @@ func PieceCounts(p *partition.Plan, c *cost.Cluster) []int {
 	return slices.Compact(slices.DeleteFunc(counts, func(n int) bool { return n == 0 }))
 }
 
-// pieces is how many parts the options fix, 0 for one, anyPieces where they leave that open on a cluster.
+// pieces is the number of parts that the options fix, 0 for one, or anyPieces where they leave it open on a cluster.
 func (o Options) pieces(c *cost.Cluster) int {
 	switch {
 	case o.TPPieces > 1:
@@ -61,7 +61,8 @@ func (o Options) pieces(c *cost.Cluster) int {
 	return 0
 }
 
-// pieces is how many parts an outline has that does not say so: that of the options, if anything is made in parts.
+// pieces is the number of parts with which an outline is first looked at: that of the options, or 0 if nothing of it can be
+// made in parts.
 func (s *searcher) pieces(o outline) int {
 	n := s.opts.pieces(s.cluster)
 	if o.tp == 1 || n == anyPieces && !s.inParts(o) {
@@ -70,7 +71,7 @@ func (s *searcher) pieces(o outline) int {
 	return n
 }
 
-// inParts reports whether outlines with the same tensor parallelism can make anything in parts.
+// inParts reports whether outlines with the same tensor parallelism make anything in parts.
 func (s *searcher) inParts(o outline) bool {
 	trunk := s.trunk(o)
 	return trunk != nil && len(trunk.pairs) > 0
@@ -88,15 +89,15 @@ func (o outline) inPieces() []outline {
 	return all
 }
 
-// divides reports whether the search has micro-batches of a size in so many parts.
+// divides reports whether the space has micro-batches of a size in so many parts.
 func divides(size, pieces int) bool { return pieces < 2 || 2*size > pieces }
 
-// divisible lists those of some sizes of micro-batches that the search has in so many parts.
+// divisible lists the sizes of micro-batches that the space has in so many parts.
 func divisible(sizes []int, pieces int) []int {
 	return slices.DeleteFunc(slices.Clone(sizes), func(size int) bool { return !divides(size, pieces) })
 }
 
-// undivided returns an outline with the number of parts that stands for its own.
+// undivided returns the outline that stands for all numbers of parts, if the options leave that open.
 func (s *searcher) undivided(o outline) outline {
 	if s.pieces(o) == anyPieces {
 		o.pieces = anyPieces
@@ -104,7 +105,7 @@ func (s *searcher) undivided(o outline) outline {
 	return o
 }
 
-// whole returns an outline without parts where it stands for all numbers of them.
+// whole returns an outline with no parts if it stands for all numbers.
 func (o outline) whole() outline {
 	if o.pieces == anyPieces {
 		o.pieces = 0
@@ -112,7 +113,7 @@ func (o outline) whole() outline {
 	return o
 }
 
-// pieceCounts lists the numbers of parts that are searched, of which 0 is one.
+// pieceCounts lists the numbers of parts that are searched, 0 for one.
 func pieceCounts() []int {
 	counts := []int{0}
 	for n := 2; n <= mostPieces; n *= 2 {
@@ -121,8 +122,8 @@ func pieceCounts() []int {
 	return counts
 }
 
-// divide replaces a pending outline that stands for several numbers of parts by one for each, and returns those whose floors
-// are at most the limit.
+// divide replaces a pending outline that stands for several numbers of parts by one for each number, and returns those whose
+// floors are at most the limit.
 func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 	var open []*pending
 	for _, o := range p.inPieces() {
@@ -146,11 +147,11 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 	return open
 }
 
-// pair is a product and a collective of tensor-parallel ranks, of which the second reads what the first makes, that are
-// made in parts if a plan has those.
+// pair is a product and a tensor-parallel collective, the second of which reads the result of the first. Plans with parts make
+// them in parts.
 type pair struct{ first, second workInstr }
 
-// pairUp takes the first part of an instruction for all of it, and notes which are pairs. It reports whether it is a first part.
+// pairUp notes an instruction of a pair as a whole one, from its first part. It returns false for all other parts.
 func (w *work) pairUp(x *workInstr) bool {
 	if x.Part > 0 {
 		return false
@@ -166,8 +167,8 @@ func (w *work) pairUp(x *workInstr) bool {
 	return true
 }
 
-// divided returns how much longer the pairs of a trunk take when they are made in parts, for each pass: less than
-// nothing if that hides more than it costs. For any number of parts it is the least.
+// divided returns by how much longer the pairs of a trunk take in parts, for each pass: less than 0 where that hides more than
+// it costs. For anyPieces it is the least over all numbers.
 func (w *work) divided(on sizeOn, batch int) *workTimes {
 	if known := w.parted[on]; known != nil {
 		return known
@@ -202,12 +203,12 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 	return t
 }
 
-// time is that of a pair which is made whole.
+// time is the time of a pair that is made whole.
 func (x *pair) time(mesh ir.Mesh, prices []*cost.Program) cost.Picoseconds {
 	return x.first.alone(mesh, prices) + x.second.alone(mesh, prices)
 }
 
-// alone is the least time of an instruction: that of a kernel is the same by all prices.
+// alone is the least time of an instruction. Kernels take the same by all prices.
 func (in *workInstr) alone(mesh ir.Mesh, prices []*cost.Program) cost.Picoseconds {
 	if in.Node.Op.Class() != ir.Comm {
 		prices = prices[:1]
@@ -215,14 +216,14 @@ func (in *workInstr) alone(mesh ir.Mesh, prices []*cost.Program) cost.Picosecond
 	return least(prices, in, mesh)
 }
 
-// inParts is the time of a pair that is made in parts, of which each but one of the collective runs beside one of the product:
-// that of the sequences before, which have been gathered, or of those after, while these are summed.
+// inParts is the time of a pair in parts. Every part of the collective except one runs beside a part of the product: that of
+// the sequences before, which have been gathered, or that of the sequences after, while these are summed.
 func (x *pair) inParts(parts int, mesh ir.Mesh, prices []*cost.Program) cost.Picoseconds {
 	var last [2]struct {
 		sequences int
 		time      cost.Picoseconds
 	}
-	of := func(k int, in *workInstr, i int) cost.Picoseconds { // those of as many sequences take as long
+	of := func(k int, in *workInstr, i int) cost.Picoseconds { // parts with as many sequences take as long
 		one := *in.Instr
 		one.Part, one.Parts = i, parts
 		share, _ := one.ShareOf(mesh, one.Node.Results[0], ir.Coord{})
@@ -236,7 +237,7 @@ func (x *pair) inParts(parts int, mesh ir.Mesh, prices []*cost.Program) cost.Pic
 	collective := x.first.Node.Op.Class() == ir.Comm
 	time := of(0, &x.first, 0)
 	for i := 1; i < parts; i++ {
-		// The first part of one side, then each part of the first beside the one before of the second.
+		// The first part of one side comes first, then each part of the first beside the one before it of the second.
 		first, second := of(0, &x.first, i), of(1, &x.second, i-1)
 		if collective {
 			time += second + max(0, first-second)

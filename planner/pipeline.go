@@ -11,31 +11,34 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// pipeline is a skeleton at a size of micro-batch and a schedule: everything
-// about a plan but the cut. Its methods are the cost function of the search.
+// This file is the cost function of the search: it puts the micro-batches of a step through the positions of a pipeline, with
+// the times that price.go has for stages of any number of blocks, and simulates that with package sim. cut.go calls it for
+// every cut that bounds leave, interleave.go for the one cut of an interleaved schedule; TestCostIsSimulation holds it to the
+// simulation of whole programs, to the picosecond.
+
+// pipeline is a skeleton with a micro-batch size and a schedule: everything about a plan but the cut.
 //
-// One rank stands for its position: the first of the mesh, which holds the largest
-// slices and the most micro-batches, and so is never ahead of the others. What
-// it shares with them, collectives, is part of its work.
+// One rank stands for a position: the first of the mesh, which holds the largest slices and runs the most micro-batches, and
+// so is never ahead of the others. The collectives that it shares with them are part of its work.
 type pipeline struct {
 	skel         *skeleton
-	template     partition.Plan // but for the cut
+	template     partition.Plan // without the cut
 	microBatches int
 	stages       []*stageTimes // nil until they are priced
 	memory       []stageMemory
-	room         []codegen.Chunk // by stage: the micro-batches that it keeps
+	room         []codegen.Chunk // by stage: its slots and inboxes
 	early        []int           // by position: see earlyForwards
-	frame        *frame          // of the simulation; nil until there is one
+	frame        *frame          // of the simulation; nil until it is needed
 	most         extent          // as in [skeleton]
 	measured     bool            // see measureApart
 	headless     bool            // see leaveHead
 }
 
-// frame is what the simulations of a pipeline have in common: only times differ.
+// frame is what all simulations of a pipeline share: processes, tasks and channels. Only times differ from cut to cut.
 type frame struct {
 	system  sim.System
-	cut     []partition.Stage        // that the times are of
-	passes  [][ir.Update][2][]sim.Op // by stage
+	cut     []partition.Stage        // of which ops have the times
+	passes  [][ir.Update][2][]sim.Op // by stage, phase and size
 	updates [][]sim.Op               // by position
 }
 
@@ -45,7 +48,7 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 	return p
 }
 
-// openPipeline is newPipeline but for memory.
+// openPipeline is newPipeline without the memory of the stages.
 func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pipeline {
 	p := &pipeline{
 		skel: s, most: s.most,
@@ -64,23 +67,23 @@ func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pip
 	return p
 }
 
-// remember has the pipeline know the memory of its stages, as it is under its schedule.
+// remember gives the pipeline the memory of its stages, corrected for its schedule.
 func (p *pipeline) remember(memory []stageMemory) {
 	s := p.skel
 	p.memory, p.most = slices.Clone(memory), s.most
 	if p.template.Schedule == partition.ZeroBubble {
-		// Temporary values of the backward pass may lie in the slots instead, and sums of the head come after it.
+		// Temporary values of the backward pass may lie in the slots instead, and gradients of the head are made after it.
 		for i := range p.memory {
 			m := &p.memory[i]
-			m.temp, m.crest = m.calm, [extents]int64{}
+			m.temp, m.afterHead = m.tempNotBackward, [extents]int64{}
 			for e := range extents {
-				m.between[e] = min(m.between[e], m.calm[e])
+				m.tempInner[e] = min(m.tempInner[e], m.tempNotBackward[e])
 			}
 		}
 		if s.plan.OverlapTP { // nothing runs beside collectives then, so that less is gathered at once
 			p.measureInOrder()
 		}
-		if s.plan.Overlap { // for which there are such programs anyway
+		if s.plan.Overlap { // overlap has programs with the backward pass in two anyway
 			p.measureApart()
 		}
 	} else {
@@ -90,9 +93,8 @@ func (p *pipeline) remember(memory []stageMemory) {
 	}
 }
 
-// earlyForwards returns how many of m forward passes of a position the way of micro-batch
-// 0 through all positions hides: those before its first backward pass, or under gpipe,
-// where the last of them is on the way, one.
+// earlyForwards returns how many of m forward passes of a position run while micro-batch 0 is on its way through all positions
+// and back: those before the first backward pass. Under gpipe, where the last forward pass is on that way itself, it is one.
 func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
 	if schedule == partition.GPipe {
 		return 1
@@ -100,8 +102,7 @@ func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
 	return min(m, positions-at)
 }
 
-// mayFit reports whether stages that recompute whatever spares the most could hold all
-// blocks between them.
+// mayFit reports whether the stages could hold all blocks between them, if they recompute what spares the most memory.
 func (p *pipeline) mayFit(limit int64) bool {
 	if p.template.Chunks() > 1 {
 		return p.mayFitInterleaved(limit)
@@ -109,14 +110,14 @@ func (p *pipeline) mayFit(limit int64) bool {
 	left := p.skel.blocks
 	for i := range p.memory {
 		left -= sort.Search(left, func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > limit })
-		if left == 0 {
+		if left == 0 { // but every stage has a block at least: of the others, the last is asked
 			return i == len(p.memory)-1 || p.memory[len(p.memory)-1].least(1, p.room[len(p.memory)-1]) <= limit
 		}
 	}
 	return false
 }
 
-// fits reports whether stages of which shells are known could hold all blocks between them.
+// fits is mayFit with shells for the memory of the stages (see [skeleton.shells]).
 func (p *pipeline) fits(shells []stageMemory, limit int64) bool {
 	q := *p
 	q.memory = shells
@@ -142,7 +143,7 @@ func (p *pipeline) plan(cut []partition.Stage) *partition.Plan {
 	return &plan
 }
 
-// size returns which size micro-batch k has.
+// size returns whether micro-batch k is of the whole size or the rest.
 func (p *pipeline) size(k int) int {
 	if k == p.microBatches-1 {
 		return rest
@@ -150,10 +151,10 @@ func (p *pipeline) size(k int) int {
 	return whole
 }
 
-// time simulates a step of the pipeline with a cut: the cost of the plan.
+// time simulates a step with a cut: the cost of the plan.
 func (p *pipeline) time(cut []partition.Stage) cost.Picoseconds { return latest(p.system(cut)) }
 
-// latest runs a system and returns when the last of its processes ends.
+// latest runs a system and returns when its last process ends.
 func latest(system *sim.System) cost.Picoseconds {
 	ends, err := system.Run()
 	if err != nil {
@@ -162,8 +163,8 @@ func latest(system *sim.System) cost.Picoseconds {
 	return slices.Max(ends)
 }
 
-// system returns what the positions of the pipeline do in a step with a cut. It is good
-// until the next one.
+// system returns a step of the pipeline with a cut. The result is valid until the next call: of the ops only those of stages
+// that differ from the last cut are priced again.
 func (p *pipeline) system(cut []partition.Stage) *sim.System {
 	positions := p.template.PP()
 	if p.frame == nil {
@@ -199,7 +200,7 @@ func (p *pipeline) system(cut []partition.Stage) *sim.System {
 	return &f.system
 }
 
-// newFrame lists the tasks and channels of a pipeline of so many stages.
+// newFrame lists the tasks and channels of a pipeline with so many stages.
 func (p *pipeline) newFrame(stages int) *frame {
 	positions := p.template.PP()
 	f := &frame{
@@ -208,10 +209,10 @@ func (p *pipeline) newFrame(stages int) *frame {
 	}
 	type channel struct {
 		phase          ir.Phase
-		from, to, wire int // stages, in the update positions
+		from, to, wire int // stages, or positions in the update
 	}
 	channels := map[channel]int{}
-	// ops lists those of a body of stage i.
+	// ops lists the ops of a body of stage i, with their channels but without times.
 	ops := func(i int, b body, phase ir.Phase) []sim.Op {
 		out := make([]sim.Op, len(b))
 		for k := range b {
@@ -275,7 +276,7 @@ func (p *pipeline) even(i int, phase ir.Phase) bool {
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])
 }
 
-// body returns what stage i does in a pass over a micro-batch.
+// body returns what stage i does in a pass over a micro-batch of a size: nil where the schedule has no such pass.
 func (p *pipeline) body(i int, phase ir.Phase, size int) body {
 	s := p.stages[i]
 	switch split := p.template.Schedule == partition.ZeroBubble; {

@@ -315,7 +315,7 @@ func (s *searcher) best(o outline) *lies {
 func (l *lies) work(usual *work) *work {
 	w := *usual
 	w.known, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
-	w.flights, w.again = map[flightKey]*flight{}, [extents]*work{}
+	w.recomputed, w.passes = map[recomputeKey]*recomputeTimes{}, [extents]*work{}
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}
 		for k, name := range []string{partition.AxisTP, partition.AxisCP} {

@@ -284,6 +284,6 @@ func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	for e := kept + 1; e < extents; e++ {
 		slot, more, temp, apart = min(slot, m.slot[e]), min(more, m.moreSlot[e]), min(temp, m.temp[e]), min(apart, m.apart[e])
 	}
-	slots := max(int64(room.Slots)*max(slot+int64(n-1)*more, m.left+int64(n)*apart), m.sums.of(n))
+	slots := max(int64(room.Slots)*max(slot+int64(n-1)*more, m.apartFixed+int64(n)*apart), m.sums.of(n))
 	return m.persist + int64(n-1)*m.morePersist + slots + int64(room.Inboxes)*m.inbox + max(temp, m.update.of(n))
 }

@@ -12,61 +12,65 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// The bounds of this file need no program but those of one block: the trunk that all
-// outlines with the same tensor and context parallelism have, with all of it recomputed and
-// with nothing, from which that of a part follows. What else an outline does, gathers, reductions and copies of parameters,
-// is added from their sizes.
+// This file bounds what plans of an outline need beyond the trunk (see floor.go), in time and in memory, from programs of one
+// block: one that recomputes nothing and one that recomputes all of it, from which partial recomputation follows. It has
+// three lower bounds:
+//
+//   - moved: the time of data-parallel communication, offload copies and the optimizer update, from the sizes of parameters;
+//   - again: the time of the recomputation without which a position does not fit, by a linear relaxation: blocks may recompute
+//     different amounts in any proportion. Floors of step time add it (passage.go);
+//   - keeps, keepsOfOne, leastKept: the peak memory of the fullest rank, by which sketch.go orders outlines if nothing fits.
 
-// shelf is what a block keeps at least, on a rank, whatever data-parallel ranks share, but
-// for micro-batches.
-type shelf struct {
+// persistent is the memory of a block, in bytes on one rank, that lives throughout a step: a lower bound, before data-parallel
+// ranks shard it.
+type persistent struct {
 	weights, gradients, state int64
-	whole                     int64 // of gradients, those of which each tensor-parallel rank has all
-	reduced                   int64 // gradients, wherever else tensor-parallel ranks hold them: as evenly as can be
-	other                     int64 // of what lasts as long as they do
-	shared                    []shared
+	whole                     int64 // of gradients, those that are whole on each tensor-parallel rank
+	reduced                   int64 // gradients, each in even shares over all axes that cut it, if those are less
+	other                     int64 // all else that lives as long
+	params                    []blockParam
 }
 
-// slots are what a block keeps at least for a micro-batch in flight, by how much is recomputed.
+// slots are lower bounds of the activation memory of a block for one micro-batch in flight, by extent of recomputation.
 type slots struct {
 	slot, apart [extents]int64 // see stageMemory
-	temp        int64          // beside, in a pass, whatever is recomputed
+	temp        int64          // temporary values of a pass besides, whatever is recomputed
 }
 
-// flight is what recomputation adds to the backward pass of a block at least.
-type flight [extents]cost.Picoseconds
+// recomputeTimes is a lower bound of the time that recomputation adds to the backward pass of a block, by extent.
+type recomputeTimes [extents]cost.Picoseconds
 
-// flightKey is what a flight follows from.
-type flightKey struct {
+// recomputeKey is what recomputeTimes depend on.
+type recomputeKey struct {
 	size    int
 	inOrder bool // see [sizeOn]
-	parts   bool // something may be made in parts
+	parts   bool // products and collectives may be made in parts
 }
 
-// shared is a weight, its gradient or a state of the optimizer, which data-parallel ranks
-// all have.
-type shared struct {
+// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel rank would have all
+// without ZeRO.
+type blockParam struct {
 	value           *ir.Value
-	like            *ir.Value // which lies as it does under ZeRO: of a gradient, its weight
+	like            *ir.Value // what ZeRO cuts in the same dimension: of a gradient, its weight
 	bytes           int64
 	state, gradient bool
-	frozen          bool               // a weight that has neither
-	read            [ir.NumPhases]bool // of a weight, by the passes that read it when nothing is recomputed
-	// wide is set of a gradient that is cast to be added up: reduced in every micro-batch,
-	// it is waited for (see codegen's overlap).
+	frozen          bool               // a weight that has neither gradient nor state
+	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
+	// wide is set for a gradient that is cast before it is added up. If it is reduced in every micro-batch, the pass waits
+	// for that even with overlap (see codegen's overlap).
 	wide bool
 }
 
-// persist returns the bytes that last under an outline, in which ZeRO shards over so many data-parallel ranks; without gradients
-// where slots have them.
-func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
+// bytes returns the persistent bytes under an outline, where ZeRO shards over so many data-parallel ranks. alone says that a
+// step is one micro-batch of one stage: its gradients do not count, as they lie in the slot.
+func (b *persistent) bytes(o outline, replicas int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
 	ranks := int64(o.sharers(replicas))
 	if o.zero >= 1 {
 		state /= ranks
-		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each may add up the share that it will update
+		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each rank may add up only the share that it will update
 	}
-	if o.zero >= 2 { // reduced in every micro-batch, they lie as their weights do
+	if o.zero >= 2 { // reduced in every micro-batch, gradients are cut as their weights are
 		gradients = b.reduced / ranks
 	}
 	if o.zero >= 3 {
@@ -84,7 +88,7 @@ func (b *shelf) persist(o outline, replicas int, alone bool) int64 {
 	return weights + gradients + state + b.other
 }
 
-// slotsOf returns what a block of the trunk keeps for a micro-batch of a size.
+// slotsOf returns the activation memory of a block of the trunk for a micro-batch of a size.
 func (w *work) slotsOf(size, batch int) *slots {
 	if known := w.slots[size]; known != nil {
 		return known
@@ -101,9 +105,9 @@ func (w *work) slotsOf(size, batch int) *slots {
 		for i := range held {
 			x := &held[i]
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
-			case !sequences: // made of weights, which ZeRO may gather again
+			case !sequences: // made of weights alone: with ZeRO it may be gathered again instead of kept
 			case e.partial() && e.drops(x.Value):
-			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it have shares of that
+			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it read a share only
 			case x.apart:
 				all.apart[e] += sizes[x.kind]
 			case x.Region == codegen.Slot && x.block:
@@ -116,14 +120,14 @@ func (w *work) slotsOf(size, batch int) *slots {
 	return all
 }
 
-// flightOf returns what recomputation adds for a micro-batch of a size.
-func (w *work) flightOf(key flightKey, batch int) *flight {
-	if known := w.flights[key]; known != nil {
+// recomputeTimesOf returns what recomputation adds for a micro-batch of a size.
+func (w *work) recomputeTimesOf(key recomputeKey, batch int) *recomputeTimes {
+	if known := w.recomputed[key]; known != nil {
 		return known
 	}
 	mesh := w.meshOf(key.size, batch)
-	var both [2]flight       // by [ordered]
-	var plain [][2]workTimes // of a backward pass without recomputation, by kinds of devices
+	var both [2]recomputeTimes // indexed by [ordered]
+	var plain [][2]workTimes   // the backward pass without recomputation, by kinds of devices
 	for e := range extents {
 		for i, kinds := range w.everywhere() {
 			times := w.passOf(e).times(mesh, kinds, key.parts)
@@ -145,13 +149,13 @@ func (w *work) flightOf(key flightKey, batch int) *flight {
 		}
 	}
 	for _, inOrder := range []bool{false, true} {
-		w.flights[flightKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
+		w.recomputed[recomputeKey{key.size, inOrder, key.parts}] = &both[ordered(inOrder)]
 	}
-	return w.flights[key]
+	return w.recomputed[key]
 }
 
-// tempOfSequences is the most that temporary values of blocks take at one instruction of a pass of one stage that is measured,
-// but for those that are made of weights alone, whatever runs beside the collectives of other outlines: see [held].
+// tempOfSequences is the peak of the temporary values of blocks in a pass, in a stage that has been measured. It leaves out
+// values made of weights alone, and takes lifetimes that hold whatever other outlines run beside collectives: see [held].
 func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64 {
 	mb := mesh.Axis(partition.AxisMB)
 	return b.mostTemp(e, 0, sizes, func(x *held) (from, to int) {
@@ -162,12 +166,11 @@ func (b *blueprint) tempOfSequences(e extent, mesh ir.Mesh, sizes []int64) int64
 	})
 }
 
-// passOf returns the work of a block's backward pass with recomputation. What blocks that are
-// recomputed in part do besides that of one that keeps everything, and keep less, is seen from
-// the program of the latter: here it is that work alone.
+// passOf returns the work of a block's backward pass when the block is recomputed to an extent. Where that is a part of the
+// block it is only the work that recomputation adds, taken from the forward pass of the program that keeps everything.
 func (w *work) passOf(e extent) *work {
-	if w.again[e] != nil {
-		return w.again[e]
+	if w.passes[e] != nil {
+		return w.passes[e]
 	}
 	pass := *w
 	pass.instrs, pass.rest, pass.pairs = nil, nil, nil
@@ -180,23 +183,23 @@ func (w *work) passOf(e extent) *work {
 	} else {
 		pass.collect(w.of.prog(e).Stages[0].Bodies[ir.Backward].Instrs, ir.Backward, true)
 		for i := range pass.instrs {
-			if in := &pass.instrs[i]; e == kept && in.putOff { // it is taken away, and so no less than it may be
+			if in := &pass.instrs[i]; e == kept && in.putOff { // what is subtracted must be no less than it may be: nothing hides it
 				in.beside, in.product, in.putOff = nil, nil, false
 			}
 		}
 	}
-	w.again[e] = &pass
-	return w.again[e]
+	w.passes[e] = &pass
+	return w.passes[e]
 }
 
-// shelfOf returns what a block of the trunk keeps.
-func (w *work) shelfOf(batch int) *shelf {
-	if w.shelf != nil {
-		return w.shelf
+// persistentOf returns the persistent memory of a block of the trunk.
+func (w *work) persistentOf(batch int) *persistent {
+	if w.persistent != nil {
+		return w.persistent
 	}
 	mesh := w.meshOf(batch, batch)
-	b := &shelf{}
-	weights := map[*ir.Node]*ir.Value{} // by what their gradients come through
+	b := &persistent{}
+	weights := map[*ir.Node]*ir.Value{} // by the nodes through which their gradients come
 	for _, n := range w.of.progs[kept].Graph.Nodes {
 		if n.Op == ir.OpAdamW {
 			for _, of := range gradientWay(n) {
@@ -235,7 +238,7 @@ func (w *work) shelfOf(batch int) *shelf {
 			}
 			b.reduced += min(sizes[x.kind], even)
 		}
-		v := shared{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
+		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
 			for _, reader := range w.of.progs[kept].Graph.Nodes {
@@ -257,18 +260,17 @@ func (w *work) shelfOf(batch int) *shelf {
 			continue
 		}
 		v.bytes = mesh.LocalElems(v.value.Type.Shape, v.value.Spec, ir.Coord{}) * v.value.Type.DType.Size()
-		b.shared = append(b.shared, v)
+		b.params = append(b.params, v)
 	}
-	w.shelf = b
+	w.persistent = b
 	return b
 }
 
-// moved bounds from below what an outline does for a block besides the trunk, in order
-// but for what is beside: what data-parallel ranks communicate, what is copied between
-// device and host, and work on gradients and weights. The gradients of a step are summed
-// once, or from ZeRO stage 2 on in every micro-batch; what then lies on several ranks is
-// gathered: the new weights, or those of stage 3 in every pass. With overlap the new weights
-// of a block are gathered beside the update of the next.
+// moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, copies
+// between device and host, and work on gradients and weights (see apart). The gradients of a step are summed once, or from
+// ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
+// All is in order but for what beside and once count. With overlap the new weights of a block are gathered beside the
+// update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.order(o)
 	o.pieces = 0 // whatever they are
@@ -276,14 +278,25 @@ func (s *searcher) moved(o outline) *workTimes {
 		return known
 	}
 	trunk := s.trunk(o)
-	replicas := o.dp * (s.opts.RuntimeNGPUs / o.plan)
-	ranks := cmp.Or(o.group, replicas)
+	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
-	// Bytes of a block that are communicated together: beside a pass, and in the update, but in
-	// a pipeline (see codegen's join).
+	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass beside it, and those of the
+	// update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
 	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
+	// inPasses adds what stands in order before a weight is read, in each pass that reads it.
+	inPasses := func(v *blockParam, time cost.Picoseconds) {
+		if v.read[ir.Forward] {
+			each.forward += time
+			each.way += time
+			each.all += time
+		}
+		if v.read[ir.Backward] { // recomputation may need it before the gradient arrives
+			each.all += time
+			each.ahead += time
+		}
+	}
 	once := func(op ir.Op, bytes int64) {
 		if o.pp == 1 {
 			joined[op] += bytes
@@ -292,9 +305,9 @@ func (s *searcher) moved(o outline) *workTimes {
 		}
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
-	for _, v := range trunk.shelfOf(s.batch).shared {
+	for _, v := range trunk.persistentOf(s.batch).params {
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
-			v.bytes /= int64(o.sharers(1)) // before they are communicated, or after
+			v.bytes /= int64(o.sharers(1)) // whether they are shared out before they are communicated, or after
 		}
 		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape) >= 0
 		part := v.bytes
@@ -303,7 +316,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		}
 		switch {
 		case v.state && o.offload.Moves():
-			each.update += 2 * way.hostCopy(part) // there and back
+			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas == 1:
 		case v.gradient && cut && o.zero >= 2 && (v.wide || !o.overlap):
 			reduce := way.collective(ir.OpReduceScatter, v.bytes)
@@ -317,17 +330,8 @@ func (s *searcher) moved(o outline) *workTimes {
 				}
 			}
 		case cut && o.zero == 3:
-			gather := way.collective(ir.OpAllGather, v.bytes)
-			if v.read[ir.Forward] {
-				each.forward += gather
-				each.way += gather
-				each.all += gather
-			}
-			if v.read[ir.Backward] { // perhaps by what is recomputed first
-				each.all += gather
-				each.ahead += gather
-			}
-		case v.frozen: // it is not made anew
+			inPasses(&v, way.collective(ir.OpAllGather, v.bytes))
+		case v.frozen: // it is not updated
 		case o.overlap && o.zero == 0:
 			reduced[ir.OpAllReduce] += v.bytes
 		case o.overlap && cut:
@@ -345,16 +349,7 @@ func (s *searcher) moved(o outline) *workTimes {
 			once(ir.OpAllGather, v.bytes)
 		}
 		if o.offload == partition.OffloadParams && !v.state && !v.gradient {
-			copied := way.hostCopy(part)
-			if v.read[ir.Forward] {
-				each.forward += copied
-				each.way += copied
-				each.all += copied
-			}
-			if v.read[ir.Backward] {
-				each.all += copied
-				each.ahead += copied
-			}
+			inPasses(&v, way.hostCopy(part))
 		}
 	}
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
@@ -375,19 +370,18 @@ func (s *searcher) moved(o outline) *workTimes {
 	return &t
 }
 
-// apart bounds from below what the trunk's plan does for a block but does not have for
-// each micro-batch anew, under a ZeRO stage over so many ranks: it narrows and adds up
-// gradients, which are whole up to stage 1, and updates, a part of the weights from stage 1
-// on. Of kernels on a part of the data none takes less than that part of the time that the
-// whole would take in the cache, where the part may fit when the whole does not.
+// apart bounds from below, for a block, the work of the trunk's program that is not in the trunk (see work.rest): it narrows
+// and adds up gradients, and updates weights. Under a ZeRO stage over so many ranks gradients are whole up to stage 1, and
+// each rank updates a share from stage 1 on. A kernel on a share of the data takes at least that share of the time of the
+// whole, priced as if that lay in the cache: the share may fit in it where the whole does not.
 func (w *work) apart(zero, ranks int) workTimes {
-	if w.steady == nil {
-		w.steady, w.near = w.steadily(func(p *cost.Program) *cost.Program { return p }), w.steadily((*cost.Program).Near)
+	if w.restTimes == nil {
+		w.restTimes, w.restNear = w.timeRest(func(p *cost.Program) *cost.Program { return p }), w.timeRest((*cost.Program).Near)
 	}
-	t := *w.steady
+	t := *w.restTimes
 	block := &t[inBlock]
 	if zero >= 1 {
-		near := &w.near[inBlock]
+		near := &w.restNear[inBlock]
 		block.update, block.closing = near.update/cost.Picoseconds(ranks), near.closing/cost.Picoseconds(ranks)
 	}
 	if zero >= 2 {
@@ -396,9 +390,8 @@ func (w *work) apart(zero, ranks int) workTimes {
 	return t
 }
 
-// steadily returns the time of the rest on the fastest kinds of devices, by prices made of
-// those of the work.
-func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
+// timeRest returns the time of the rest on the fastest kinds of devices. by changes the prices that it takes.
+func (w *work) timeRest(by func(*cost.Program) *cost.Program) *workTimes {
 	var least *workTimes
 	for _, kinds := range w.everywhere() {
 		t, price := &workTimes{}, by(w.on(kinds)[0])
@@ -414,8 +407,8 @@ func (w *work) steadily(by func(*cost.Program) *cost.Program) *workTimes {
 	return least
 }
 
-// again returns what recomputation a limit on memory makes necessary under an outline,
-// with micro-batches of a size and a schedule.
+// again returns the recomputation that the memory limit makes necessary under an outline, with micro-batches of a size and a
+// schedule. It is nil where the outline has no trunk.
 func (s *searcher) again(o outline, size int, schedule partition.Schedule) *again {
 	trunk := s.trunk(o)
 	if trunk == nil {
@@ -423,13 +416,14 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 	persist, slots, temp := s.kept(o, size, schedule)
 	return &again{
-		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.flightOf(flightKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch),
+		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.recomputeTimesOf(recomputeKey{size, inOrder(schedule), size > 1 && o.pieces > 0}, s.batch),
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 }
 
-// kept bounds from below what a block keeps under an outline that has a trunk: what lasts, what slots have
-// for a micro-batch in flight at several moments, and what is temporary besides; 0 where that may lie in slots.
+// kept bounds the memory of a block of an outline from below: persistent bytes; bytes of a slot, for one micro-batch in flight,
+// at each moment at which slots may peak; and temporary bytes, 0 where these may lie in slots. Slots peak before the backward
+// pass, or under a zero-bubble schedule perhaps after it, when they have what weight gradients read.
 func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persist int64, slots [][extents]int64, temp int64) {
 	trunk := s.trunk(o)
 	all := trunk.slotsOf(size, s.batch)
@@ -441,31 +435,30 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 		temp = all.temp
 	}
 	m, _ := s.split(o, size)
-	return trunk.shelfOf(s.batch).persist(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
+	return trunk.persistentOf(s.batch).bytes(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
 }
 
-// shardedOver is over how many data-parallel ranks ZeRO shards.
+// shardedOver is the number of data-parallel ranks that ZeRO shards over.
 func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) }
 
-// again bounds from below what recomputation adds to a backward pass of a position: so
-// much that what its blocks keep fits.
+// again bounds from below the time that recomputation adds to one backward pass of a position, as its blocks must fit.
 type again struct {
-	limit   int64                     // but for what is temporary
-	persist int64                     // of a block
-	slots   [][extents]int64          // for a micro-batch in flight, at several moments
-	more    [extents]cost.Picoseconds // work of a block
-	among   []extent                  // that blocks may be recomputed to
-	alike   bool                      // all blocks of the position are recomputed as much
+	limit   int64                     // bytes, less those of temporary values
+	persist int64                     // bytes of a block
+	slots   [][extents]int64          // bytes of a block for a micro-batch in flight, at each moment that kept lists
+	more    [extents]cost.Picoseconds // time that recomputation adds to a block
+	among   []extent                  // what blocks may be recomputed to
+	alike   bool                      // all blocks of the position have the same extent, as interleaved schedules have it
 }
 
-// time returns the work for n blocks, which keep something for so many micro-batches in
-// flight between them; never where they do not fit. Of blocks that differ the part
-// that is recomputed may be any: a lower bound that does not decrease with n.
+// time returns the time that recomputation adds to n blocks, never if they do not fit. flights is the sum, over these blocks, of
+// the micro-batches in flight. Fractions of blocks may have different extents, which relaxes whole numbers of blocks: so it
+// is a lower bound, and does not decrease with n.
 func (a *again) time(n, flights int) cost.Picoseconds {
 	if a == nil {
 		return 0
 	}
-	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // for a block and a micro-batch
+	room := float64(a.limit-int64(n)*a.persist) / float64(flights) // bytes of a slot for a block, on average
 	most := cost.Picoseconds(0)
 	for i := range a.slots {
 		most = max(most, a.of(&a.slots[i], room))
@@ -476,7 +469,8 @@ func (a *again) time(n, flights int) cost.Picoseconds {
 	return cost.Picoseconds(n) * most
 }
 
-// of returns the work of a block on average when there is so much room for it.
+// of returns the least average time of a block whose slots have at most room bytes on average. It is a linear program with two
+// constraints, an optimum of which mixes two extents at most.
 func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	least := never
 	for i, e := range a.among {
@@ -487,13 +481,13 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 			continue
 		}
 		for _, f := range a.among[:i] {
-			// Some blocks of one extent, the others of the other.
+			// A part of the blocks has extent x, the others y.
 			x, y := e, f
 			if slot[x] > slot[y] {
 				x, y = y, x
 			}
 			if low, high := float64(slot[x]), float64(slot[y]); low <= room && room < high {
-				part := (high - room) / (high - low) // of extent x
+				part := (high - room) / (high - low) // of the blocks, with extent x
 				mixed := part*float64(a.more[x]) + (1-part)*float64(a.more[y])
 				least = min(least, cost.Picoseconds(mixed*(1-1e-9)))
 			}
@@ -502,15 +496,14 @@ func (a *again) of(slot *[extents]int64, room float64) cost.Picoseconds {
 	return least
 }
 
-// keeps bounds from below what the fullest rank keeps under an outline, however its blocks
-// are cut and recomputed.
+// keeps bounds from below the peak memory of the fullest rank under an outline, however its blocks are cut and recomputed.
 func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64 {
 	if s.trunk(o) == nil {
 		return 0
 	}
 	persist, slot, temp := s.keepsLeast(o, size, schedule)
 	m, _ := s.split(o, size)
-	each := make([]int64, o.pp) // of a block
+	each := make([]int64, o.pp) // bytes of a block, by position
 	for at, room := range s.rooms(o, m, schedule) {
 		flights := m
 		for _, chunk := range room {
@@ -532,7 +525,7 @@ func (s *searcher) keeps(o outline, size int, schedule partition.Schedule) int64
 	}))
 }
 
-// keepsLeast is kept of a block that is recomputed as slots have the least with it, at the moment at which that is the most.
+// keepsLeast is kept with the smallest slot that any extent of recomputation has, at the moment at which that is largest.
 func (s *searcher) keepsLeast(o outline, size int, schedule partition.Schedule) (persist, slot, temp int64) {
 	persist, slots, temp := s.kept(o, size, schedule)
 	for _, at := range slots {
@@ -554,8 +547,8 @@ func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) 
 	return temp + int64((s.graphs.blocks+o.pp-1)/o.pp)*(persist+slot)
 }
 
-// leastKept is the least of those of all micro-batches and schedules: of the smallest, or where all of a step is one, which
-// has no room for gradients besides.
+// leastKept is the least of keepsOfOne over micro-batch sizes and schedules. In a pipeline the smallest size keeps the least;
+// with one stage a step of one micro-batch may, whose gradients need no room of their own.
 func (s *searcher) leastKept(o outline) int64 {
 	least := int64(math.MaxInt64)
 	sizes := s.sizes(o)
@@ -570,14 +563,14 @@ func (s *searcher) leastKept(o outline) int64 {
 	return least
 }
 
-// mayFit reports whether some outline may have a plan that fits, by what blocks keep of one micro-batch.
+// mayFit reports whether any outline may have a plan that fits, by leastKept.
 func (s *searcher) mayFit() bool {
 	return slices.ContainsFunc(s.tracts, func(t *tract) bool {
 		return s.leastKept(t.outline) <= s.limit || slices.ContainsFunc(s.sparing(t.pending), func(p *pending) bool { return s.leastKept(p.outline) <= s.limit })
 	})
 }
 
-// rooms lists the room of every position and chunk of an outline.
+// rooms lists the slots and inboxes of every position and chunk of an outline (see codegen.Room).
 func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]codegen.Chunk {
 	key := roomsKey{schedule, o.pp, o.chunks, m}
 	all := s.allRooms[key]
@@ -593,7 +586,7 @@ func (s *searcher) rooms(o outline, m int, schedule partition.Schedule) [][]code
 	return all
 }
 
-// roomsKey is what the rooms of all positions follow from.
+// roomsKey is what rooms depend on.
 type roomsKey struct {
 	schedule                 partition.Schedule
 	pp, chunks, microBatches int

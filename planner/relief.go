@@ -7,18 +7,17 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// An offload spares memory and nothing else: whatever the cut, a step takes no less time
-// than that of the same plan without it, which it is with copies in between. So it is of
-// use only where the other does not fit as it would like to.
+// This file decides when the search looks at offload. Offload only spares memory: with the same cut a step takes no less time
+// than without offload, as it is the same step with copies in between. So an outline with offload is of use only where the
+// memory limit slows down the outline without it, its base. explore.go calls relieve when nothing else is left.
 
-// relieves reports whether an outline only spares memory, of those that the
-// options leave. Where they leave nothing to compare it with it is one like others.
+// relieves reports whether an outline only spares memory: it has offload that the options leave open. If they ask for it,
+// there is no base to compare with, and it is an outline like others.
 func (s *searcher) relieves(o outline) bool {
 	return o.offload != partition.OffloadNone && s.opts.Offload == ""
 }
 
-// sparing lists the outlines that spare memory beside one that is looked at, which take no
-// less time than that with memory without limit.
+// sparing lists the outlines with offload beside one without. They take no less than that does with unlimited memory.
 func (s *searcher) sparing(p *pending) []*pending {
 	var all []*pending
 	for _, x := range offloads(s.opts, s.cluster) {
@@ -31,9 +30,9 @@ func (s *searcher) sparing(p *pending) []*pending {
 	return all
 }
 
-// relieve lists the pending outlines that spare memory and may have plans of
-// interest: where the limit on memory slows down the same plans without
-// what they spare, and leaves time to gain on the best of the same degrees.
+// relieve lists the pending outlines with offload that may have plans of interest: where the memory limit slows down their
+// base with the same micro-batches and schedule, and without it the base could beat the best plan of the same degrees. It
+// marks the others idle.
 func (s *searcher) relieve() []*pending {
 	for _, p := range s.pending {
 		if p.base == nil {
@@ -48,8 +47,8 @@ func (s *searcher) relieve() []*pending {
 	return s.sight(true)
 }
 
-// slowed reports whether the limit on memory slows down plans of an outline with the size
-// and schedule of x, and so many parts, so that they do not take at most the given time.
+// slowed reports whether plans of an outline, with the size and schedule of x and so many parts, might take at most the given
+// time with unlimited memory but not under the limit.
 func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 	for _, q := range p.parts {
 		if (pieces == anyPieces || q.pieces == pieces) && q.slowed(x, pieces, time) {
@@ -67,12 +66,12 @@ func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 	})
 }
 
-// held reports whether plans that might take at most the given time take longer because of
-// the limit on memory, or do not fit.
+// held reports whether plans might take at most the given time with unlimited memory, but take longer under the limit or do not
+// fit.
 func (x *sized) held(time cost.Picoseconds) bool { return x.free <= time && x.floor > time }
 
-// slowed reports whether with memory without limit there could be plans of the
-// pipeline that take at most the given time, and with it do not fit.
+// slowed reports whether plans of the pipeline might take at most the given time with unlimited memory, but not under the
+// limit: some stage with some number of blocks has a larger bound, or does not fit.
 func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.rough && c.chunks() == 1 {
 		if c.least > time {
@@ -81,7 +80,7 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 		c.settle()
 	}
 	if c.pipe.stages == nil {
-		return true // it does not fit at all
+		return true // no cut fits
 	}
 	if c.chunks() > 1 {
 		if !c.rough && c.least != never && slices.Max(c.choice) == 0 {
@@ -94,7 +93,7 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 		return false
 	}
 	if c.bounds == nil {
-		return true // it does not fit at all
+		return true // no cut fits
 	}
 	for i, times := range free.time {
 		for n, t := range times {
@@ -106,13 +105,13 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 	return false
 }
 
-// freed is what bounds a pipeline with memory without limit.
+// freed are bounds of a pipeline with unlimited memory.
 type freed struct {
 	least cost.Picoseconds
-	time  [][]cost.Picoseconds // that of [bounds]; nil with interleaving
+	time  [][]cost.Picoseconds // [bounds.time]; nil with interleaving
 }
 
-// freed bounds the plans of the pipeline with memory without limit.
+// freed bounds the plans of the pipeline with unlimited memory.
 func (c *cutter) freed() *freed {
 	if c.free != nil {
 		return c.free
@@ -121,26 +120,10 @@ func (c *cutter) freed() *freed {
 	if p := c.pipe; c.chunks() > 1 {
 		c.free.least = p.time(p.interleavedCut(c.recompute(), make([]int, len(c.choice))))
 	} else {
-		b := newBounds(p, 1<<62, c.search.opts, nil) // a block that gathers ahead may be faster recomputed
+		b := newBounds(p, 1<<62, c.search.opts, nil) // with recomputation too: a block that gathers ahead may be faster
 		c.free.least, c.free.time = b.best(), b.time
 	}
 	return c.free
 }
 
 func (c *cutter) chunks() int { return c.pipe.template.Chunks() }
-
-// noGroup says why no plan has ZeRO groups of a size.
-func (s *searcher) noGroup(g int) error {
-	o := s.opts
-	o.ZeROGroup = 0
-	most := 0
-	for _, d := range allDegrees(o, s.graphs.blocks, s.batch, s.contexts, s.cluster) {
-		most = max(most, d.dp*(o.RuntimeNGPUs/d.plan))
-	}
-	if most < 2 {
-		return optionErrorf("zero-group", "%d needs data-parallel ranks; no dp x tp x pp of %s devices in %d has any with %d blocks and a global batch of %d",
-			g, degree(o.PlanNGPUs), o.RuntimeNGPUs, s.graphs.blocks, s.batch)
-	}
-	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no dp x tp x pp of %s devices in %d; the nearest groups of %d ranks: %s",
-		g, degree(o.PlanNGPUs), o.RuntimeNGPUs, most, partition.NearestGroups(most, g))
-}

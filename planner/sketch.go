@@ -9,17 +9,21 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// sketch is an outline with micro-batches of a size, of which no rank keeps less than the fullest.
+// This file lists outlines in order of a lower bound of the peak memory of their fullest rank, for infeasible (leanest.go). It
+// tightens the bound of an outline only when it is the least: from that with one micro-batch in flight (leastKept) to that of
+// each micro-batch size and schedule (keeps), and then to one with a compiled program (lasts).
+
+// sketch is an outline with a micro-batch size and a schedule. Its fullest rank needs at least keeps bytes.
 type sketch struct {
 	*pending
 	size     int
 	schedule partition.Schedule
-	place    [2]int // among outlines, and in its own: of those that keep as much the first comes first
+	place    [2]int // of the outline, and in it, to order sketches with equal bounds
 	keeps    int64
-	compiled bool // keeps knows what one program of the outline says
+	compiled bool // keeps counts the bound of a compiled program (lasts)
 }
 
-// sketches is a heap of them.
+// sketches is a heap of sketches, by keeps.
 type sketches []*sketch
 
 func (s sketches) Len() int      { return len(s) }
@@ -35,8 +39,8 @@ func (s *sketches) Pop() any {
 	return x
 }
 
-// byKeeps lists what is left of the space that can be compiled, what keeps the least first. It asks for the micro-batches of an
-// outline when what that keeps of one is no more than what the next sketch keeps, and for one program when that is due.
+// byKeeps lists what is left of the space and can be compiled, in order of keeps. It asks for the micro-batches of an outline,
+// and for a program, only when their bound so far is the least.
 func (s *searcher) byKeeps() iter.Seq[*sketch] {
 	type due struct {
 		*pending
@@ -78,7 +82,7 @@ func (s *searcher) byKeeps() iter.Seq[*sketch] {
 	}
 }
 
-// sketchable reports whether the outline of a sketch can be compiled. It begins with nothing recomputed.
+// sketchable reports whether the outline of a sketch can be compiled. That begins with nothing recomputed.
 func (s *searcher) sketchable(x *sketch) bool {
 	if x.skel != nil {
 		return true
@@ -90,15 +94,15 @@ func (s *searcher) sketchable(x *sketch) bool {
 	return true
 }
 
-// lasts bounds from below what the fullest stage needs with micro-batches of a size, whatever is recomputed: what lasts, and what is
-// temporary in the update.
+// lasts bounds from below the largest stage with micro-batches of a size, whatever is recomputed, by what is persistent and what
+// is temporary in the update.
 func (s *skeleton) lasts(size int) int64 {
 	memory := s.memoryOf(size)
 	of := func(at, n int) int64 {
 		m := &memory[at]
 		return m.persist + int64(n-s.plan.Chunks())*m.morePersist + m.update.of(n)
 	}
-	if s.plan.Chunks() > 1 { // as many blocks at each position
+	if s.plan.Chunks() > 1 { // every position has as many blocks
 		most := int64(0)
 		for at := range memory {
 			most = max(most, of(at, s.blocks/len(memory)))

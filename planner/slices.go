@@ -11,20 +11,20 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// The loss in slices spares memory of the last position: logits are there for one slice only. Products of
-// fewer rows take no less time for as many, the gradient of the head's weight is added up once a slice and
-// there is more to launch, so that several slices are of use only where fewer do not fit: a plan
-// is in the space with 2 to 16 of them where the same plan with half as many needs more than the limit.
+// This file searches the number of slices of the loss (chunked cross entropy: [partition.Plan.LossSlices]). Slices spare
+// memory of the last position, as logits are there for one slice at a time. They cost time: products of fewer rows take no
+// less for as many rows, the gradient of the head's weight is added up once a slice, and there is more to launch. So a plan
+// with 2, 4, 8 or 16 slices is in the space only if the same plan with half as many does not fit.
 //
-// So they are looked at where the limit on memory slows down the last position of a pipeline with half as many, by the bound of
-// its memory or, of what may take less with more slices than the best, as it is laid out. The
-// floors that have led to that hold for any number of slices. Recomputation that they know to be necessary is that of
-// blocks; and of the head they have no more than all slices do, see [pipeline.inHead].
+// The search looks at twice as many slices beside a pipeline (slice) where the memory limit slows down its last position: by
+// the bound of its memory (withoutHead), or by its exact layout, which is made only if more slices might beat the best plan
+// (unlaid, layLast). What has led there holds for any number of slices: floors leave out what differs outside of blocks
+// (work.sliced), and the recomputation that they add is necessary for blocks alone. In time, more slices save at most inHead.
 
-// mostSlices is up to how many slices of the loss are searched, powers of two.
+// mostSlices is the most slices that are searched, in powers of two.
 const mostSlices = 16
 
-// slicesOf is how an outline has the slices of a plan.
+// slicesOf is the number of slices of a plan as outlines have it, 0 for one.
 func slicesOf(p *partition.Plan) int {
 	if p.LossSlices > 1 {
 		return p.LossSlices
@@ -32,7 +32,7 @@ func slicesOf(p *partition.Plan) int {
 	return 0
 }
 
-// slices is how many the options fix, 0 for one.
+// slices is the number that the options fix, 0 for one.
 func (o Options) slices() int {
 	if o.LossSlices > 1 {
 		return o.LossSlices
@@ -40,7 +40,7 @@ func (o Options) slices() int {
 	return 0
 }
 
-// checkSlices checks that a graph, and the evaluation's, has as many slices of the loss as the options fix.
+// checkSlices checks that a graph, and that of the evaluation, can have the slices that the options fix.
 func (o Options) checkSlices(g *ir.Graph) error {
 	for _, g := range []*ir.Graph{g, o.Eval} {
 		if _, err := partition.SliceLoss(g, o.LossSlices); err != nil {
@@ -53,7 +53,7 @@ func (o Options) checkSlices(g *ir.Graph) error {
 // searchesSlices reports whether the options leave the number of slices open.
 func (o Options) searchesSlices() bool { return o.LossSlices == 0 && o.Policy == AutoDist }
 
-// sliceCounts lists the numbers of slices that the search tries beside one.
+// sliceCounts lists the numbers of slices that the search tries besides one.
 func (s *searcher) sliceCounts() []int {
 	if s.counts != nil || !s.opts.searchesSlices() {
 		return s.counts
@@ -67,7 +67,7 @@ func (s *searcher) sliceCounts() []int {
 		for _, x := range of {
 			one := x.with(x.scale)
 			if cut, err := partition.SliceLoss(one, n); err != nil || len(cut.Nodes) == len(one.Nodes) {
-				return s.counts // or there is no loss
+				return s.counts // slices would be unequal, or there is no loss
 			}
 		}
 		s.counts = append(s.counts, n)
@@ -75,7 +75,7 @@ func (s *searcher) sliceCounts() []int {
 	return s.counts
 }
 
-// slicesBeside lists the numbers of slices in the space beside an outline with the number that the options have.
+// slicesBeside lists the numbers of slices that the space has besides that of an outline.
 func (s *searcher) slicesBeside(o outline) []int {
 	if o.cp > 1 {
 		return nil
@@ -83,16 +83,15 @@ func (s *searcher) slicesBeside(o outline) []int {
 	return s.sliceCounts()
 }
 
-// slice adds outlines with twice as many slices of the loss to what is pending, beside points which the limit on memory
-// slows down in the last position, so that they may leave time to gain on the best of the same degrees.
-// It reports whether there are any.
+// slice adds to what is pending outlines with twice as many slices, for points where the memory limit slows down the last
+// position and that might then beat the best plan of the same degrees. It reports whether it added any.
 func (s *searcher) slice(points []*point) bool {
 	before := len(s.pending)
 	for _, p := range points {
 		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
 			continue
 		}
-		if p.rough { // it takes no less with what is necessary to recompute
+		if p.rough { // its bound is without the recomputation that memory makes necessary, which can only raise it
 			if p.bare == 0 {
 				p.bare = p.least - p.inHead()
 			}
@@ -102,7 +101,8 @@ func (s *searcher) slice(points []*point) bool {
 			p.settle()
 		}
 		gain := s.found.gainOf(p.degrees)
-		for p.withoutHead() > gain && p.layLast(s.found.gain()) { // alternatives are not worth a layout
+		// Layouts may show that more plans do not fit. Those that cannot beat the best of all degrees are not worth one.
+		for p.withoutHead() > gain && p.layLast(s.found.gain()) {
 		}
 		if p.withoutHead() > gain {
 			continue
@@ -121,11 +121,11 @@ func (s *searcher) slice(points []*point) bool {
 	return len(s.pending) > before
 }
 
-// withoutHead bounds plans of the pipeline with more slices of the loss that do not fit with as many as there are: in memory the
-// last position has no more than it has without the head, in time no less than it has with one. It is never where there
-// are none, as the last position fits without recomputation.
+// withoutHead bounds plans with more slices, given that they do not fit with the number of the pipeline. It counts the memory
+// that the last position has without the head, and the time that plans take with this number of slices, less inHead: no
+// number of slices has less of either. It is never where there are no such plans: the last position fits without recomputation.
 func (c *cutter) withoutHead() cost.Picoseconds {
-	knows := len(c.learned) // and what is recomputed, both of which only grow
+	knows := len(c.learned) // and what is recomputed: the bound follows from both, which only grow
 	for _, n := range c.choice {
 		knows += n
 	}
@@ -135,6 +135,7 @@ func (c *cutter) withoutHead() cost.Picoseconds {
 	return c.bare
 }
 
+// leastWithoutHead computes withoutHead, which remembers it until more is known.
 func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	last := c.pipe.template.PP() - 1
 	if c.shell {
@@ -144,14 +145,14 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		c.complete()
 	}
 	p := *c.pipe
-	crammed := c.crammed()
-	if !slices.Contains(crammed, true) {
+	lastShort := c.lastShort()
+	if !slices.Contains(lastShort, true) {
 		return never
 	}
 	p.memory = slices.Clone(p.memory)
 	p.headless = true
 	p.leaveHead()
-	p.stages = nil // as in settle
+	p.stages = nil // they are priced once it fits, as in settle
 	if !p.mayFit(c.search.limit) {
 		return never
 	}
@@ -168,7 +169,7 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 		others := maps.Clone(c.learned)
 		maps.DeleteFunc(others, func(t tried, _ bool) bool { return t.stage == last })
 		b := newBounds(&p, c.search.limit, c.search.opts, others)
-		b.leave(last, crammed)
+		b.leave(last, lastShort)
 		if least = b.best(); least < never {
 			least = b.ofAll()
 		}
@@ -179,7 +180,7 @@ func (c *cutter) leastWithoutHead() cost.Picoseconds {
 	return least
 }
 
-// shellsWithoutHead is shells but for what the loss has at the last position.
+// shellsWithoutHead is shells without what the head and the loss have at the last position.
 func (c *cutter) shellsWithoutHead() []stageMemory {
 	p := *c.pipe
 	p.memory = c.shells()
@@ -190,15 +191,15 @@ func (c *cutter) shellsWithoutHead() []stageMemory {
 	return p.memory
 }
 
-// crammed tells, by number of blocks less one, with which the last position has to recompute something, or does not fit, of
-// those of which the others can hold the rest; with several chunks there is one number.
-func (c *cutter) crammed() []bool {
+// lastShort tells, by number of blocks less one, whether the last position must recompute something with so many, or does not
+// fit, among the numbers that the other positions leave to it. Interleaved schedules have one number.
+func (c *cutter) lastShort() []bool {
 	p, last := c.pipe, c.pipe.template.PP()-1
 	if c.chunks() > 1 {
 		return []bool{c.least == never || c.choice[last] > 0}
 	}
 	all := make([]bool, p.skel.blocks-last)
-	left := p.skel.blocks // for the last position
+	left := p.skel.blocks // left for the last position
 	for i := range last {
 		m := &p.memory[i]
 		n := sort.Search(p.skel.blocks-last, func(n int) bool { return m.least(n+1, p.room[i]) > c.search.limit })
@@ -214,9 +215,9 @@ func (c *cutter) crammed() []bool {
 	return all
 }
 
-// unlaid bounds plans with more slices of the loss which with as many as there are fit by the bound of their memory, but are not laid
-// out, as they take no less than the best. If one does not fit, it is in the space with more slices, which may take less by what
-// they spare in the head: where they lie in a cache, or under gpipe. It is never where there are none.
+// unlaid bounds plans with more slices that with the number of the pipeline fit by the bound of their memory, but have no
+// exact layout yet, as they take no less than the best. If the layout shows that such a plan does not fit, it is in the space
+// with more slices, and may take less there by inHead. It is never where there are none.
 func (c *cutter) unlaid() cost.Picoseconds {
 	least := never
 	if c.chunks() > 1 {
@@ -235,8 +236,8 @@ func (c *cutter) unlaid() cost.Picoseconds {
 	return least
 }
 
-// inHead is that of the pipeline, and under gpipe what may be made later. But where the schedule is searched the same plan under
-// 1f1b, which takes no longer and has no more to keep, is in the space as well.
+// inHead is that of the pipeline; under gpipe it adds the forward pass of the head, which slices make later. That is not needed
+// where the schedule is searched, as the same plan under 1f1b takes no longer and keeps no more.
 func (c *cutter) inHead() cost.Picoseconds {
 	if c.head == never {
 		if c.head = c.pipe.inHead(); c.search.opts.Schedule == partition.GPipe {
@@ -246,7 +247,8 @@ func (c *cutter) inHead() cost.Picoseconds {
 	return c.head
 }
 
-// eachUnlaid calls f with the numbers of blocks with which the last position fits by its bound, and the time of those plans.
+// eachUnlaid calls f for every number of blocks of the last position that fits by the bound but has no layout yet, with the
+// bound of the time.
 func (c *cutter) eachUnlaid(f func(n int, time cost.Picoseconds)) {
 	last := c.pipe.template.PP() - 1
 	for i, time := range c.bounds.time[last] {
@@ -256,13 +258,13 @@ func (c *cutter) eachUnlaid(f func(n int, time cost.Picoseconds)) {
 	}
 }
 
-// lastWith is the last position with n blocks and no more recomputation than the options have.
+// lastWith is the last position with n blocks and the least recomputation that the options have.
 func (c *cutter) lastWith(n int) tried {
 	return tried{c.pipe.template.PP() - 1, n, c.recompute().choices(n)[0]}
 }
 
-// layLast lays out the last position as it is in plans which with more slices may take at most a time. It reports whether there
-// were any.
+// layLast lays out the last position of plans that with more slices might take at most a time. It reports whether there were
+// any.
 func (c *cutter) layLast(time cost.Picoseconds) bool {
 	if c.unlaid() > time {
 		return false
@@ -272,7 +274,7 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 		c.solveInterleaved(time)
 		return true
 	}
-	few := c.pipe.skel.blocks // that the others leave to it
+	few := c.pipe.skel.blocks // the least that the others leave to it
 	for i := range c.pipe.template.PP() - 1 {
 		few -= c.bounds.most(i, time)
 	}
@@ -294,7 +296,7 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 	return len(all) > 0
 }
 
-// leaveHead leaves of the memory of the last position what blocks have and what lasts, which any number of slices have.
+// leaveHead reduces the memory of the last position to what it has with any number of slices: that of blocks, and what lasts.
 func (p *pipeline) leaveHead() {
 	s, m := p.skel, &p.memory[len(p.memory)-1]
 	of, last := s.of, s.of.plan.PP()-1
@@ -310,10 +312,11 @@ func (p *pipeline) leaveHead() {
 		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
 			m.temp[e] = of.tempOfBlocks(e, last, sizes)
 		}
-		m.between[e] = min(m.between[e], m.temp[e])
+		m.tempInner[e] = min(m.tempInner[e], m.temp[e])
 	}
-	m.left, m.update.fixed, m.crest = 0, 0, [extents]int64{}
-	// A gradient that every tensor-parallel rank has a term of may be summed, and cut, in the pass, and lie as another term then.
+	m.apartFixed, m.update.fixed, m.afterHead = 0, 0, [extents]int64{}
+	// A gradient of which each tensor-parallel rank has a term may with slices be summed, and cut, in the pass. Then a rank has
+	// a part of it, or where it lies as another gradient of the same parameter, only their sum (see joined).
 	tp, joined := mesh.Axis(partition.AxisTP), of.joined(last)
 	for i := range of.held[kept][last] {
 		x := &of.held[kept][last][i]
@@ -333,12 +336,12 @@ func (p *pipeline) leaveHead() {
 	}
 }
 
-// joined are the sums over micro-batches that the update of a position adds to others of the same parameter, that of a table which
-// embedding and head share: they would be one if both lay alike.
+// joined are the sums over micro-batches that the update adds to others of the same parameter, the table that embedding and
+// head share. If both lay alike, they would be one.
 func (b *blueprint) joined(position int) map[*ir.Node]bool {
 	all := map[*ir.Node]bool{}
 	for _, in := range b.prog(kept).Stages[position].Bodies[ir.Update].Instrs {
-		if in.Node.Op != ir.OpAddN || in.Node.Results[0].Type.Elems() == 1 { // as for their norm
+		if in.Node.Op != ir.OpAddN || in.Node.Results[0].Type.Elems() == 1 { // or it is of the gradient norm
 			continue
 		}
 		for _, v := range in.Node.Args {
@@ -351,8 +354,8 @@ func (b *blueprint) joined(position int) map[*ir.Node]bool {
 	return all
 }
 
-// tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint that is
-// measured.
+// tempOfBlocks is the most that temporary values of blocks take at one instruction of a position of the blueprint, which has
+// been measured.
 func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) int64 {
 	return b.mostTemp(e, position, sizes, func(x *held) (from, to int) {
 		if !x.block {
@@ -362,7 +365,7 @@ func (b *blueprint) tempOfBlocks(e extent, position int, sizes []int64) int64 {
 	})
 }
 
-// mostTemp is the most that temporary values take at one instruction, while they live: those that begin after they end do not count.
+// mostTemp is the most that temporary values take at one instruction of a body. life gives their lifetimes, none by from > to.
 func (b *blueprint) mostTemp(e extent, position int, sizes []int64, life func(*held) (from, to int)) (most int64) {
 	for phase, body := range b.prog(e).Stages[position].Bodies {
 		live := make([]int64, len(body.Instrs)+1)
@@ -385,12 +388,12 @@ func (b *blueprint) mostTemp(e extent, position int, sizes []int64, life func(*h
 	return most
 }
 
-// inHead bounds from above by how much less a step may take with the loss in more slices. What is communicated or copied outside
-// of blocks, in the passes or for the loss, may run beside products of other slices or once instead of twice; the gradient of a head whose
-// weight is whole is summed over tensor-parallel ranks in the pass, not in the update; and values of a slice lie in a cache that is
-// too small for all.
+// inHead bounds from above by how much less a step may take with more slices. What is communicated or copied outside of blocks,
+// in the passes or for the loss, may run beside products of other slices, or once instead of twice. The gradient of a head
+// whose weight is whole is summed over tensor-parallel ranks in the pass instead of the update. And the values of a slice may
+// lie in a cache that is too small for all.
 func (p *pipeline) inHead() cost.Picoseconds {
-	under, _ := p.skel.under(p.template.Schedule) // whose ranks may crowd a machine
+	under, _ := p.skel.under(p.template.Schedule) // on a crowded machine prices depend on the schedule
 	s := *p.skel
 	s.price = under.price
 	last := len(s.plan.Stages) - 1
@@ -418,8 +421,8 @@ func (p *pipeline) inHead() cost.Picoseconds {
 	return sum
 }
 
-// headForward is what the forward passes make for the loss, which with several slices of it is part of the backward passes: under
-// gpipe the first position may begin with those so much earlier.
+// headForward is the forward pass of the head over all micro-batches. With slices it is part of the backward passes, so that
+// under gpipe the first position may begin with those so much earlier.
 func (p *pipeline) headForward() cost.Picoseconds {
 	if p.template.PP() == 1 {
 		return 0
@@ -434,9 +437,9 @@ func (p *pipeline) headForward() cost.Picoseconds {
 	return sum * cost.Picoseconds(p.microBatches)
 }
 
-// variesBySlices reports whether what a node outside of blocks communicates or copies may be done at another time, or less
-// often, with the loss in another number of slices: in the update the loss itself, and what tensor-parallel ranks sum, or add up
-// of what they have summed.
+// variesBySlices reports whether what a node outside of blocks communicates or copies may happen at another time, or less often,
+// with another number of slices: all of it in the passes; in the update the sum of the loss, what tensor-parallel ranks sum, and
+// additions of what they have summed.
 func variesBySlices(n *ir.Node) bool {
 	if n.Phase == ir.Update {
 		return n.Op == ir.OpAddN && n.Results[0].Type.Elems() > 1 || codegen.Collective(n.Op) && (ofTP(n) || n.Results[0].Type.Elems() == 1)

@@ -8,20 +8,23 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Under sequence or batch parallelism the gradient of a weight that tensor-parallel ranks hold whole is made in one of three ways: every rank
-// gathers what all have, and makes all of it or a share, which is gathered then, or each makes what its own tokens add, and that is
-// reduced, or under ZeRO each makes the share that it will update. The one that moves fewest bytes is taken, and that may be the first in a
-// trunk's program, where all ranks want the whole gradient, and another under ZeRO. So a trunk does not have the first.
+// This file keeps floors admissible where the program of an outline makes gradients in another way than the trunk's. Under
+// sequence or batch parallelism tensor-parallel ranks have tokens of their own. The gradient of a weight that they all hold
+// whole is then made in one of three ways: (1) every rank gathers the tokens of all, and makes the whole gradient, or a share
+// that is then gathered; (2) each rank makes the terms of its own tokens, which are summed; (3) under ZeRO, each rank makes
+// the share that it will update. Package partition takes the way that moves the fewest bytes. That may be (1) in a trunk's
+// program, which has no ZeRO, and another one in the program of an outline. So trunks do not count what is special to (1).
 
-// gathers reports whether a node of a trunk makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole from
-// what all of them have.
+// gathers reports whether a node makes the gradient, or a share, of a weight that tensor-parallel ranks hold whole, from what
+// all of them have: way (1).
 func (w *work) gathers(n *ir.Node) bool {
 	tp := w.mesh.Axis(partition.AxisTP)
 	return tp >= 0 && w.mesh.Axes[tp].Size > 1 && w.of.ofWhole[n] && w.of.ofWeight[n] && n.Results[0].Spec[tp].Kind != ir.Partial
 }
 
-// noteWhole finds what makes gradients of weights which tensor-parallel ranks hold whole: products, and sums over the tokens of an
-// embedding, also if under ZeRO each rank updates its share, and if another gradient of a tied table is added.
+// noteWhole finds the nodes that make gradients of weights which tensor-parallel ranks hold whole, for b.ofWhole: products,
+// and the sums over tokens of an embedding; both where a tied table adds them. If under ZeRO each rank updates a share of the
+// weight, only those sums count, and only if they are not cut like it.
 func (b *blueprint) noteWhole(prog *codegen.Program) {
 	tp := prog.Mesh.Axis(partition.AxisTP)
 	for _, n := range prog.Graph.Nodes {
@@ -47,10 +50,10 @@ func (b *blueprint) noteWhole(prog *codegen.Program) {
 	}
 }
 
-// gradientWay lists the nodes through which the gradient of an AdamW comes, with the one that makes it last.
+// gradientWay lists the nodes through which the gradient of an AdamW comes, from the last one back to the one that makes it.
 func gradientWay(n *ir.Node) []*ir.Node { return wayTo(n.Args[3].Def) }
 
-// wayTo lists a node and those before it through which what it has comes, with the one that makes it last.
+// wayTo lists a node and those before it that only move, add up or convert its value, back to the one that makes it.
 func wayTo(of *ir.Node) (way []*ir.Node) {
 	for ; ; of = of.Args[0].Def {
 		way = append(way, of)
@@ -60,7 +63,7 @@ func wayTo(of *ir.Node) (way []*ir.Node) {
 	}
 }
 
-// gathersFor reports whether all that reads a collective's result are such nodes.
+// gathersFor reports whether a collective is of way (1) too: all that reads its result gathers.
 func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	if n.Op != ir.OpAllGather || !w.of.ofWeight[n] {
 		return false
@@ -69,8 +72,8 @@ func (w *work) gathersFor(n *ir.Node, instrs []codegen.Instr) bool {
 	return !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return reads(in) && !w.gathers(in.Node) }) && slices.ContainsFunc(instrs, reads)
 }
 
-// gathered reports whether such nodes read a buffer of the trunk's program, or what is gathered from it: in other plans they have
-// shares of that.
+// gathered reports whether a buffer of the trunk's program is read in way (1), directly or after a collective. In other plans
+// only a share of it may be read.
 func (w *work) gathered(e extent, x *codegen.Buffer) bool {
 	st := w.of.prog(e).Stages[0]
 	backward := st.Bodies[ir.Backward].Instrs

@@ -7,16 +7,18 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// tails bounds from below what a step takes from the passes of a stage on. Updates wait for
-// each other: all stages need the norm of all gradients before they change a weight, and of a
-// table that the first stage and the last one have, one sums the gradient and hands back the
-// weights. So the end of the step is as far from a stage as the longest chain of events is
-// that leads there from its update, on which other stages have a block each.
+// This file bounds from below the time from the last pass of a stage to the end of the step, for newBounds (bound.go). Updates
+// wait for each other: all stages need the norm of all gradients before they change a weight, and of a table that the first
+// and the last stage share (tied embeddings), one sums the gradient and sends back the weights. A tail is the longest chain of
+// events from the update of a stage to the end of the step. Other stages on that chain count with one block: they have at
+// least that.
+
+// tails are the tails of a pipeline's stages.
 type tails struct {
 	pipe  *pipeline
-	parts [][]line             // of the updates, by stage
-	known [][]cost.Picoseconds // by stage and part, with a block: see from; nil where nobody has asked
-	alone [][]cost.Picoseconds // the same: see own
+	parts [][]line             // of updates, by stage: transfers, and what lies between them
+	known [][]cost.Picoseconds // by stage and part: see from, with one block; nil until it is asked for
+	alone [][]cost.Picoseconds // by stage and part: see own, with one block
 }
 
 func newTails(p *pipeline) *tails {
@@ -45,8 +47,8 @@ func (t *tails) of(stage, n int) cost.Picoseconds {
 	return left
 }
 
-// own is what a stage with n blocks takes from each part of its update on, if nobody waits:
-// in order, or until its stream is done.
+// own returns, for each part of the update of a stage with n blocks, the time from its start on if the stage waits for
+// nobody: in order, or until its stream is done.
 func (t *tails) own(stage, n int) []cost.Picoseconds {
 	update := t.pipe.stages[stage].update
 	stream := update[0].flow.outlasts(tally{n}, recomputation{})
@@ -60,8 +62,7 @@ func (t *tails) own(stage, n int) []cost.Picoseconds {
 	return own
 }
 
-// from is what is left of the update of a stage with a block from its part k on, and what
-// waits for that.
+// from returns the time from part k of the update of a stage with one block to the end of the step.
 func (t *tails) from(stage, k int) cost.Picoseconds {
 	if k == len(t.parts[stage]) {
 		return 0
@@ -76,7 +77,7 @@ func (t *tails) from(stage, k int) cost.Picoseconds {
 	return t.known[stage][k]
 }
 
-// sent is what follows for the stage that part k is sent to, nothing if it is no transfer.
+// sent is the time from the receive of part k, at the stage that it is sent to, to the end of the step; 0 for other parts.
 func (t *tails) sent(stage, k int) cost.Picoseconds {
 	x := &t.pipe.stages[stage].update[k]
 	if x.kind != sim.Send {

@@ -8,13 +8,14 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Which products and collectives a program makes in parts (package codegen, pieces.go) is the same in all programs of a family of
-// outlines in the forward pass, and of the gradient with which the backward pass of a block begins. Else it is what is left when
-// whole products have been put beside collectives: all, under a schedule that does not do so, and which products are taken may
-// differ with the weights that are gathered. What may be either way floors count as whole, but for what the product that it
-// may be in parts with could hide of it: two that are made in parts together take no less than either does whole.
+// This file keeps floors admissible for products and collectives that may be made in parts (codegen, pieces.go). Which are is
+// the same in all programs of a family of outlines in the forward pass, and for the gradient with which a block's backward pass
+// begins. In the rest of the backward pass, parts are made of what is left when whole products have been put beside
+// collectives: of everything under a schedule that puts none there, and else of what depends on which weights are gathered.
+// Floors count what may be either way as whole, less what the product with which it may be in parts could hide of it: a
+// product and a collective in parts take no less than the longer of the two does whole.
 
-// undecided returns the instructions of a backward pass with what is in parts in some programs only as one again.
+// undecided returns the instructions of a backward pass, with those that only some programs make in parts whole again.
 func (w *work) undecided(instrs []codegen.Instr) []codegen.Instr {
 	if !slices.ContainsFunc(instrs, func(in codegen.Instr) bool { return in.Parts > 0 }) {
 		return instrs
@@ -41,8 +42,8 @@ func (w *work) undecided(instrs []codegen.Instr) []codegen.Instr {
 	return all
 }
 
-// productNextTo returns the products with which a collective of a block's backward pass may be made in parts under some
-// schedule: those that make its operand, or read its result, by sequence.
+// productNextTo returns the products with which some schedule may make a collective of a block's backward pass in parts: those
+// that make its operand or read its result, sequence by sequence.
 func (w *work) productNextTo(instrs []codegen.Instr, n *ir.Node) (next []codegen.Instr) {
 	mb := w.mesh.Axis(partition.AxisMB)
 	for _, in := range instrs {

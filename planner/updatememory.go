@@ -8,18 +8,21 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// updating bounds what is temporary in the update of a position with many blocks, from that of one which is measured, with one
-// block of each chunk. What a block keeps for or from its AdamW while others do something, all blocks keep then, as each does what comes
-// before, and none what comes after: gradients that are reduced or narrowed before all are clipped. The block that is updated
-// first, or last, has besides what that AdamW reads and writes.
-// blocks is that of the blocks alone.
+// This file bounds from below the temporary bytes of the update of a position with many blocks, from the program with one
+// block. An update reduces or narrows the gradients of every block, waits for the norm of all of them, by which they are
+// clipped, and runs the AdamW of every block. What one block keeps at a moment between is there for all blocks at once.
+// Called from memoryOf, in memory.go.
+
+// updating bounds the temporary bytes of an update with n blocks by most.of(n). What a block keeps for or from its AdamW while
+// an instruction that is of no block runs, all blocks keep then; most.block is the largest such sum. The block that is
+// updated first, or last, has besides what its AdamW reads and writes. blocks is the same of the blocks alone.
 func (b *blueprint) updating(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
 	if b.plan.Chunks() > 1 {
 		return b.updatingChunks(position, sizes)
 	}
-	var updates []int // of the block
+	var updates []int // AdamW of the block
 	for k := range body {
 		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
 			updates = append(updates, k)
@@ -30,7 +33,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	}
 	first, last := updates[0], updates[len(updates)-1]
 	var temp []*held
-	live := make([]memoryShare, len(body)+1) // changes, by instruction
+	live := make([]memoryShare, len(body)+1) // changes of the bytes that live, by instruction
 	for i := range b.held[kept][position] {
 		x := &b.held[kept][position][i]
 		if x.Region != codegen.Temp || x.Body != ir.Update {
@@ -43,7 +46,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 		}
 	}
 	var now memoryShare
-	at := 0 // when all blocks have that
+	at := 0 // the instruction at which all blocks have that
 	for k := range body {
 		now = memoryShare{now.fixed + live[k].fixed, now.block + live[k].block}
 		if now.above(most) && body[k].Node.Block() == "" {
@@ -56,8 +59,7 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	for _, k := range updates {
 		with, alone := -most.block, -most.block
 		for _, x := range temp {
-			mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
-			if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+			if x.neededAt(st, &body[k], k, at) {
 				with += sizes[x.kind]
 				if x.block {
 					alone += sizes[x.kind]
@@ -70,11 +72,21 @@ func (b *blueprint) updating(position int, sizes []int64) (most, blocks memorySh
 	return most, blocks
 }
 
-// updatingChunks is updating with several chunks, of whose blocks each has at least what a block of any chunk has.
+// neededAt reports whether a temporary buffer lives at instruction k, the AdamW of a block, in any update: it also lives at
+// instruction at, or is the block's and read or written by the AdamW.
+func (x *held) neededAt(st *codegen.Stage, adam *codegen.Instr, k, at int) bool {
+	if k < x.From || k > x.To {
+		return false
+	}
+	mine := func(id int) bool { return x.block && &st.Buffers[id] == x.Buffer }
+	return x.From <= at && at <= x.To || slices.ContainsFunc(adam.Args, mine) || slices.ContainsFunc(adam.Results, mine)
+}
+
+// updatingChunks is updating with several chunks. Every block counts as one of the chunk whose blocks have the least.
 func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks memoryShare) {
 	st := b.prog(kept).Stages[position]
 	body := st.Bodies[ir.Update].Instrs
-	var updates [fewChunks][]int // AdamW, by chunk
+	var updates [fewChunks][]int // AdamW of blocks, by chunk
 	for k := range body {
 		if n := body[k].Node; n.Op == ir.OpAdamW && n.Block() != "" {
 			chunk := b.chunkOf[n.Block()]
@@ -82,7 +94,7 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 		}
 	}
 	var temp [fewChunks][]*held
-	var live [1 + fewChunks][]int64 // changes, by chunk and of what is not of blocks
+	var live [1 + fewChunks][]int64 // changes of the bytes that live, by chunk, and last those outside of blocks
 	for i := range live {
 		live[i] = make([]int64, len(body)+1)
 	}
@@ -114,14 +126,13 @@ func (b *blueprint) updatingChunks(position int, sizes []int64) (most, blocks me
 	if at < 0 {
 		return most, blocks
 	}
-	least := int64(math.MaxInt64) // by chunk, the most that a block has at one of its AdamW
+	least := int64(math.MaxInt64) // over chunks, of the most that a block has at one of its AdamW
 	for chunk, updates := range updates {
 		alone := int64(0)
 		for _, k := range updates {
 			var bytes int64
 			for _, x := range temp[chunk] {
-				mine := func(id int) bool { return &st.Buffers[id] == x.Buffer }
-				if x.From <= k && k <= x.To && (x.From <= at && at <= x.To || slices.ContainsFunc(body[k].Args, mine) || slices.ContainsFunc(body[k].Results, mine)) {
+				if x.neededAt(st, &body[k], k, at) {
 					bytes += sizes[x.kind]
 				}
 			}
