@@ -270,7 +270,7 @@ func (w *work) shelfOf(batch int) *shelf {
 // gathered: the new weights, or those of stage 3 in every pass. With overlap the new weights
 // of a block are gathered beside the update of the next.
 func (s *searcher) moved(o outline) *workTimes {
-	way := s.order(o)
+	way := s.waysOf(o)
 	o.pieces = 0 // whatever they are
 	if known := way.moved[o.sharding]; known != nil {
 		return known

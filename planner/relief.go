@@ -45,7 +45,7 @@ func (s *searcher) relieve() []*pending {
 			x.idle = x.floor <= limit && !p.base.slowed(x, p.pieces, gain)
 		}
 	}
-	return s.sight(true)
+	return s.openList(true)
 }
 
 // slowed reports whether the limit on memory slows down plans of an outline with the size
