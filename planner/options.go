@@ -158,64 +158,20 @@ func (o Options) validate(batch int) (Options, error) {
 	if err := o.validateWords(); err != nil {
 		return o, err
 	}
-	if o.RankOrder != "" {
-		if err := partition.CheckRankOrder(o.RankOrder); err != nil {
-			return o, optionErrorf("rank-order", "%v", err)
-		}
-		if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
-			return o, optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
-		}
+	if err := o.validateRankOrder(); err != nil {
+		return o, err
 	}
 	if o.Policy == "autodist" {
 		o.Policy = AutoDist
 	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
-		if f.value < 0 || f.value > 1<<20 {
-			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
-		}
+	if err := o.validateNumbers(); err != nil {
+		return o, err
 	}
-	if o.MemoryLimit < 0 {
-		return o, optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	if err := o.fixDegrees(); err != nil {
+		return o, err
 	}
-	if o.LossSlices > 1 {
-		if o.CP > 1 {
-			return o, optionErrorf("loss-slices", "is %d, but cp is %d: context-parallel ranks share the positions that slices are made of", o.LossSlices, o.CP)
-		}
-		o.CP = 1
-	}
-	if o.Policy == DP || o.Policy == FSDP {
-		for _, d := range []struct {
-			name  string
-			value *int
-		}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
-			if *d.value > 1 {
-				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
-			}
-			*d.value = 1
-		}
-	}
-	if o.Policy == Megatron {
-		switch o.Schedule {
-		case "":
-			o.Schedule = partition.OneFOneB
-			if o.Interleave > 1 {
-				o.Schedule = partition.Interleaved
-			}
-		case partition.OneFOneB, partition.Interleaved:
-		default:
-			return o, optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
-		}
-	}
-	switch {
-	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
-		return o, optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
-	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
-		return o, optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
-	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
-		return o, optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
+	if err := o.fixSchedule(); err != nil {
+		return o, err
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
@@ -230,30 +186,118 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 		o.ZeRO = &zero
 	}
+	if err := o.fixUnit(); err != nil {
+		return o, err
+	}
+	if o.MicroBatch > batch {
+		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
+	}
+	return o, nil
+}
+
+func (o Options) validateRankOrder() error {
+	if o.RankOrder == "" {
+		return nil
+	}
+	if err := partition.CheckRankOrder(o.RankOrder); err != nil {
+		return optionErrorf("rank-order", "%v", err)
+	}
+	if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
+		return optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
+	}
+	return nil
+}
+
+// validateNumbers checks the range of options that are numbers.
+func (o Options) validateNumbers() error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
+		if f.value < 0 || f.value > 1<<20 {
+			return optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
+		}
+	}
+	if o.MemoryLimit < 0 {
+		return optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	}
+	return nil
+}
+
+// fixDegrees fills in the degrees that slices of the loss, or the policy, leave no choice of.
+func (o *Options) fixDegrees() error {
+	if o.LossSlices > 1 {
+		if o.CP > 1 {
+			return optionErrorf("loss-slices", "is %d, but cp is %d: context-parallel ranks share the positions that slices are made of", o.LossSlices, o.CP)
+		}
+		o.CP = 1
+	}
+	if o.Policy != DP && o.Policy != FSDP {
+		return nil
+	}
+	for _, d := range []struct {
+		name  string
+		value *int
+	}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
+		if *d.value > 1 {
+			return optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
+		}
+		*d.value = 1
+	}
+	return nil
+}
+
+// fixSchedule fills in the schedule of policy Megatron, and checks that schedule, chunks and pipeline go
+// together.
+func (o *Options) fixSchedule() error {
+	if o.Policy == Megatron {
+		switch o.Schedule {
+		case "":
+			o.Schedule = partition.OneFOneB
+			if o.Interleave > 1 {
+				o.Schedule = partition.Interleaved
+			}
+		case partition.OneFOneB, partition.Interleaved:
+		default:
+			return optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
+		}
+	}
+	switch {
+	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
+		return optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
+	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
+		return optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
+	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
+		return optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
+	}
+	return nil
+}
+
+// fixUnit fills in the size of the unit and the number of ranks as far as they follow from the degrees
+// and each other, and checks that all of these agree.
+func (o *Options) fixUnit() error {
 	all := o.DP > 0 && o.TP > 0 && o.PP > 0
 	if o.PlanNGPUs == 0 && all {
 		o.CP = max(o.CP, 1)
 		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
-		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
+		return optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
 	}
 	if o.RuntimeNGPUs == 0 {
 		o.RuntimeNGPUs = o.PlanNGPUs
 	}
-	if o.PlanNGPUs > 0 && o.RuntimeNGPUs%o.PlanNGPUs != 0 {
-		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
+	if o.PlanNGPUs == 0 {
+		return nil
 	}
-	if o.PlanNGPUs > 0 {
-		product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
-		if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
-			return o, optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
-		}
+	if o.RuntimeNGPUs%o.PlanNGPUs != 0 {
+		return optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
 	}
-	if o.MicroBatch > batch {
-		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
+	product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
+	if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
+		return optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
 	}
-	return o, nil
+	return nil
 }
 
 // Fixed lists the parts of the search that are given, as flags of autopar plan, without what the
