@@ -207,29 +207,38 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.least() <= limit && x.level < to; {
-			next := x.level + 1
-			var more *again
-			if next == flowLimited || next == refinedLimited {
-				more = s.again(p.outline, x.size, x.schedule)
-			}
-			bound, err := cost.Picoseconds(0), error(nil)
-			if next >= refinedFree {
-				s.passage.enough = never // in full, as the level tells the certificate which bound the floor is: see [Region.noteLeft]
-				bound, err = s.refined(p, x.size, x.schedule, more)
-			} else {
-				s.passage.enough = limit
-				bound = s.flowing(p, x.size, x.schedule, more)
-			}
-			if err != nil {
+			if err := s.raiseLevel(p, x, limit); err != nil {
 				return err
 			}
-			if x.floor = max(x.floor, bound); more == nil {
-				x.free = max(x.free, bound)
-			}
-			if bound <= limit || !s.passage.short {
-				x.level = next
-			}
 		}
+	}
+	return nil
+}
+
+// raiseLevel computes the next level of the floor of x. Below refinedFree it stops as soon as the bound
+// exceeds the limit; then x stays at its level, unless the bound was complete anyway.
+func (s *searcher) raiseLevel(p *pending, x *sized, limit cost.Picoseconds) error {
+	next := x.level + 1
+	var more *again
+	if next == flowLimited || next == refinedLimited {
+		more = s.again(p.outline, x.size, x.schedule)
+	}
+	var bound cost.Picoseconds
+	if next < refinedFree {
+		s.passage.enough = limit
+		bound = s.flowing(p, x.size, x.schedule, more)
+	} else {
+		s.passage.enough = never // complete, as the certificate tells from the level which bound this is: see [Region.noteLeft]
+		var err error
+		if bound, err = s.refined(p, x.size, x.schedule, more); err != nil {
+			return err
+		}
+	}
+	if x.floor = max(x.floor, bound); more == nil {
+		x.free = max(x.free, bound)
+	}
+	if bound <= limit || !s.passage.short {
+		x.level = next
 	}
 	return nil
 }
@@ -238,9 +247,9 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 // priced, and whether the first plan is certainly optimal.
 //
 // The ceiling on the time of interest rises in small steps until enough plans have been found under
-// it. A plan found under a ceiling is the best of its degrees. And under a low ceiling most
-// pipelines have no cut to look at, so that the search does not spend steps on pipelines whose
-// bound is far below what their cuts take.
+// it. Under a low ceiling most pipelines have no cut to look at, so that the search spends no steps on
+// pipelines whose bound is far below what their cuts take. And once all under a ceiling has been looked
+// at, what was found is the best there is.
 func (s *searcher) run() ([]*candidate, []*point, bool) {
 	var points []*point
 	found := newIncumbents(s.opts.TopK + 1)

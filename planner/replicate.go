@@ -135,23 +135,25 @@ func (s *searcher) batched(d degrees) []split {
 			return nil
 		}
 	}
-	if s.whole != nil {
-		return s.whole
+	if s.batchSplits != nil {
+		return s.batchSplits
 	}
-	s.whole = []split{}
+	s.batchSplits = []split{}
 	for _, x := range append([]string{""}, replications(s.layouts.modules())...) {
-		searched := slices.Contains(s.layouts.ofBlocks(), x)
-		switch on := o.BatchParallel == "on"; {
+		var searched bool
+		switch asked := o.BatchParallel == "on"; {
 		case o.Replicate != "":
-			searched = x == o.replicate() && (x != "" || on)
-		case on:
+			searched = x == o.replicate() && (x != "" || asked)
+		case asked:
 			searched = true
+		default:
+			searched = slices.Contains(s.layouts.ofBlocks(), x)
 		}
 		if searched {
-			s.whole = append(s.whole, split{replicate: x, batch: true})
+			s.batchSplits = append(s.batchSplits, split{replicate: x, batch: true})
 		}
 	}
-	return s.whole
+	return s.batchSplits
 }
 
 // withTables adds placements that split tables over their rows, where there are none.

@@ -90,10 +90,10 @@ type searcher struct {
 	groupPlaces map[groupPlacesKey]*groupPlaces
 
 	// Lists of choices.
-	replicable []string // see replications
-	gridded    []string // see grids
-	whole      []split  // see batched
-	counts     []int    // see sliceCounts
+	replicable  []string // see replications
+	gridded     []string // see grids
+	batchSplits []split  // see batched
+	counts      []int    // see sliceCounts
 
 	// Scratch memory, reused from one bound to the next.
 	passage passage     // see leastOn

@@ -225,12 +225,12 @@ func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []de
 			if o.Policy == Megatron && blocks%pp != 0 {
 				continue
 			}
-			d := degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp}
-			if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
+			replicas := dp * (o.RuntimeNGPUs / plan)
+			if g := o.ZeROGroup; g > 0 && (replicas%g != 0 || replicas < 2) {
 				continue
 			}
-			if dp*(o.RuntimeNGPUs/plan) <= batch {
-				all = append(all, d)
+			if replicas <= batch {
+				all = append(all, degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp})
 			}
 		}
 	}

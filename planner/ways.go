@@ -9,11 +9,11 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// How the communication of an outline goes through the network, which depends on the degrees, the
-// unit and the order of its ranks, but on nothing that its programs do. Two things follow: outlines
-// that differ in that alone need to be looked at only once if everything goes the same ways (twin);
-// and data-parallel collectives and host copies can be bounded without a program (collective,
-// hostCopy, for relax.go). Where ranks may lie is in rankorder.go.
+// How the communication of an outline goes through the network. That depends on its degrees, unit,
+// order of ranks, ZeRO groups and grid ([waysKey]), but not on its programs. Two things follow. Outlines
+// that differ only in unit and order need to be looked at once if everything goes the same ways
+// (twin). And data-parallel collectives and host copies can be bounded without a program (collective
+// and hostCopy, for relax.go). Where ranks may lie is in rankorder.go.
 
 // waysKey is what the ways of an outline depend on.
 type waysKey struct {
