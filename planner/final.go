@@ -489,6 +489,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	add := func(x priced, kind cost.Kind, count int) {
 		w.spent[kind] += cost.Picoseconds(times*count) * (x.time + x.hidden)
 	}
+	// What is there once is counted with the extent kept, what blocks do with each of theirs.
 	for e, count := range counts {
 		if count == 0 && extent(e) != kept {
 			continue

@@ -87,9 +87,10 @@ func (s *searcher) counted(o outline) []outline {
 	return all
 }
 
-// evenShares is what an even cut gives the positions of a pipeline; for several cuts, at least.
+// evenShares is what an even cut gives the positions of a pipeline: the least of all cuts, if the outline
+// stands for several numbers of chunks.
 type evenShares struct {
-	stages int // at most
+	stages int // the most of all cuts
 	at     []evenPart
 }
 

@@ -140,11 +140,11 @@ type option struct {
 }
 
 // options lists the recomputations with which n blocks may fit a stage and that may be part of the
-// fastest plan. A step ends no earlier if a part of it takes longer, so a recomputation is left out
-// if another one takes no longer in any stretch between two transfers. Recomputing one more block
-// makes stretches longer, with one exception: the last block, which the backward pass meets first,
-// is recomputed while its gradient is waited for. So for each extent of the last block, the least
-// recomputation that fits competes.
+// fastest plan. A step ends no earlier if a part of it takes longer, so a recomputation is left out if
+// it takes at least as long as another one in every stretch between two transfers. Recomputing one
+// more block makes stretches longer, with one exception: the last block, which the backward pass
+// meets first, is recomputed while its gradient is waited for. So for each extent of the last block,
+// the least recomputation that fits competes.
 func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []recomputation {
 	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
 		return nil // stages are equal
@@ -167,7 +167,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 	}
 	var all []recomputation
 	partly := []extent{pointwise, selective}
-	for f := range n {
+	for f := range n { // the last block kept
 		if r := (recomputation{full: f}); fits(r) {
 			all = append(all, r)
 			break // more in full only takes longer
@@ -181,7 +181,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 			}
 		}
 	}
-	for _, e := range partly {
+	for _, e := range partly { // the last block recomputed in part
 		for f := range n {
 			if r := mixed(f, e, n-f); fits(r) {
 				all = append(all, r)
@@ -189,7 +189,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 			}
 		}
 	}
-	if r := (recomputation{full: n}); fits(r) {
+	if r := (recomputation{full: n}); fits(r) { // or in full
 		all = append(all, r)
 	}
 	return b.undominated(stage, n, all)
@@ -202,9 +202,9 @@ func mixed(f int, e extent, count int) recomputation {
 	return r
 }
 
-// undominated leaves out recomputations that take no less than another one in any stretch. Of
-// equals it keeps the one of the least work, then the one with the fewest full blocks. With overlap
-// it only sorts them, as comparing takes longer than bounding: see [bounds.choices].
+// undominated leaves out recomputations that take at least as long as another one in every stretch. Of
+// equals it keeps the one of the least work, then the one with the fewest full blocks. With overlap it
+// only sorts them, as comparing takes longer than bounding: see [bounds.choices].
 func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
 	slices.SortFunc(all, func(x, y recomputation) int {
 		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective), cmp.Compare(x.pointwise, y.pointwise))
@@ -215,7 +215,7 @@ func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation 
 	return undominated(all, func(r recomputation) []cost.Picoseconds { return b.pipe.stretches(stage, n, r) })
 }
 
-// undominated leaves out what takes in no stretch less than some one element before it.
+// undominated leaves out what takes at least as long, in every stretch, as some element before it.
 func undominated[T any](all []T, stretches func(T) []cost.Picoseconds) []T {
 	if len(all) < 2 {
 		return all
