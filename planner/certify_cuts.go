@@ -25,7 +25,7 @@ func (a *auditor) search(r *Region, c cell) error {
 	skel, err := a.skeletonOf(o)
 	if err != nil {
 		if r.reason == spares {
-			return nil // then it has no plan, as none was priced
+			return nil // then it has no plans at all
 		}
 		return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 	}

@@ -12,12 +12,13 @@ import (
 )
 
 // What the instructions of a stage take, as functions of its number of blocks and of what they
-// recompute. Three steps, called from pipeline.go through [skeleton.times]:
+// recompute. There are three steps:
 //
-//   - prices: the time of each instruction of the blueprint, on the mesh of the plan;
-//   - parts and body: sums of those between transfers ([part]), fixed and per block ([line]);
-//   - price (of a body): the times of simulator ops for a given stage.
+//   - [skeleton.prices]: the time of each instruction of the blueprint, on the mesh of the plan;
+//   - [skeleton.body]: sums of those between transfers ([part]), fixed and per block ([line]);
+//   - [body.price]: the times of simulator ops for a given number of blocks and recomputation.
 //
+// [skeleton.times] does the first two, for cut.go; pipeline.go does the third for every cut.
 // With overlap, what a part takes depends on the communication stream: flow.go has it.
 
 // priced is an instruction with its time. The first of a bucket has the time of the whole bucket. A
@@ -39,10 +40,9 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 			continue
 		}
 		x := priced{Instr: in}
-		switch {
-		case in.Node.Op == ir.OpSend:
+		if in.Node.Op == ir.OpSend {
 			x.time = s.price.Send(in.Node, mesh, at, stage, stage+s.of.hop(&s.plan, in.Node))
-		default:
+		} else {
 			x.time, _ = price.Bucket(codegen.Bucket(instrs, i), mesh, at)
 		}
 		if in.Beside > 0 && price.Overlaps() {
@@ -301,9 +301,9 @@ type knownTimes struct {
 	most   extent
 }
 
-// under returns the skeleton with the programs and prices of a schedule, and "" or the schedule as
-// the key of its times. Schedules share both, except on a crowded machine, where more or fewer
-// ranks wait, or where overlap gives a split backward pass an order of its own.
+// under returns the skeleton with the programs and prices of a schedule, and the key of its times: the
+// schedule, or "" where all schedules share them. They do not on a crowded machine, where prices
+// depend on how many ranks wait, nor where overlap gives a split backward pass an order of its own.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
 	crowded, split := s.price.Crowded(s.plan.PP()), s.overlaps() && schedule == partition.ZeroBubble
 	if !crowded && !split {

@@ -276,9 +276,9 @@ func (s *searcher) groupPlacesOf(o outline) *groupPlaces {
 	return l
 }
 
-// groupPlacesAnywhere returns the groups of tensor and context parallelism of an outline anywhere: those in the
-// usual order of ranks, the slowest of which is waited for, and those in other orders that may
-// communicate faster. It is nil if none may.
+// groupPlacesAnywhere returns the groups of tensor and context parallelism of an outline anywhere:
+// those in the usual order of ranks, the slowest of which is waited for, and those in other orders that
+// may communicate faster. It is nil if none may.
 func (s *searcher) groupPlacesAnywhere(o outline) *groupPlaces {
 	key := groupPlacesKey{tp: o.tp, cp: o.cp}
 	l, known := s.groupPlaces[key]
