@@ -112,7 +112,7 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: "^TestHeadAddsItsOwnGradients$",
 	}, {
 		bug: "a search leaves out what an option would find", how: "micro-batches of more than one sequence",
-		file: "planner/search.go",
+		file: "planner/space.go",
 		old:  "sizes := microBatches(local)\n", new: "sizes := microBatches(local)[:1]\n",
 		pkg: "./planner", run: "^FuzzOptions$",
 	}, {

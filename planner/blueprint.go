@@ -12,57 +12,61 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// blueprint is the program of a small plan, with one block per stage, that stands
-// for the programs of all larger plans of the same structure. What a program does
-// depends on which axes there are and on where parameters lie, not on how many ranks
-// an axis has; all positions of a pipeline between its ends do the same, and so do
-// all chunks of a rank but the first and the last. So three positions and two chunks
-// stand for any number, two ranks of an axis for any number that the values can be
-// cut into, and a size follows from a value's spec and the mesh of the real plan.
-// TestCostIsSimulation holds that to whole programs.
+// Small programs that stand for large ones. What a program does depends on which axes a plan has,
+// how ZeRO shards, and where parameters lie, but not on how many ranks an axis has or how many
+// positions a pipeline has. [blueprints.find] maps any plan to its structure and compiles that
+// once; skeleton.go, measure.go and floor.go read time, memory and bounds off it, at the sizes of
+// the plan's own mesh.
+
+// blueprint is the program of a small plan, with one block per stage, that stands for the programs
+// of all larger plans of the same structure. All positions of a pipeline between its ends do the
+// same, and so do all chunks of a rank but the first and the last. So three positions and two
+// chunks stand for any number of them, and two ranks of an axis for any number over which the
+// values can still be cut; a size follows from a value's spec and the mesh of the real plan.
+// TestCostIsSimulation checks this against whole programs.
 type blueprint struct {
 	graphs *shrunken
-	plan   partition.Plan // as it is compiled
+	plan   partition.Plan // the small plan that is compiled
 	batch  int
-	progs  [extents]*codegen.Program // by how much of every block is recomputed; nil until asked for
+	progs  [extents]*codegen.Program // by the extent to which every block is recomputed; nil until asked for
 
-	// ofBlock is the instructions that there are as often as blocks, ofWeight those
-	// that a zero-bubble schedule runs apart, async what the communication stream does, ofWhole
-	// products that make gradients of weights which tensor-parallel ranks hold whole.
+	// Classes of nodes: ofBlock are there once for each block; ofWeight run apart under a
+	// zero-bubble schedule; async run on the communication stream; ofWhole are products that make
+	// gradients of weights which tensor-parallel ranks hold whole.
 	ofBlock, ofWeight, async, ofWhole map[*ir.Node]bool
-	// given are those outside of blocks that make something for them out of nothing that blocks make.
+	// given are nodes outside of blocks that make a value for blocks from nothing that blocks make.
 	given      map[*ir.Node]bool
-	wires      map[*ir.Node]int // which of the transfers between its two stages a send is, in its phase
+	wires      map[*ir.Node]int // of a send: its index among the transfers between the same two stages in its phase
 	chunkOf    map[string]int   // by block
 	cuts       []valueCut
-	held       [extents][fewPositions][]held // by position; nil until it is measured
-	batches    []int                         // sizes of the dimensions that are cut into micro-batches
+	held       [extents][fewPositions][]held // by position: the buffers that take memory; nil until measured
+	batches    []int                         // sizes of the dimensions that micro-batches cut
 	kinds      map[heldKind]int
-	kindValues []kindValues // of each kind
-	apart      *blueprint   // see split
+	kindValues []kindValues // by kind
+	apart      *blueprint   // see zeroBubble
 }
 
-// valueCut is a dimension of some value, or the smallest of those that lie on the
-// same axes.
+// valueCut is a dimension of some value that is cut over axes: the smallest of those that lie on
+// the same axes.
 type valueCut struct {
 	size int
 	axes [ir.MaxAxes]bool
 }
 
-// few is how many positions of a pipeline, and chunks of a rank, tell all there is to know.
+// As many positions of a pipeline, and chunks of a rank, show all kinds that there are.
 const (
 	fewPositions = 3
 	fewChunks    = 2
 )
 
-// newBlueprint is the blueprint that a plan makes, of whose stages only the number
-// counts. It is compiled when it is asked for.
+// newBlueprint returns the blueprint for a plan; of its stages only the number matters. It is
+// compiled when asked for.
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
 		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{}, given: map[*ir.Node]bool{},
 	}
-	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // one: the shortest schedules
+	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // a single one: the shortest schedule
 	if p.Interleave > 1 {
 		b.plan.Schedule = partition.Interleaved
 	}
@@ -72,9 +76,9 @@ func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	return b
 }
 
-// split returns the same blueprint, compiled, with the backward pass in two, as a zero-bubble
-// schedule has it.
-func (b *blueprint) split() *blueprint {
+// zeroBubble returns the same blueprint with the backward pass in two, as a zero-bubble schedule has it,
+// compiled.
+func (b *blueprint) zeroBubble() *blueprint {
 	if b.apart == nil {
 		b.apart = newBlueprint(b.graphs, b.plan, b.batch)
 		b.apart.plan.Schedule, b.apart.plan.OverlapTP = partition.ZeroBubble, false
@@ -113,11 +117,11 @@ func (b *blueprint) compile(e extent) error {
 	return nil
 }
 
-// attribute finds the instructions of blocks. They are called after their block;
-// but what is gathered, exchanged or sliced in the passes belongs to who reads it: the gradient that a
-// stage receives is gathered by its last block, as those from block to block
-// are, and the gradient that the first block hands to the embedding once; so is
-// what the first block alone has to gather.
+// attribute finds the nodes that belong to blocks and are there once for each. Their names begin
+// with the block's. Only gathers, exchanges and slices of gradients belong to whoever reads them:
+// the gradient that a stage receives is gathered by its last block, as other blocks gather theirs,
+// while the gradient that the first block hands to the embedding is gathered once, and so is what
+// only the first block gathers.
 func (b *blueprint) attribute(prog *codegen.Program) {
 	for _, st := range prog.Stages {
 		for _, body := range st.Bodies {
@@ -135,8 +139,8 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	if b.ofBlock == nil {
 		b.ofBlock = make(map[*ir.Node]bool, len(prog.Graph.Nodes))
 	}
-	read := make([]bool, prog.Graph.IDs())  // by a block
-	given := make([]bool, prog.Graph.IDs()) // to a block
+	read := make([]bool, prog.Graph.IDs())  // by ID: a block reads the value
+	given := make([]bool, prog.Graph.IDs()) // by ID: the value goes into a block, directly or through given nodes
 	for i := len(prog.Graph.Nodes) - 1; i >= 0; i-- {
 		n := prog.Graph.Nodes[i]
 		of := n.Block() != "" && n.Op != ir.OpRecv
@@ -168,8 +172,8 @@ func (b *blueprint) attribute(prog *codegen.Program) {
 	}
 }
 
-// enters reports whether what a node gathers or exchanges comes from before the blocks, as the rows of a table that is cut by
-// columns do: the first block alone is given it.
+// enters reports whether what a node gathers or exchanges comes from before the blocks, like the
+// rows of a table that is cut by columns. Only the first block is given that.
 func enters(n *ir.Node) bool {
 	for rearranges(n) {
 		n = n.Args[0].Def
@@ -186,8 +190,8 @@ func rearranges(n *ir.Node) bool {
 	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice && of.Phase == ir.Backward
 }
 
-// noteCuts notes the dimensions that are cut, for the smallest of which there must
-// be as many elements as ranks.
+// noteCuts notes the dimensions that are cut. A blueprint stands for a mesh only if the smallest of
+// them has an element for every rank.
 func (b *blueprint) noteCuts() {
 	least := map[[ir.MaxAxes]bool]int{}
 	mesh := b.progs[kept].Mesh
@@ -218,14 +222,14 @@ func (b *blueprint) noteCuts() {
 		}
 		sig := ir.SignatureOf(n)
 		for i, a := range n.Args {
-			for d := range a.Type.Shape { // an op may cut in larger units, as heads
+			for d := range a.Type.Shape { // an op may cut in larger units, such as heads
 				note(sig.Dims[sig.Args[i][d]].Size, a.Spec, d)
 			}
 		}
 		if tp := mesh.Axis(partition.AxisTP); mesh.Axes[tp].Size > 1 && isAttention(n.Op) {
 			var only ir.ShardSpec
 			only[tp] = ir.ShardOn(0)
-			for _, d := range sig.Dims { // with fewer heads than ranks it is cut in another way, as here or not
+			for _, d := range sig.Dims { // with fewer heads than ranks it is cut another way, here or there
 				if !d.Frozen && d.Size >= mesh.Axes[tp].Size {
 					note(d.Size, only, 0)
 				}
@@ -237,8 +241,8 @@ func (b *blueprint) noteCuts() {
 	}
 }
 
-// fewestHeads is the smallest of the sizes in which attention can be cut: over more ranks
-// it is cut in another way.
+// fewestHeads is the smallest dimension in which attention can be cut. Over more ranks than that it
+// is cut in another way.
 func fewestHeads(g *ir.Graph) int {
 	least := math.MaxInt
 	for _, n := range g.Nodes {
@@ -277,8 +281,8 @@ func (b *blueprint) even(mesh ir.Mesh) bool {
 	return true
 }
 
-// standsFor reports whether every value can be cut over the axes of a mesh as it is
-// in the blueprint.
+// standsFor reports whether every value can be cut over the axes of a mesh as it is in the
+// blueprint.
 func (b *blueprint) standsFor(mesh ir.Mesh) bool {
 	for _, c := range b.cuts {
 		parts := 1
@@ -307,8 +311,8 @@ func (b *blueprint) like(p *partition.Plan, stage int) int {
 	return position + b.chunk(p, last, chunk)*b.plan.PP()
 }
 
-// chunk returns the chunk of the blueprint that stands for one of a plan's, at the
-// last or at an earlier position.
+// chunk returns the chunk of the blueprint that stands for a chunk of a plan. last says whether it
+// is at the last position.
 func (b *blueprint) chunk(p *partition.Plan, last bool, chunk int) int {
 	switch {
 	case last && chunk == p.Chunks()-1 || !last && chunk > 0:
@@ -317,8 +321,8 @@ func (b *blueprint) chunk(p *partition.Plan, last bool, chunk int) int {
 	return 0
 }
 
-// hop returns how many stages further the other end of a transfer is in a plan;
-// in the update phase they are positions.
+// hop returns how many stages further the other end of a transfer lies in a plan; in the update
+// phase, how many positions.
 func (b *blueprint) hop(p *partition.Plan, n *ir.Node) int {
 	hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
 	switch hop {
@@ -332,37 +336,37 @@ func (b *blueprint) hop(p *partition.Plan, n *ir.Node) int {
 	panic(fmt.Sprintf("BUG: %s goes from stage %d to %d of %d", n.Name, n.Stage, n.Attr.(ir.P2PAttr).Stage, len(b.plan.Stages)))
 }
 
-// blueprints keeps those of a graph.
+// blueprints keeps the blueprints of a graph.
 type blueprints struct {
 	graphs *shrunken
 	batch  int
 	tokens int // of a sequence
-	heads  int // the fewest parts into which attention can be cut in some way
+	heads  int // see fewestHeads
 	known  map[structure]*blueprint
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
-	// sharing has data-parallel ranks and the size of their groups under which ZeRO cuts
-	// parameters in the same dimensions.
+	// sharing has, by the dimensions in which ZeRO cuts parameters, a number of data-parallel ranks
+	// and a group size for which it does so.
 	sharing map[shardsKey][2]int
-	many    map[structure][]*blueprint // of one stage and other than two ranks, but for how many are tensor-parallel
-	// trunkPieces is how many parts programs of trunks have (see [searcher.trunkOf]).
+	many    map[structure][]*blueprint // with one stage and other than two ranks per axis, by structure without tp
+	// trunkPieces is in how many parts the programs of trunks are made (see [searcher.trunkOf]).
 	trunkPieces int
 }
 
-// shardsKey is what tells in which dimensions ZeRO cuts parameters.
+// shardsKey says in which dimensions ZeRO cuts parameters.
 type shardsKey struct {
 	split, grouped     bool
 	placements, shards string
 }
 
-// roomKey is what the room of a position follows from.
+// roomKey is what the room of a position depends on.
 type roomKey struct {
 	schedule                           partition.Schedule
 	position, pp, chunks, microBatches int
 }
 
-// room is [codegen.Room] of a step: for an interleaved schedule it goes through all that
-// a position does.
+// room is a memo of [codegen.Room] of a step, which for an interleaved schedule goes through all
+// tasks of the position.
 func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 	key := roomKey{p.Schedule, position, p.PP(), p.Chunks(), m}
 	room, known := b.rooms[key]
@@ -373,25 +377,24 @@ func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 	return room
 }
 
-// structure is what programs have in common that differ in numbers only.
+// structure is what all programs with the same blueprint have in common.
 type structure struct {
-	dp, cp, tp, stages, chunks int // as compiled
-	sharding                       // of its split the rows, as compiled, and the batch; placements say the rest
+	dp, cp, tp, stages, chunks int // of the small plan
+	sharding                       // of its split only rows, of the small plan, and batch; placements say the rest
 	overlapTP                  bool
 	placements                 string
-	shards                     string // the dimension of each parameter that ZeRO cuts
+	shards                     string // the dimension of each parameter in which ZeRO cuts it
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
 	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey][2]int{}, many: map[structure][]*blueprint{}}
 }
 
-// find returns the blueprint for a plan, of which stages, cut, micro-batch size and
-// schedule may still be open, but for the number of stages.
+// find returns the blueprint for a plan. Its cut, micro-batch size and schedule may still be open,
+// but not the number of its stages.
 func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
-	two := func(n int) int { return min(n, 2) }
 	key := structure{
-		dp: two(p.DataParallel()), cp: two(p.ContextParallel()), tp: two(p.TP), chunks: min(p.Chunks(), fewChunks),
+		dp: min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
 		placements: placementText(p.Placements),
@@ -400,34 +403,15 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		key.tp, key.rows = 4, 2
 	}
 	key.stages = min(p.PP(), fewPositions) * key.chunks
-	group := key.dp
 	if p.Copies() > 1 {
 		key.dp, key.group = 4, 2
 	}
 	if p.ZeRO > 0 {
-		shards, err := b.shards(p, p.ShardGroup())
-		if err != nil {
+		if err := b.shardAlike(&key, p); err != nil {
 			return nil, err
-		}
-		like, err := b.shards(p, group)
-		if err != nil {
-			return nil, err
-		}
-		if key.shards = shards; shards != like { // two ranks would share other dimensions
-			key.dp, key.group = p.DataParallel(), 0
-			if p.Copies() > 1 {
-				key.dp, key.group = 2*p.ShardGroup(), p.ShardGroup()
-			}
-			// The first that shares so stands for all.
-			alike := shardsKey{p.TP > 1, p.Copies() > 1, key.placements, shards}
-			if first, known := b.sharing[alike]; known {
-				key.dp, key.group = first[0], first[1]
-			} else {
-				b.sharing[alike] = [2]int{key.dp, key.group}
-			}
 		}
 	}
-	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part
+	enough := p.ContextParallel() == 1 || b.tokens >= 2*p.ContextParallel() // each rank has an early and a late part of a sequence
 	enough = enough && p.TP <= b.heads
 	var one *blueprint
 	var err error
@@ -435,12 +419,14 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		one, err = b.compile(key.single(), p.Placements)
 	}
 	if !enough || err != nil || !one.standsFor(p.Mesh(b.batch)) {
-		// Something is cut in another way there, perhaps as with other tensor-parallel ranks.
+		// Something is cut in another way than over two ranks; perhaps as over another number of
+		// tensor-parallel ranks that was compiled before.
 		key.dp, key.cp, key.tp, key.group, key.rows = p.DataParallel(), p.ContextParallel(), 0, p.ZeROGroup, min(p.TPRows, 2)
 		many := key.single()
 		all := b.many[many]
 		at := slices.IndexFunc(all, func(x *blueprint) bool {
-			// Of more ranks than the plan's it may have cut less: not in dimensions smaller than they are many.
+			// Not one of more ranks than the plan has: it may have left dimensions whole that have
+			// fewer elements than that.
 			return x.plan.Rows() <= p.Rows() && x.plan.TP*p.Rows() <= p.TP*x.plan.Rows() && x.standsFor(p.Mesh(b.batch))
 		})
 		if key.tp, key.rows = p.TP, p.TPRows; at >= 0 {
@@ -453,19 +439,48 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 	switch {
 	case err != nil || key.stages == 1:
 		return one, err
-	case key.chunks > 1: // stages that read further than their neighbours cannot share ranks
+	case key.chunks > 1: // stages that read from further than their neighbours cannot share ranks: compiling tells
 		return b.compile(key, p.Placements)
 	}
-	return b.lazy(key, p.Placements), nil // what one stage can be, several can
+	return b.lazy(key, p.Placements), nil // if one stage compiles, several do
 }
 
-// single is the same structure in one stage.
+// shardAlike notes in a structure in which dimensions ZeRO cuts the parameters of a plan. If over two
+// ranks these would be others, the structure gets a number of data-parallel ranks over which they are
+// not.
+func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
+	shards, err := b.shards(p, p.ShardGroup())
+	if err != nil {
+		return err
+	}
+	overTwo, err := b.shards(p, min(p.DataParallel(), 2))
+	if err != nil {
+		return err
+	}
+	if key.shards = shards; shards == overTwo {
+		return nil
+	}
+	key.dp, key.group = p.DataParallel(), 0
+	if p.Copies() > 1 {
+		key.dp, key.group = 2*p.ShardGroup(), p.ShardGroup()
+	}
+	// The first number of ranks that shards in these dimensions stands for all.
+	alike := shardsKey{p.TP > 1, p.Copies() > 1, key.placements, shards}
+	if first, known := b.sharing[alike]; known {
+		key.dp, key.group = first[0], first[1]
+	} else {
+		b.sharing[alike] = [2]int{key.dp, key.group}
+	}
+	return nil
+}
+
+// single returns the same structure with one stage.
 func (s structure) single() structure {
 	s.stages, s.chunks = 1, 1
 	return s
 }
 
-// compile returns the blueprint of a structure.
+// compile returns the compiled blueprint of a structure.
 func (b *blueprints) compile(key structure, placements []partition.Placement) (*blueprint, error) {
 	if err := b.failed[key]; err != nil {
 		return nil, err
@@ -500,8 +515,8 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	return b.known[key]
 }
 
-// shards says in which dimension ZeRO cuts each parameter, and its optimizer state,
-// over n ranks.
+// shards returns, as one character for each parameter and optimizer state, the dimension in which
+// ZeRO cuts it over n ranks.
 func (b *blueprints) shards(p *partition.Plan, n int) (string, error) {
 	whole := structure{dp: 1, cp: 1, tp: min(p.TP, 2), stages: 1, chunks: 1, overlapTP: p.OverlapTP, placements: placementText(p.Placements)}
 	if p.TP > 1 {

@@ -10,58 +10,66 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Certificate is a proof, to be checked by [Certify] without trust in the search, of
-// the claim
+// The certificate of optimality: what it claims, and how the search writes it down.
+// [SearchCertified] searches, and then goes through the whole space once more ([searcher.regions])
+// to note for each cell (outline, micro-batch size and schedule) why the search left it: the floor
+// or bound that ruled it out, or that it was searched cut by cut. Neighbouring cells with the same
+// reason are merged into regions. certificate_text.go writes and reads the file, certify.go checks
+// it.
+
+// Certificate is a proof, checked by [Certify] without trust in the search, of the claim
 //
 //	for every plan p of S:  C(winner) <= C(p), or p does not fit.
 //
-// S, the declared space, follows from a graph, a global batch, a cluster and options. It
-// is enumerated by [declared] and consists of
+// S, the declared space, follows from a graph, a global batch, a cluster and options. The type
+// declared enumerates it. It consists of
 //
-//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank or as
-//     many as cut the blocks evenly, their ranks along the pools of the cluster in every order;
-//   - the axes of a unit over its ranks in every order, where the cluster has one kind of
-//     device and the ranks are on more than one unit of its innermost level;
+//   - units of devices, cut into dp x cp x tp x pp, with 1, 2 or 4 chunks per rank or as many as
+//     cut the blocks evenly, their ranks along the pools of the cluster in every order;
+//   - the axes of a unit over its ranks in every order, if the cluster has one kind of device and
+//     the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off;
-//   - overlap of tensor parallelism in all plans that have any or in none, as given, but under
-//     zero-bubble schedules, which have none;
-//   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but
-//     all, under sequence parallelism, inside a node, in the usual order of ranks, where
-//     the batch has no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
-//   - with batch parallelism attention, MLP or both replicated, and the vocabulary split: inside a node, in the usual order
-//     of ranks, without context parallelism, where the batch has a sequence for each of dp x tp, and a step
-//     four times as many symbols in the vocabulary as tokens of a data-parallel rank; or what is given;
+//   - overlap of tensor parallelism in all plans that have tensor parallelism or in none, as given,
+//     except under zero-bubble schedules, which have none;
+//   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but all,
+//     under sequence parallelism, inside a node, in the usual order of ranks, where the batch has
+//     no sequence for each of dp x tp, or tp is given, and with no recomputation but what is given;
+//   - with batch parallelism: attention, MLP or both replicated, and the vocabulary split, inside a
+//     node, in the usual order of ranks, without context parallelism, where the batch has a
+//     sequence for each of dp x tp and the vocabulary has at least four times as many symbols as a
+//     data-parallel rank has tokens in a step; or what is given;
 //   - attention, MLP or both cut in two dimensions over a grid of tensor-parallel ranks with no
-//     more rows than columns, under the same conditions or of sixteen such ranks or more, but
-//     not beside replicated modules, nor, with context parallelism, beside ZeRO in groups;
-//   - the loss in 2, 4, 8 or 16 slices where they are equal, without context parallelism, of plans that do not fit with half as many;
-//   - products and collectives of tensor parallelism next to each other in 1, 2 or 4 parts, where its overlap is on, anything
-//     can be made in parts, and a micro-batch has sequences for more than half of them, or as given;
-//   - micro-batch sizes: all up to 16 sequences, and the divisors and powers of two of
-//     more;
+//     more rows than columns, under the same conditions as replication or with sixteen such ranks
+//     or more, but not beside replicated modules, nor, with context parallelism, beside ZeRO in
+//     groups;
+//   - the loss in 2, 4, 8 or 16 slices where they are equal, without context parallelism, of plans
+//     that do not fit with half as many;
+//   - products and collectives of tensor parallelism that are next to each other in 1, 2 or 4
+//     parts, where its overlap is on, anything can be made in parts, and a micro-batch has
+//     sequences for more than half of them; or as given;
+//   - micro-batch sizes: all up to 16 sequences, and of more the divisors and powers of two;
 //   - schedules 1f1b, gpipe, zero-bubble and interleaved;
-//   - all cuts of the blocks into contiguous stages, and of every stage all numbers of
-//     blocks recomputed in full and, after them, of those of which attention, or else norms and
-//     activation functions, are computed again.
+//   - all cuts of the blocks into contiguous stages, and for every stage all numbers of blocks
+//     recomputed in full, followed by all numbers of blocks of which attention, or else norms and
+//     activation functions, are recomputed.
 //
-// Not in S are: context parallelism where it hardly pays, see [Options]; uneven cuts of
-// interleaved schedules, and choices of recomputation there other than the least of
-// none, pointwise and all with which a rank fits, and attention of some blocks
-// beside pointwise others in one stage; ZeRO groups that are neither all ranks
-// nor the largest inside a node; under schedules of one position all but 1f1b; and
-// placements of parameters other than whole, on a grid or those that tensor parallelism of a degree has.
+// Not in S are: context parallelism where it hardly pays, see [Options]; uneven cuts of interleaved
+// schedules, and any recomputation there other than the least of none, pointwise and all with which
+// a rank fits; attention of some blocks beside pointwise recomputation of others in one stage; ZeRO
+// groups that are neither all ranks nor the largest inside a node; schedules other than 1f1b with
+// one position; and placements of parameters other than whole, on a grid, or those that tensor
+// parallelism of a degree has.
 //
-// C is the time of planner/sim in whole picoseconds, and a plan fits when codegen lays
-// out no arena larger than the limit in bytes. Of plans of equal time the search takes
-// the one with the least peak memory, then the first by comparePlans; the claim is about
-// time alone.
+// C is the time of planner/sim in whole picoseconds, and a plan fits if codegen lays out no arena
+// larger than the limit in bytes. Of plans of equal time the search takes the one with the least
+// peak memory, then the first by comparePlans; the claim is about time alone.
 //
-// Regions tile S: every outline, size of micro-batches and schedule is in exactly one.
+// Regions tile S: every outline, micro-batch size and schedule is in exactly one.
 type Certificate struct {
 	GraphHash, ConfigHash, ClusterHash string
 	Options                            Options // as given, without Eval
 	Limit                              int64   // bytes per rank
-	Everywhere                         bool    // context parallelism of all degrees, as nothing fits without
+	Everywhere                         bool    // context parallelism of all degrees is in S: see [searcher.needsContexts]
 
 	Plan  *partition.Plan
 	Step  cost.Picoseconds
@@ -70,21 +78,20 @@ type Certificate struct {
 	Regions []Region
 }
 
-// Region is a part of the space, with the reason why no plan of it is faster than the
-// winner.
+// Region is a part of the space, with the reason why no plan of it is faster than the winner.
 type Region struct {
-	outline            // but for ranks, slices and pieces
-	ranks     []string // as in [partition.Plan.RankOrder]
+	outline            // without ranks, slices and pieces
+	ranks     []string // orders, as in [partition.Plan.RankOrder]
 	slices    []int    // of the loss, 0 for one
-	pieces    []int    // of tensor parallelism, 0 for one; micro-batches of sizes that do not have so many are not there
+	pieces    []int    // of tensor parallelism, 0 for one; sizes too small for a number of pieces are not in the region with it
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
-	bound     cost.Picoseconds // of byTrunk, byStages, byCuts: no plan takes less
-	holds     int              // of byMemory: blocks that all stages can hold at most
-	unit      int              // of byTwin: devices of the unit
-	as        string           // of byTwin: its order of ranks
-	line      int              // of the file
+	bound     cost.Picoseconds // of byTrunk, byStages, byCuts: no plan takes less time
+	holds     int              // of byMemory: the most blocks that all stages together can hold
+	unit      int              // of byTwin: devices of the twin's unit
+	as        string           // of byTwin: the twin's order of ranks
+	line      int              // of the file, from 1
 }
 
 // reason is why a region holds no better plan.
@@ -94,16 +101,16 @@ type reason string
 const (
 	byTrunk  reason = "trunk"    // the bound: what every outline with its tp and cp does, moves and must recompute
 	byStages reason = "stages"   // the bound: all that the stages of the outline do in order
-	byCuts   reason = "cuts"     // the bound: the flow through stages of any number of blocks
+	byCuts   reason = "cuts"     // the bound: the flow through stages with any number of blocks
 	byMemory reason = "memory"   // the stages cannot hold all blocks, whatever they recompute
 	byTwin   reason = "alike"    // everything goes through the network as with a smaller unit, or another order of ranks
 	refused  reason = "refused"  // there is no program
-	bySearch reason = "searched" // cut by cut
-	spares   reason = "spares"   // only spares memory: no faster than plans without, which fit
+	bySearch reason = "searched" // searched cut by cut
+	spares   reason = "spares"   // it only spares memory: no faster than plans without, which fit
 )
 
-// SearchCertified is [Search] with a proof of the result, for which it takes more steps.
-// It fails when the search gave up on being certain even so.
+// SearchCertified is [Search] with a proof of the result, for which it takes more steps. It fails
+// if these are not enough for certainty.
 func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *Certificate, error) {
 	res, s, err := newSearch(g, batch, c, opts, 50*thorough)
 	if err != nil {
@@ -134,7 +141,7 @@ type cell struct {
 	schedule partition.Schedule
 }
 
-// regions says of all the space why the search left it, or that it looked.
+// regions says of the whole space why the search left it, or that it searched it.
 func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	points, met := map[cell]*point{}, map[outline]bool{}
 	for _, p := range s.looked {
@@ -147,12 +154,12 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	for _, p := range s.pending {
 		floors[p.outline], met[s.undivided(p.outline)] = p.rest(), true
 	}
-	// What is not met was left with its tract, or is alike.
+	// What was not looked at was left with its tract, or is a twin.
 	left := map[outline]bool{}
 	var whole []outline
 	for _, t := range s.tracts {
 		if t.opened && t.chunks == anyChunks {
-			continue // its numbers of chunks are tracts
+			continue // there is a tract for each number of chunks
 		}
 		s.list(t.pending)
 		beside := t.spares
@@ -175,28 +182,22 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 	}
 	twins := s.twins(whole, left, met)
 	var regions []Region
-	first := 0 // the first region of the same outline in other orders
+	first := 0 // index of the first region of the same outline in the usual order of ranks
 	for _, o := range whole {
 		if o.ranks == "" || s.opts.RankOrder != "" {
 			first = len(regions)
 		}
 		for _, x := range s.regionsOf(o, winner, twins, points, floors) {
-			at := slices.IndexFunc(regions[first:], func(r Region) bool {
-				return o.ranks != "" && r.ranks[0] != "" && r.reason == x.reason && slices.Equal(r.slices, x.slices) && slices.Equal(r.pieces, x.pieces) && slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
+			regions = merge(regions, first, x, func(r *Region) { r.ranks = append(r.ranks, o.ranks) }, func(r *Region) bool {
+				return o.ranks != "" && r.ranks[0] != "" && slices.Equal(r.slices, x.slices) && slices.Equal(r.pieces, x.pieces) &&
+					slices.Equal(r.sizes, x.sizes) && slices.Equal(r.schedules, x.schedules) && r.unit == x.unit && r.as == x.as
 			})
-			if at < 0 {
-				regions = append(regions, x)
-				continue
-			}
-			r := &regions[first+at]
-			r.ranks = append(r.ranks, o.ranks)
-			r.bound, r.holds = min(r.bound, x.bound), max(r.holds, x.holds)
 		}
 	}
 	return regions
 }
 
-// regionsOf is regions for an outline.
+// regionsOf returns the regions of an outline.
 func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
 	whole := Region{outline: o, ranks: []string{o.ranks}, slices: []int{o.slices}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
 	whole.outline.ranks, whole.outline.slices, whole.outline.pieces = "", 0, 0
@@ -231,7 +232,7 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outli
 	return regions
 }
 
-// regionsOfParts is regions for an outline with one number of parts.
+// regionsOfParts returns the regions of an outline with one number of parts.
 func (s *searcher) regionsOfParts(whole *Region, o outline, winner cost.Picoseconds, more []int, points map[cell]*point, left []sized) []Region {
 	if s.refusals[o] != nil {
 		all := *whole
@@ -249,7 +250,7 @@ func (s *searcher) regionsOfParts(whole *Region, o outline, winner cost.Picoseco
 	return regions
 }
 
-// regionsIn is regions for an outline with one number of slices of the loss.
+// regionsIn returns the regions of an outline with one number of parts and of slices of the loss.
 func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, points map[cell]*point, floors []sized) []Region {
 	if s.refusals[o] != nil {
 		all := *whole
@@ -262,9 +263,9 @@ func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, 
 		for _, schedule := range whole.schedules {
 			x := Region{outline: whole.outline, ranks: whole.ranks, slices: []int{o.slices}, pieces: whole.pieces, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
-				p.say(&x, winner)
+				p.noteLooked(&x, winner)
 			} else {
-				x.leave(floors, winner)
+				x.noteLeft(floors, winner)
 			}
 			regions = merge(regions, at, x, func(r *Region) { r.schedules = append(r.schedules, schedule) }, nil)
 		}
@@ -286,7 +287,7 @@ func (r *Region) points() int {
 	return len(r.ranks) * len(r.slices) * sizes * len(r.schedules)
 }
 
-// sizesIn lists the sizes of micro-batches that a region has in so many parts.
+// sizesIn lists the micro-batch sizes that a region has in so many parts.
 func (r *Region) sizesIn(pieces int) []int {
 	if len(r.pieces) == 1 {
 		return r.sizes
@@ -294,7 +295,7 @@ func (r *Region) sizesIn(pieces int) []int {
 	return divisible(r.sizes, pieces)
 }
 
-// cells lists the outlines of a region with the sizes of micro-batches and schedules.
+// cells lists the cells of a region.
 func (r *Region) cells() iter.Seq[cell] {
 	return func(yield func(cell) bool) {
 		for _, ranks := range r.ranks {
@@ -315,14 +316,15 @@ func (r *Region) cells() iter.Seq[cell] {
 	}
 }
 
-// twin is the unit and the order of ranks of an outline that another is like.
+// twin is the unit and the order of ranks of an outline to which another is equivalent.
 type twin struct {
 	unit  int
 	ranks string
 }
 
-// twins lists outlines that are not looked at as all that they communicate goes the same
-// ways as with a smaller unit, or another order of ranks; not those that are left anyway.
+// twins lists the outlines that were not looked at because all their communication goes the same
+// ways as that of another with a smaller unit, or another order of ranks. Those that bounds rule
+// out are left to these.
 func (s *searcher) twins(all []outline, left, met map[outline]bool) map[outline]twin {
 	type way struct {
 		outline
@@ -334,7 +336,7 @@ func (s *searcher) twins(all []outline, left, met map[outline]bool) map[outline]
 			if met[o] != looked || left[o] {
 				continue
 			}
-			key := way{o, s.order(o).text}
+			key := way{o, s.waysOf(o).text}
 			key.plan, key.dp, key.ranks = 0, s.replicas(o), ""
 			if x, known := firsts[key]; !known {
 				firsts[key] = twin{o.plan, o.ranks}
@@ -346,10 +348,11 @@ func (s *searcher) twins(all []outline, left, met map[outline]bool) map[outline]
 	return twins
 }
 
-// leave says why a cell was not looked at, by the floors of its outline, which are those of any number of slices of the loss.
-func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
+// noteLeft notes why a cell was not looked at, from the floors of its outline, which hold for any
+// number of slices of the loss.
+func (r *Region) noteLeft(floors []sized, winner cost.Picoseconds) {
 	at := slices.IndexFunc(floors, func(x sized) bool { return x.size == r.sizes[0] && x.schedule == r.schedules[0] })
-	if at < 0 { // but not with more of those
+	if at < 0 { // it was looked at with fewer slices, but not with so many
 		r.reason = spares
 		return
 	}
@@ -363,9 +366,9 @@ func (r *Region) leave(floors []sized, winner cost.Picoseconds) {
 	}
 }
 
-// say says why a point holds no plan that takes less than the winner.
-func (p *point) say(r *Region, winner cost.Picoseconds) {
-	first := len(p.learned) == 0 && slices.Max(p.choice) == 0 // the bound is still the first one
+// noteLooked notes why a point holds no plan that takes less than the winner.
+func (p *point) noteLooked(r *Region, winner cost.Picoseconds) {
+	first := len(p.learned) == 0 && slices.Max(p.choice) == 0 // the bound is still the first one, which can be computed again
 	switch holds := p.pipe.holds(p.search.limit); {
 	case holds < p.pipe.skel.blocks:
 		r.reason, r.holds = byMemory, holds
@@ -376,9 +379,9 @@ func (p *point) say(r *Region, winner cost.Picoseconds) {
 	}
 }
 
-// holds returns how many blocks the stages can hold at most between them, recomputing
-// whatever spares the most. It is all of them under interleaved schedules, whose chunks
-// share memory.
+// holds returns how many blocks the stages can hold at most between them, recomputing whatever
+// spares the most. Under interleaved schedules, whose chunks share memory, it does not say less
+// than all.
 func (p *pipeline) holds(limit int64) int {
 	p.measureApart()
 	sum := 0
@@ -398,8 +401,8 @@ func (p *pipeline) holds(limit int64) int {
 	return min(sum, p.skel.blocks)
 }
 
-// merge adds a region to those from the given one on, or to one of them with the same
-// reason that is like it unless that is nil. The weaker bound is that of both.
+// merge adds a region to regions[from:]: into one of the same reason that is like it, or as a new
+// one. A nil like accepts any. Of two bounds the weaker one remains.
 func merge(regions []Region, from int, x Region, into func(*Region), like func(*Region) bool) []Region {
 	for i := from; i < len(regions); i++ {
 		if r := &regions[i]; r.reason == x.reason && (like == nil || like(r)) {

@@ -15,7 +15,10 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Marshal prints the certificate: a header, a region a line, and how many there were.
+// The text of a certificate: Marshal writes it, ReadCertificate reads it back, strictly. It is made
+// of lines so that a tool can count, sort or tamper with regions, and so that an error names one.
+
+// Marshal prints the certificate: a header, one line for each region, and their number.
 //
 //	trunk unit=8 dp=4 cp=1 tp=2 pp=1 chunks=1 zero=1 group=0 sp=off overlap=on offload=none sizes=1-4,8 schedules=1f1b bound=7293000000
 func (c *Certificate) Marshal() []byte {
@@ -95,7 +98,7 @@ type headerLine struct {
 
 func (h headerLine) text() string { return mustJSON(h.value) }
 
-// header lists the lines of the header, with the values to read into.
+// header lists the lines of the header, with pointers to the values to read into.
 func (c *Certificate) header() []headerLine {
 	return []headerLine{
 		{"graph", &c.GraphHash}, {"config", &c.ConfigHash}, {"cluster", &c.ClusterHash}, {"options", &c.Options}, {"limit", &c.Limit},
@@ -111,7 +114,7 @@ func schedulesText(all []partition.Schedule) string {
 	return strings.Join(words, ",")
 }
 
-// rangesText writes increasing numbers, several in a row as first-last.
+// rangesText writes increasing numbers; consecutive ones as first-last.
 func rangesText(all []int) string {
 	var words []string
 	for i := 0; i < len(all); {
@@ -132,7 +135,7 @@ func rangesText(all []int) string {
 // CertificateError is a certificate that cannot be read.
 type CertificateError struct {
 	File string
-	Line int // from 1; 0 for what is wrong with the file as such
+	Line int // from 1; 0 if it is the file as a whole
 	Msg  string
 }
 
@@ -143,11 +146,12 @@ func (e *CertificateError) Error() string {
 	return fmt.Sprintf("%s:%d: %s", e.File, e.Line, e.Msg)
 }
 
-// maxCertificate is far beyond any certificate, in bytes: that of 175 billion parameters on 1,024 devices has 17 million.
+// maxCertificate is a limit in bytes, far beyond any certificate: that of 175 billion parameters on
+// 1,024 devices has 17 million.
 const maxCertificate = 1 << 30
 
-// ReadCertificate reads a file that [Certificate.Marshal] wrote. It fails with a
-// *CertificateError when it did not.
+// ReadCertificate reads a file that [Certificate.Marshal] wrote. It fails with a *CertificateError
+// on any other.
 func ReadCertificate(file string) (*Certificate, error) {
 	data, err := infile.Read(file, maxCertificate)
 	if err != nil {
@@ -160,7 +164,7 @@ func ReadCertificate(file string) (*Certificate, error) {
 	return c, nil
 }
 
-// parseCertificate returns the line of an error, too.
+// parseCertificate also returns the line of an error.
 func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 	c = &Certificate{}
 	header := c.header()
@@ -257,21 +261,21 @@ func parseRegion(word, text string) (Region, error) {
 	case "of":
 		read[last] = number(&r.unit)
 	}
-	if strings.Contains(text, " order=") { // which clusters of one kind do without
+	if strings.Contains(text, " order=") { // only clusters of several kinds of devices have it
 		read["order"] = number(&r.order)
 	}
-	if strings.Contains(text, " replicate=") { // where nothing is, it is not said
+	if strings.Contains(text, " replicate=") { // likewise if anything is replicated
 		read["replicate"] = func(text string) error { r.replicate = text; return nil }
 	}
-	if strings.Contains(text, " bp=") { // or shared by tensor-parallel ranks
+	if strings.Contains(text, " bp=") { // or tensor-parallel ranks share the batch
 		read["bp"] = toggle(&r.batch)
 	}
-	if strings.Contains(text, " rows=") { // or on a grid
+	if strings.Contains(text, " rows=") { // or some modules are on a grid
 		read["rows"] = number(&r.rows)
 		read["grid"] = func(text string) error { r.grid = text; return nil }
 	}
 	for key, counts := range map[string]*[]int{"slices": &r.slices, "pieces": &r.pieces} {
-		if strings.Contains(text, " "+key+"=") { // those with the loss, or products, in one do without
+		if strings.Contains(text, " "+key+"=") { // left out if there is one slice, or one part
 			read[key] = func(text string) (err error) {
 				*counts, err = parseRanges(text)
 				for i, n := range *counts {
@@ -283,7 +287,7 @@ func parseRegion(word, text string) (Region, error) {
 			}
 		}
 	}
-	if strings.Contains(text, " ranks=") { // those in the usual order do without
+	if strings.Contains(text, " ranks=") { // left out in the usual order
 		read["ranks"] = func(text string) error { r.ranks = strings.Split(text, ","); return nil }
 	}
 	if r.reason == byTwin && strings.Contains(text, " as=") {

@@ -12,10 +12,19 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// The check of a certificate, without trust in the search. It verifies that
+//
+//   - the certificate is for this graph, cluster and limit;
+//   - its regions tile the declared space (declared.go);
+//   - the winner takes and needs what is claimed, by its whole program;
+//   - the reason of every region holds, by computing each bound anew, and repeating what was
+//     searched with a branch and bound of its own (certify_cuts.go);
+//   - random plans from the whole space are not faster, as a check on prices and bounds themselves.
+
 // RefutedError is a certificate that does not prove its claim.
 type RefutedError struct {
 	File string
-	Line int // of the certificate, from 1; 0 for what is missing
+	Line int // of the certificate, from 1; 0 if it is something missing
 	Msg  string
 }
 
@@ -36,25 +45,25 @@ func refute(line int, format string, args ...any) error {
 
 // Audit is what [Certify] checked.
 type Audit struct {
-	Fixed   []string        `json:"fixed,omitempty"` // what was given instead of searched: see [Options.Fixed]
+	Fixed   []string        `json:"fixed,omitempty"` // what was given, not searched: see [Options.Fixed]
 	Reasons []AuditedReason `json:"reasons"`
 	Cuts    int             `json:"plans_priced"`        // while cuts were searched
 	Samples int             `json:"random_plans"`        // priced
-	Closest float64         `json:"closest_random_plan"` // time of the fastest of them that fits, over that of the winner; 0 for none
+	Closest float64         `json:"closest_random_plan"` // time of the fastest of those that fit, relative to the winner's; 0 for none
 	Seconds float64         `json:"seconds"`
 }
 
-// AuditedReason counts what is left out for one reason.
+// AuditedReason counts the regions with one reason.
 type AuditedReason struct {
 	Reason  string  `json:"reason"`
 	Means   string  `json:"means"`
 	Regions int     `json:"regions"`
 	Points  int     `json:"pipelines"` // outlines with a micro-batch size and a schedule
-	Plans   float64 `json:"plans"`     // with all cuts and recomputations
-	Seconds float64 `json:"seconds"`   // that checking took
+	Plans   float64 `json:"plans"`     // with all cuts and recomputation
+	Seconds float64 `json:"seconds"`   // spent on checking them
 }
 
-// meanings says what the reasons are, in the order of the report.
+// meanings explains the reasons, in the order of the report.
 func meanings() [][2]string {
 	return [][2]string{
 		{string(byTrunk), "what all plans with the same tp and cp do takes as long"},
@@ -70,7 +79,7 @@ func meanings() [][2]string {
 
 // auditor checks a certificate.
 type auditor struct {
-	*searcher // for prices; none of its search is used
+	*searcher // for prices and bounds; its search is not used
 	declared  declared
 	cert      *Certificate
 	outlines  map[outline]*pending
@@ -79,13 +88,12 @@ type auditor struct {
 	space     tiling
 }
 
-// Certify checks a certificate against the graph and the cluster that it is said to be
-// for, and the evaluation graph that shares the memory, if any. It lists the space by
-// itself and checks that the regions tile it, computes the bound of every region anew,
-// searches by a branch and bound of its own what was searched, prices the winner from
-// its whole program, and prices so many random plans, of a seed, from all over the space.
-// Of the search it uses the prices of plans and the bounds, which are functions of a
-// plan or a region alone. It fails with a *RefutedError.
+// Certify checks a certificate against the graph and the cluster that it is said to be for, and the
+// evaluation graph that shares the memory, if any. It lists the space by itself and checks that the
+// regions tile it, computes the bound of every region anew, repeats with a branch and bound of its
+// own what was searched, prices the winner from its whole program, and prices so many random plans
+// from all over the space, drawn with a seed. With the search it shares the prices of plans and the
+// bounds, which are functions of a plan or a region alone. It fails with a *RefutedError.
 func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Certificate, samples int, seed uint64) (*Audit, error) {
 	start := time.Now()
 	opts, err := cert.Options.on(c, batch)
@@ -134,7 +142,7 @@ func newAuditor(s *searcher, cert *Certificate) *auditor {
 	}
 }
 
-// winner prices the winner from its program, and finds it in the space.
+// winner prices the winner from its whole program, and finds it in the space.
 func (a *auditor) winner(g, eval *ir.Graph) error {
 	cert := a.cert
 	if cert.Plan.RuntimeNGPUs != a.opts.RuntimeNGPUs {
@@ -161,7 +169,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 	return a.isTemplate(o)
 }
 
-// outlineOf is that of a plan.
+// outlineOf returns the outline of a plan.
 func (a *auditor) outlineOf(p *partition.Plan) outline {
 	return outline{
 		degrees{p.PlanNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(), a.cluster.Order(p)},
@@ -169,7 +177,7 @@ func (a *auditor) outlineOf(p *partition.Plan) outline {
 	}
 }
 
-// isTemplate checks that the winner splits parameters as the space does.
+// isTemplate checks that the winner splits parameters as its outline does.
 func (a *auditor) isTemplate(o outline) error {
 	template, err := a.template(o)
 	if err != nil {
@@ -184,10 +192,10 @@ func (a *auditor) isTemplate(o outline) error {
 	return nil
 }
 
-// regions checks the reasons of all regions.
+// regions checks the reasons of all regions, and counts them.
 func (a *auditor) regions() error {
 	rows := map[string]*AuditedReason{}
-	ways := map[int]float64{} // plans by stages
+	ways := map[int]float64{} // number of plans for a micro-batch size and schedule, by number of stages
 	for _, m := range meanings() {
 		rows[m[0]] = &AuditedReason{Reason: m[0], Means: m[1]}
 	}
@@ -219,7 +227,7 @@ func (a *auditor) regions() error {
 	return nil
 }
 
-// region checks why a region holds no plan that takes less than the winner.
+// region checks the reason of a region.
 func (a *auditor) region(r *Region) error {
 	switch r.reason {
 	case byTwin:
@@ -236,7 +244,7 @@ func (a *auditor) region(r *Region) error {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
 	}
-	any := map[cell]cost.Picoseconds{} // bounds that hold for every number of parts
+	any := map[cell]cost.Picoseconds{} // bounds that hold for any number of parts
 	for c := range r.cells() {
 		if r.reason == byTrunk {
 			whole := cell{a.undivided(a.usual(c.outline)), c.size, c.schedule}
@@ -254,7 +262,7 @@ func (a *auditor) region(r *Region) error {
 	return nil
 }
 
-// cell checks one outline, micro-batch size and schedule of a region.
+// cell checks one cell of a region.
 func (a *auditor) cell(r *Region, c cell) error {
 	o, size, schedule := c.outline, c.size, c.schedule
 	var bound cost.Picoseconds
@@ -296,13 +304,15 @@ func (a *auditor) cell(r *Region, c cell) error {
 	return nil
 }
 
-// usual is an outline with the number of slices of the loss for which there are floors: they hold for all.
+// usual returns an outline with the number of slices of the loss for which there are floors, which
+// hold for all numbers.
 func (a *auditor) usual(o outline) outline {
 	o.slices = a.opts.slices()
 	return o
 }
 
-// fitsWithFewer reports whether a plan fits with half as many slices of the loss, so that it is not in the space.
+// fitsWithFewer reports whether a plan fits with half as many slices of the loss. Then the space
+// does not have it.
 func (a *auditor) fitsWithFewer(p *partition.Plan) bool {
 	if p.LossSlices < 2 || a.opts.LossSlices > 0 {
 		return false
@@ -315,9 +325,9 @@ func (a *auditor) fitsWithFewer(p *partition.Plan) bool {
 	return err == nil && a.over(&fewer, peaks) < 0
 }
 
-// stages bounds the plans of an outline by the trunk, and by all that its stages do in
-// order, with the recomputation that memory makes necessary unless that is nil; if that is
-// less than enough as far as it goes.
+// stages bounds the plans of an outline by all that its stages do in order; if that is less than
+// enough, also by the trunk. Unless more is nil, the bounds include the recomputation that memory
+// makes necessary.
 func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) (cost.Picoseconds, error) {
 	bound, err := a.refined(a.pendingOf(o), size, schedule, more)
 	if bound < enough {
@@ -326,20 +336,25 @@ func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more 
 	return bound, err
 }
 
-// trunks bounds them by the trunk alone, where they lie and anywhere, also with memory
-// without limit and nothing to spare it: a bound that knows more may yet be less, by the
-// thousandth to which it is found; as may that with one number of parts than that with any.
+// trunks bounds plans by the trunk alone: at their place and anywhere, and also with unlimited
+// memory and nothing to spare it. All of these are tried, as a bound that accounts for more may
+// still be lower: bounds are only found to within a thousandth, and one for a single number of
+// parts may be below the one for any.
 func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) cost.Picoseconds {
 	bound := cost.Picoseconds(0)
 	for _, o := range []outline{a.undivided(o), o} {
-		bare := o
+		bare := o // without what only spares memory
 		if a.relieves(o) {
 			bare.offload = partition.OffloadNone
 		}
 		for _, x := range []struct {
 			outline
 			*again
-		}{{a.anywhere(o), more}, {o, more}, {a.anywhere(bare), nil}, {bare, nil}, {a.anywhere(o), nil}, {o, nil}} {
+		}{
+			{a.anywhere(o), more}, {o, more},
+			{a.anywhere(bare), nil}, {bare, nil},
+			{a.anywhere(o), nil}, {o, nil},
+		} {
 			if bound < enough {
 				bound = max(bound, a.exchanged(x.outline), a.floor(x.outline, a.trunk(x.outline), size, schedule), a.flowing(a.pendingOf(x.outline), size, schedule, x.again))
 			}
@@ -356,9 +371,10 @@ func (a *auditor) pendingOf(o outline) *pending {
 	return a.outlines[o]
 }
 
-// alike checks that all that the outlines of a region communicate goes through the network as with
-// another of a smaller unit or another order of ranks, and as many data-parallel ranks, and that what
-// they are like is shown to take as long by itself, cell by cell: not in turn by being like another.
+// alike checks a region of twins: all communication of its outlines goes through the network as
+// that of their twin, which has as many data-parallel ranks in a smaller unit or another order of
+// ranks. The cells of the twin must be shown to be no faster by themselves, not by being twins in
+// turn.
 func (a *auditor) alike(r *Region) error {
 	replicas := a.declared.replicas(r.degrees)
 	if r.unit < 1 || a.opts.RuntimeNGPUs%r.unit != 0 || replicas*r.unit%a.opts.RuntimeNGPUs != 0 {
@@ -383,7 +399,7 @@ func (a *auditor) alike(r *Region) error {
 	return nil
 }
 
-// ways tells how all that an outline communicates goes through the network.
+// ways tells how all communication of an outline goes through the network.
 func (a *auditor) ways(o outline) string {
 	p := partition.Plan{
 		PlanNGPUs: o.plan, RuntimeNGPUs: a.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeRO: o.zero, ZeROGroup: o.group,
@@ -392,7 +408,7 @@ func (a *auditor) ways(o outline) string {
 	return cost.NewProgram(a.cluster, &p, p.Mesh(a.batch)).Ways()
 }
 
-// skeletonOf returns the prices of an outline, nil where it cannot be compiled.
+// skeletonOf returns the prices of an outline, or why it cannot be compiled.
 func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
 	p := a.pendingOf(o)
 	if p.skel == nil && a.failed[o] == nil {
@@ -401,8 +417,8 @@ func (a *auditor) skeletonOf(o outline) (*skeleton, error) {
 	return p.skel, a.failed[o]
 }
 
-// smallPrograms is how many ranks times blocks a random plan may have to be compiled
-// and simulated whole, too.
+// smallPrograms limits ranks times blocks of random plans that are also compiled and simulated
+// whole.
 const smallPrograms = 64
 
 // drawn is a random plan of a region.
@@ -412,7 +428,7 @@ type drawn struct {
 	cut  []partition.Stage
 }
 
-// draw returns a random plan of a region, nil where it has no programs.
+// draw returns a random plan of a region, nil if that has no program.
 func (a *auditor) draw(r *rand.Rand, x *Region) *drawn {
 	o := x.outline
 	o.ranks, o.slices, o.pieces = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))], x.pieces[r.IntN(len(x.pieces))]
@@ -430,14 +446,14 @@ func (a *auditor) draw(r *rand.Rand, x *Region) *drawn {
 	return &drawn{o, pipe, a.randomCut(r, x)}
 }
 
-// floorOf is the largest of the bounds that hold whatever memory there is.
+// floorOf is the largest bound of a plan's outline that holds with unlimited memory.
 func (a *auditor) floorOf(d *drawn) (cost.Picoseconds, error) {
 	t := &d.pipe.template
 	return a.stages(a.usual(d.outline), t.MicroBatch, t.Schedule, nil, never)
 }
 
-// sample prices random plans from all over the space. None takes less than the stages
-// at least do, and those that fit take no less than the winner.
+// sample prices random plans from all over the space. None may take less than its bound, and none
+// that fits less than the winner.
 func (a *auditor) sample(count int, seed uint64) error {
 	r := rand.New(rand.NewPCG(seed, 0))
 	total := 0

@@ -8,20 +8,24 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Work limits of an audit.
+// The check of regions that the search went through cut by cut. It repeats that with code of its
+// own: small regions by plain enumeration of all cuts and recomputation, larger ones by a branch
+// and bound with the same bounds of stages but its own branching, interleaved ones by the one cut
+// they have. certify.go calls [auditor.search] for every such cell.
+
+// Limits on the work of an audit.
 const (
-	exhaustive = 2_000      // stages and micro-batches simulated, up to which all cuts are
+	exhaustive = 2_000      // stages times micro-batches of all cuts together, up to which all cuts are simulated
 	patience   = 20_000_000 // steps of a branch and bound
 )
 
-// search checks that no plan of an outline, with micro-batches of a size and a schedule,
-// fits and takes less time than the winner.
+// search checks that no plan of a cell fits and takes less time than the winner.
 func (a *auditor) search(r *Region, c cell) error {
 	o, size, schedule := c.outline, c.size, c.schedule
 	skel, err := a.skeletonOf(o)
 	if err != nil {
 		if r.reason == spares {
-			return nil // it is not there either
+			return nil // then it has no plans at all
 		}
 		return refute(r.line, "%s cannot be compiled: %v", o.text(), err)
 	}
@@ -57,9 +61,9 @@ type cutAudit struct {
 	*auditor
 	pipe    *pipeline
 	bounds  *bounds
-	room    []int // by stage: what the stages from there on can hold at most in less time than the winner's
+	room    []int // by stage: the most blocks that it and the later ones can hold in less time than the winner takes
 	learned map[tried]bool
-	missed  bool // something was learned
+	missed  bool // a stage did not fit although its bound said so, which is learned now
 	steps   int
 	cut     []partition.Stage
 }
@@ -89,7 +93,7 @@ func (v *cutAudit) price(cut []partition.Stage) *candidate {
 	return &candidate{plan: plan, time: time, peaks: peaks}
 }
 
-// all goes through every cut and recomputation.
+// all enumerates every cut and recomputation.
 func (v *cutAudit) all(stage, first int) *candidate {
 	blocks, left := v.graphs.blocks, len(v.cut)-stage
 	if left == 0 {
@@ -113,9 +117,9 @@ func (v *cutAudit) all(stage, first int) *candidate {
 	return nil
 }
 
-// below branches over the blocks and the recomputation of one stage after the other,
-// and leaves out what the bounds say takes as long as the winner. Where a plan does not
-// fit whose memory was bounded too low, it looks again, knowing that.
+// below branches over the blocks and the recomputation of one stage after the other, and leaves out
+// what the bounds rule out. If a plan does not fit although its memory bound said so, it starts
+// again, knowing that.
 func (v *cutAudit) below() *candidate {
 	for {
 		if v.missed {
@@ -138,8 +142,8 @@ func (v *cutAudit) below() *candidate {
 	}
 }
 
-// branch cuts the blocks from first on; before is what micro-batch 0 takes through the
-// stages before.
+// branch cuts the blocks from first on; before is what micro-batch 0 takes through the earlier
+// stages.
 func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate {
 	left := v.graphs.blocks - first
 	if stage == len(v.cut) {
@@ -167,8 +171,7 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 	return nil
 }
 
-// interleaved tries the even cut, in which every rank recomputes the least with which it
-// fits.
+// interleaved tries the even cut, in which every rank recomputes the least with which it fits.
 func (v *cutAudit) interleaved() *candidate {
 	recompute := v.opts.recompute(v.pipe.skel.outline.replicate)
 	choice := make([]int, v.pipe.template.PP())
@@ -199,7 +202,7 @@ func (v *cutAudit) interleaved() *candidate {
 	}
 }
 
-// randomCut draws a cut and recomputation of a region. Interleaved ones are even, and
+// randomCut draws a cut and recomputation of a region. Those of interleaved schedules are even, and
 // recompute the least.
 func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
 	blocks := a.graphs.blocks
@@ -207,7 +210,7 @@ func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
 		least := a.opts.recompute(x.replicate).extents()[0]
 		return evenCut(blocks, x.stages(), func(int) extent { return least })
 	}
-	ends := r.Perm(blocks - 1)[:x.pp-1] // of all stages but the last, in blocks after the first
+	ends := r.Perm(blocks - 1)[:x.pp-1] // of all stages but the last, as the number of the stage's last block
 	slices.Sort(ends)
 	if a.opts.Policy == Megatron {
 		for i := range ends {
@@ -222,7 +225,7 @@ func (a *auditor) randomCut(r *rand.Rand, x *Region) []partition.Stage {
 		again := a.declared.recomputations(n, x.replicate)
 		of := again[r.IntN(len(again))]
 		if r.IntN(2) == 0 {
-			of = again[0] // nothing, where that is to choose
+			of = again[0] // no recomputation, if that is among the choices
 		}
 		cut = append(cut, of.stage(first, n))
 		first += n

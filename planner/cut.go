@@ -9,11 +9,25 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// Branch and bound over the cuts of one pipeline: which blocks lie on which stage, and how many of
+// them are recomputed. explore.go makes a [cutter] for each pipeline it prices, and has it work in
+// steps, since most pipelines are ruled out by an early one:
+//
+//   - newCutter bounds the pipeline by programs with no more recomputation than the options ask for.
+//     If there are programs with more, the cutter is then rough.
+//   - settle compiles programs with recomputation, decides whether anything fits, and bounds each
+//     stage by its number of blocks (bound.go).
+//   - solve searches: dive follows the bounds to a first cut, descend enumerates cuts depth first,
+//     leaf simulates each that the bounds leave, and pick lays out the memory of the fastest.
+//
+// Memory is bounded from below, too. If a stage of the fastest plan does not fit although its bound
+// said so, that is learned, and solve searches again.
+
 // candidate is a complete plan with its cost.
 type candidate struct {
 	pipe  *pipeline
 	plan  *partition.Plan
-	cut   []partition.Stage // of the plan, in blocks to distribute
+	cut   []partition.Stage // the stages of plan, in the blocks of [shrunken]
 	time  cost.Picoseconds
 	peaks []int64 // bytes by position
 }
@@ -26,7 +40,7 @@ func (c *candidate) peak() int64 {
 	return peak
 }
 
-// less is the order of plans: time, then peak memory, then the plan itself.
+// less orders plans by time, then by peak memory, then by comparePlans.
 func (c *candidate) less(d *candidate) bool {
 	switch {
 	case c.time != d.time:
@@ -37,40 +51,40 @@ func (c *candidate) less(d *candidate) bool {
 	return comparePlans(c.plan, d.plan) < 0
 }
 
-// cutter searches the cuts of one pipeline depth first.
+// cutter is the branch and bound over the cuts of one pipeline.
 type cutter struct {
 	search  *searcher
 	pipe    *pipeline
 	bounds  *bounds
-	free    *freed           // nil until somebody asks
-	least   cost.Picoseconds // a lower bound of the time of all cuts
+	free    *freed           // nil until asked for
+	least   cost.Picoseconds // a lower bound of the time of all cuts; never if none fits
 	learned map[tried]bool
-	choice  []int                // by position: how much an interleaved schedule recomputes
-	rough   bool                 // nobody has asked yet whether it fits, so that least is with no more than the options recompute
+	choice  []int                // of an interleaved schedule, by position: the step of [Recompute.ladder] that it is on
+	rough   bool                 // not settled yet: least assumes that no more is recomputed than the options ask for
 	reach   [][]cost.Picoseconds // see [bounds.reach]
-	shell   bool                 // of memory nothing is known but that shells of stages do not fit
-	bare    cost.Picoseconds     // see withoutHead, with so much that was known
+	shell   bool                 // the shells of its stages do not fit; more of their memory is not known
+	bare    cost.Picoseconds     // see withoutHead; computed when as much was learned as knew says
 	knew    int
-	laid    map[int]bool     // with how many blocks the last position fits as it is laid out (see layLast); 0 of several chunks
-	head    cost.Picoseconds // see inHead; never as long as nobody has asked
+	laid    map[int]bool     // with how many blocks the last position fits when laid out (see layLast); 0 if it has several chunks
+	head    cost.Picoseconds // see inHead; never until asked for
 
-	ceiling cost.Picoseconds // plans that take longer are of no interest
-	ties    []*candidate     // the fastest so far
+	ceiling cost.Picoseconds // slower plans are of no interest
+	ties    []*candidate     // the fastest cuts so far, all of the same time
 	cut     []partition.Stage
-	budget  int              // work that is left; below zero the search has given up
-	dived   cost.Picoseconds // the time of the cut that the bounds have led to, never as long as there is none
+	budget  int              // steps that are left; below zero the search has given up
+	dived   cost.Picoseconds // time of the cut that dive found; never until it found one
 }
 
-// Work limits. A search that gives up is not claimed to be optimal. Of cuts that
-// take the same time only the first maxTies are compared by memory.
+// Limits on work. If a search gives up, its result is not claimed to be optimal. Of cuts that take
+// the same time, only the first maxTies are compared by memory.
 const (
 	quick    = 20_000    // steps of one search of a pipeline's cuts
 	thorough = 1_000_000 // steps of the proof that nothing beats the winner
 	maxTies  = 32
 )
 
-// descend places the stages from stage i on, with blocks left to place; before
-// is the time that micro-batch 0 takes through the stages before.
+// descend places stages from the given one on, with so many blocks left to place. before is the
+// time that micro-batch 0 takes through the earlier stages.
 func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 	stages := len(c.pipe.stages)
 	if stage == stages {
@@ -84,7 +98,7 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 	}
 	for n := most; n >= least && c.budget >= 0; n-- {
 		if c.bounds.time[stage][n-1] > c.ceiling || c.reach[stage+1][left-n] > c.ceiling {
-			continue // or n blocks do not fit though more may
+			continue // n blocks do not fit, though more may
 		}
 		again := c.bounds.choices(stage, n)
 		for k := range again {
@@ -100,7 +114,8 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 	}
 }
 
-// dive follows the bounds to a cut that takes no more than the ceiling, nil for none: what is slower than that is not looked at.
+// dive follows the bounds greedily to one cut. It returns nil if that takes longer than the
+// ceiling; else it lowers the ceiling.
 func (c *cutter) dive() *candidate {
 	left, before := c.pipe.skel.blocks, cost.Picoseconds(0)
 	for i := range c.cut {
@@ -129,9 +144,9 @@ func (c *cutter) dive() *candidate {
 	return &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time}
 }
 
-// leaf costs a complete cut, and keeps it if none is faster.
+// leaf simulates a complete cut, and keeps it if none is faster.
 func (c *cutter) leaf() {
-	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation is worth many steps
+	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation costs as much as many steps
 	c.search.stats.PlansConsidered++
 	time := c.pipe.time(c.cut)
 	if time > c.ceiling {
@@ -143,12 +158,12 @@ func (c *cutter) leaf() {
 	c.ceiling = time
 	c.ties = append(c.ties, &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time})
 	if len(c.ties) == maxTies {
-		c.ceiling-- // only faster ones from here on
+		c.ceiling-- // from here on only faster ones
 	}
 }
 
-// pick allocates the fastest cuts for real and returns the one that needs the
-// least memory; fits is false when one of them exceeds the limit.
+// pick lays out the memory of the fastest cuts and returns the one that needs the least. fits is
+// false if one of them exceeds the limit.
 func (c *cutter) pick() (best *candidate, fits bool) {
 	slices.SortStableFunc(c.ties, func(a, b *candidate) int {
 		return cmp.Or(cmp.Compare(c.leastPeak(a.cut), c.leastPeak(b.cut)), comparePlans(a.plan, b.plan))
@@ -168,7 +183,7 @@ func (c *cutter) pick() (best *candidate, fits bool) {
 	return best, fits
 }
 
-// leastPeak is a lower bound of the memory of the fullest stage.
+// leastPeak bounds the memory of the fullest stage from below.
 func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	var peak int64
 	for i, s := range cut {
@@ -181,8 +196,7 @@ func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	return peak
 }
 
-// allocate finds what each stage really takes; it returns a stage that exceeds
-// the limit, or -1.
+// allocate lays out the memory of every stage. It returns a stage that exceeds the limit, or -1.
 func (c *cutter) allocate(x *candidate) int {
 	var err error
 	x.peaks, _, err = c.search.peaks(x.plan)
@@ -213,11 +227,13 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 	return c
 }
 
-// leastKept bounds plans by programs of blocks that recompute nothing, however many of them do: those take no less but for what
-// recomputation does before the gradient of a block is there. (Under zero-bubble schedules it spares gradients of weights, too.)
+// leastKept bounds plans with any recomputation by the times of blocks that recompute nothing. A
+// block that is recomputed takes no less, except for what its recomputation does before its
+// gradient has arrived. (Under zero-bubble schedules recomputation also saves work on gradients of
+// weights, so that the bound does not hold for them.)
 func (p *pipeline) leastKept() cost.Picoseconds {
 	q := *p
-	q.memory = make([]stageMemory, len(p.stages)) // without limit
+	q.memory = make([]stageMemory, len(p.stages)) // unlimited
 	least := newBounds(&q, 1<<62, Options{Recompute: RecomputeNone}, nil).best()
 	for i := range p.stages {
 		ahead := [2]cost.Picoseconds{}
@@ -231,18 +247,19 @@ func (p *pipeline) leastKept() cost.Picoseconds {
 	return least
 }
 
-// mayFit reports whether the pipeline may fit with what is searched of recomputation, which is only compiled if shells do.
+// mayFit reports whether the pipeline may fit with any recomputation that is searched. It compiles
+// that recomputation only if the shells fit.
 func (c *cutter) mayFit() bool {
 	if !c.fitsShells() {
 		return false
 	}
-	if c.chunks() == 1 { // of interleaved ones it is as it is asked for
+	if c.chunks() == 1 { // what interleaved ones need is compiled as it is asked for
 		c.complete()
 	}
 	return c.pipe.mayFit(c.search.limit)
 }
 
-// fitsShells reports whether shells may fit, if there is more to compile than those.
+// fitsShells reports whether the shells of the stages fit, or there is nothing more to compile.
 func (c *cutter) fitsShells() bool {
 	c.shell = c.shelled() && !c.pipe.fits(c.shells(), c.search.limit)
 	return !c.shell
@@ -257,10 +274,10 @@ func (c *cutter) shells() []stageMemory {
 	return c.pipe.skel.shells(t.MicroBatch, slot)
 }
 
-// shelled reports whether there is more to compile than shells need.
+// shelled reports whether there are programs with recomputation still to compile.
 func (c *cutter) shelled() bool { return c.pipe.skel.most < slices.Max(c.recompute().extents()) }
 
-// complete has the pipeline know the memory of stages with what is searched of recomputation.
+// complete compiles all recomputation that is searched, for the memory of the stages.
 func (c *cutter) complete() {
 	c.shell = false
 	p, most := c.pipe, slices.Max(c.recompute().extents())
@@ -272,7 +289,8 @@ func (c *cutter) complete() {
 	p.remember(p.skel.memoryOf(p.template.MicroBatch))
 }
 
-// known has all known of the pipeline that was put off, but for what an interleaved schedule has to recompute.
+// known does all that was put off, except for choosing the recomputation of an interleaved
+// schedule.
 func (c *cutter) known() {
 	if c.chunks() == 1 {
 		c.settle()
@@ -282,7 +300,7 @@ func (c *cutter) known() {
 	}
 }
 
-// settle finds out what has to be recomputed, of which more has to be compiled, and whether it fits.
+// settle compiles what is recomputed, finds out whether it fits, and bounds the cuts.
 func (c *cutter) settle() {
 	if !c.rough {
 		return
@@ -290,7 +308,7 @@ func (c *cutter) settle() {
 	c.rough, c.least, c.bare = false, never, 0
 	p := c.pipe
 	kept := p.stages
-	p.stages = nil // what is recomputed has no price before it fits
+	p.stages = nil // times with recomputation are not priced before it is known to fit
 	if !c.mayFit() {
 		if c.chunks() > 1 {
 			p.stages = kept
@@ -311,10 +329,10 @@ func (c *cutter) bound() {
 	c.least = c.bounds.best()
 }
 
-// solve returns the best plan of the pipeline that takes at most ceiling, nil if
-// there is none, and whether that is certain after the given number of steps.
+// solve returns the best plan that takes at most ceiling, nil if there is none, and whether that is
+// certain after the given number of steps.
 func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
-	defer func() { c.pipe.frame = nil }() // which has every micro-batch of every position
+	defer func() { c.pipe.frame = nil }() // it is large: it has every micro-batch of every position
 	c.budget = steps
 	if c.pipe.template.Chunks() > 1 {
 		return c.solveInterleaved(ceiling), true
@@ -327,13 +345,13 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		first := c.dive()
 		c.descend(0, c.pipe.skel.blocks, 0)
 		if len(c.ties) == 0 && first != nil {
-			c.ties = append(c.ties, first) // given up before it was met
+			c.ties = append(c.ties, first) // the budget was spent before descend met it
 		}
 		best, fits := c.pick()
 		if fits {
 			return best, c.budget >= 0
 		}
 		c.pipe.measureApart()
-		c.bound() // the bound of the memory was too low; now it knows
+		c.bound() // a bound of memory was too low, which is now learned
 	}
 }

@@ -9,25 +9,30 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// declared is the space of a [Certificate] as plain nested loops: the definition, apart
-// from how the search lists it.
+// The declared space: what a certificate is about, as plain nested loops and membership tests. It is
+// written independently of the way the search lists the space (space.go), so that a certificate does
+// not rest on the search being complete. certify.go checks with [declared.tile] that the regions of a
+// certificate cover every cell of it exactly once.
+
+// declared is the space of a [Certificate].
 type declared struct {
 	opts       Options // as [Options.on] returns them
 	cluster    *cost.Cluster
-	blocks     int // to distribute
-	batch      int // sequences
-	tokens     int // of a sequence, 0 without attention
-	everywhere bool
+	blocks     int                // to distribute
+	batch      int                // sequences
+	tokens     int                // of a sequence; 0 without attention
+	everywhere bool               // context parallelism of all degrees: see [contexts]
 	rates      *cost.Model        // for the levels of the network
-	modules    []string           // that tensor parallelism may split
-	gridded    []string           // that it may cut in both dimensions
-	ofBlocks   []string           // sets of those of blocks
-	vocabulary int                // rows of the largest table of tokens
-	slices     []int              // of the loss, that the graphs can have beside one
-	inParts    func(outline) bool // whether anything can be made in parts
+	modules    []string           // modules that tensor parallelism may split
+	gridded    []string           // those that it may cut in two dimensions
+	ofBlocks   []string           // sets of the modules of blocks
+	vocabulary int                // rows of the largest table that tokens are looked up in
+	slices     []int              // numbers of slices of the loss that the graphs can have besides one
+	inParts    func(outline) bool // whether an outline can make anything in parts
 }
 
-// each calls visit for every outline of the space, with the number of slices of the loss that the options have, in one part.
+// each calls visit for every outline of the space, with the number of slices of the loss that the
+// options have, and in one part.
 func (d *declared) each(visit func(outline)) {
 	o := d.opts
 	for _, unit := range divisors(o.RuntimeNGPUs) {
@@ -75,8 +80,8 @@ func (d *declared) hasDegrees(cut degrees) bool {
 	return cut.pp <= max(d.blocks, 1) && d.replicas(cut) <= d.batch
 }
 
-// rankOrders lists the orders of the axes over the ranks of a unit: those that differ, but
-// where a unit may be smaller none with data-parallel ranks outermost.
+// rankOrders lists the orders of the axes over the ranks of a unit: those that differ. Where a unit
+// may be smaller, data-parallel ranks are not outermost.
 func (d *declared) rankOrders(cut degrees) []string {
 	o := d.opts
 	sizes := map[string]int{"tp": cut.tp, "cp": cut.cp, "dp": cut.dp, "pp": cut.pp}
@@ -99,7 +104,7 @@ func (d *declared) rankOrders(cut degrees) []string {
 	return all
 }
 
-// eachOf visits the outlines of the same degrees and order of ranks.
+// eachOf visits the outlines with some degrees and order of ranks.
 func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 	o := d.opts
 	for chunks := 1; chunks <= max(1, d.blocks/cut.pp); chunks++ {
@@ -122,9 +127,9 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 	}
 }
 
-// splits lists how weights are cut: in one dimension, with modules replicated, or on grids. A grid
-// has no more rows than columns or as many as are asked for, is in the usual order of ranks, and
-// searched where replication is and of sixteen ranks or more.
+// splits lists how weights may be cut: in one dimension, with modules replicated, or on grids. A
+// grid has no more rows than columns, or as many as are asked for, and is in the usual order of
+// ranks. It is searched where replication is, and for sixteen ranks or more.
 func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) []split {
 	var all []split
 	for _, replicate := range d.replications(cut, ranks, sequence) {
@@ -142,9 +147,8 @@ func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) [
 			}
 		}
 	}
-	many := cut.tp >= 16 || d.replicas(cut)*cut.tp > d.batch || o.TP > 1
-	within := cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared
-	searched := sequence && many && within && o.TPRows == 0 && o.Policy == AutoDist && (o.Replicate == "" || o.Replicate == "none")
+	many := cut.tp >= 16 || d.fewSequences(cut)
+	searched := sequence && many && d.within(cut) && o.TPRows == 0 && o.Policy == AutoDist && (o.Replicate == "" || o.Replicate == "none")
 	for rows := 2; rows < cut.tp; rows++ {
 		has := rows == o.TPRows || searched && rows*rows <= cut.tp
 		if !has || cut.tp%rows != 0 || ranks != "" || cut.cp > 1 && group > 0 {
@@ -157,9 +161,9 @@ func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) [
 	return all
 }
 
-// replications lists what may be replicated: with ranks in the usual order, or the one that
-// is asked for, under sequence parallelism inside a node, and where the batch has no sequence for
-// each of dp x tp or tp is asked for, every set of modules but all of them.
+// replications lists what may be replicated: every set of modules but all of them. That is under
+// sequence parallelism, inside a node, with ranks in the usual order or the one that is asked for,
+// and where the batch has no sequence for each of dp x tp, or tp is asked for.
 func (d *declared) replications(cut degrees, ranks string, sequence bool) []string {
 	switch o := d.opts; {
 	case o.Replicate == "none":
@@ -168,23 +172,39 @@ func (d *declared) replications(cut degrees, ranks string, sequence bool) []stri
 		return nil
 	case o.Replicate != "":
 		return []string{o.Replicate}
-	case d.replicas(cut)*cut.tp <= d.batch && o.TP <= 1, !sequence, cut.tp > d.cluster.DevicesPerNode && !d.cluster.Device.Shared, o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
+	case !d.fewSequences(cut), !sequence, !d.within(cut), o.Policy != AutoDist, ranks != "" && o.RankOrder == "":
 		return []string{""}
 	}
 	return append([]string{""}, replications(d.modules)...)
 }
 
-// batched reports whether tensor-parallel ranks may share the batch: each has a sequence, and unless it is
-// asked for the vocabulary is four times their tokens, and they lie in a node, in the usual order of ranks or the one that is asked for, without context parallelism.
+// batched reports whether tensor-parallel ranks may share the batch. Each must have a sequence, and
+// ranks are in the usual order or the one that is asked for. Unless batch parallelism is asked for,
+// the vocabulary must be four times the tokens of a data-parallel rank, the ranks lie inside a
+// node, and there is no context parallelism.
 func (d *declared) batched(cut degrees, ranks string) bool {
 	o := d.opts
-	usual := ranks == "" || o.RankOrder != ""
+	switch {
+	case cut.tp == 1, o.TPRows > 1, o.BatchParallel == "off", ranks != "" && o.RankOrder == "", d.replicas(cut)*cut.tp > d.batch:
+		return false
+	case o.BatchParallel == "on":
+		return true
+	}
 	tokens := (d.batch + d.replicas(cut) - 1) / d.replicas(cut) * d.tokens
-	searched := o.Policy == AutoDist && cut.cp == 1 && 4*tokens <= d.vocabulary && (cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared)
-	return cut.tp > 1 && o.TPRows <= 1 && o.BatchParallel != "off" && usual && d.replicas(cut)*cut.tp <= d.batch && (searched || o.BatchParallel == "on")
+	return o.Policy == AutoDist && cut.cp == 1 && 4*tokens <= d.vocabulary && d.within(cut)
 }
 
-// hasChunks reports whether the chunks per rank are in the space.
+// within reports whether tensor-parallel ranks lie inside a node.
+func (d *declared) within(cut degrees) bool {
+	return cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared
+}
+
+// fewSequences reports whether the batch has no sequence for each rank of dp x tp, or tp is asked for.
+func (d *declared) fewSequences(cut degrees) bool {
+	return d.replicas(cut)*cut.tp > d.batch || d.opts.TP > 1
+}
+
+// hasChunks reports whether the number of chunks per rank is in the space.
 func (d *declared) hasChunks(x outline) bool {
 	o := d.opts
 	if x.chunks == 1 {
@@ -249,7 +269,7 @@ func (d *declared) groups(cut degrees, zero, chunks int) []int {
 	return []int{0, largest}
 }
 
-// schedules lists those of an outline.
+// schedules lists the schedules of an outline.
 func (d *declared) schedules(x outline) []partition.Schedule {
 	var all []partition.Schedule
 	for _, s := range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved} {
@@ -264,7 +284,8 @@ func (d *declared) schedules(x outline) []partition.Schedule {
 	return all
 }
 
-// sliceCounts lists the numbers of slices of the loss of an outline, of which one is 0: those that are asked for, or 1 to 16.
+// sliceCounts lists the numbers of slices of the loss of an outline, 0 for one: the number that is
+// asked for, or 1 to 16.
 func (d *declared) sliceCounts(x outline) []int {
 	switch {
 	case d.opts.LossSlices > 1:
@@ -275,8 +296,8 @@ func (d *declared) sliceCounts(x outline) []int {
 	return append([]int{0}, d.slices...)
 }
 
-// pieceCounts lists the numbers of parts of tensor parallelism of an outline, 0 for one: that which is asked for, or 1, 2 and 4 where it is
-// overlapped on devices that do so.
+// pieceCounts lists the numbers of parts of tensor parallelism of an outline, 0 for one: the number
+// that is asked for, or 1, 2 and 4 if tensor parallelism is overlapped on devices that can do so.
 func (d *declared) pieceCounts(x outline) []int {
 	o := d.opts
 	switch {
@@ -290,7 +311,7 @@ func (d *declared) pieceCounts(x outline) []int {
 	return []int{0, 2, 4}
 }
 
-// sizes lists the sizes of micro-batches of an outline.
+// sizes lists the micro-batch sizes of an outline.
 func (d *declared) sizes(x outline) []int {
 	replicas := d.replicas(x.degrees)
 	local := (d.batch + replicas - 1) / replicas
@@ -306,8 +327,8 @@ func (d *declared) sizes(x outline) []int {
 	return all
 }
 
-// recomputations lists what a stage of n blocks may compute again, where modules are
-// replicated or not.
+// recomputations lists what a stage of n blocks may recompute, with some modules replicated or
+// none.
 func (d *declared) recomputations(n int, replicate string) []recomputation {
 	switch d.opts.recompute(replicate) {
 	case RecomputeNone:
@@ -329,13 +350,13 @@ func (d *declared) recomputations(n int, replicate string) []recomputation {
 	return all
 }
 
-// plans returns how many plans an outline has for a size and a schedule: cuts with
-// recomputation. Of large spaces it is near that number.
+// plans returns how many plans an outline has for one micro-batch size and schedule: all cuts with
+// all recomputation. For large spaces the number is approximate.
 func (d *declared) plans(x outline) float64 {
 	if x.chunks > 1 || d.opts.Policy == Megatron {
 		return 1
 	}
-	// By blocks, the ways to cut them into the stages so far.
+	// By number of blocks, the ways to cut them into the stages so far.
 	ways := make([]float64, d.blocks+1)
 	ways[0] = 1
 	for range x.pp {
@@ -354,25 +375,25 @@ func (d *declared) plans(x outline) float64 {
 	return ways[d.blocks]
 }
 
-// grid is the cells of an outline with whatever number of slices of the loss and of parts.
-type grid struct {
+// cellTable is the cells of an outline with any numbers of slices of the loss and of parts.
+type cellTable struct {
 	slices    []int
 	pieces    []int
 	sizes     []int
 	schedules []partition.Schedule
-	taken     []int // the place of the region, from 1, by slices, parts, size and schedule
+	taken     []int // by slices, parts, size and schedule: 1 + the index of the region of the cell, 0 for none yet
 }
 
-// nowhere is a cell that is not in the space.
+// nowhere marks a cell that is not in the space.
 const nowhere = -1
 
 // has reports whether micro-batches of a size can be made in so many parts.
-func (g *grid) has(pieces, size int) bool {
+func (g *cellTable) has(pieces, size int) bool {
 	return len(g.pieces) == 1 || pieces == 0 || size > pieces/2
 }
 
-// at returns where the region of a cell is noted, nil where the space does not have it.
-func (g *grid) at(c cell) *int {
+// at returns where the region of a cell is noted, nil if the cell is not in the space.
+func (g *cellTable) at(c cell) *int {
 	if g == nil {
 		return nil
 	}
@@ -392,21 +413,21 @@ func (g *grid) at(c cell) *int {
 	return &g.taken[at]
 }
 
-// tiling is the space with the region that each cell is in.
-type tiling map[outline]*grid
+// tiling is the space with the region of each cell.
+type tiling map[outline]*cellTable
 
-// of returns the grid that has the cells of an outline.
-func (t tiling) of(o outline) *grid {
+// of returns the table that has the cells of an outline.
+func (t tiling) of(o outline) *cellTable {
 	o.slices, o.pieces = 0, 0
 	return t[o]
 }
 
-// tile checks that every cell of the space lies in exactly one region, and nothing else
-// does. It returns in which.
+// tile checks that every cell of the space lies in exactly one region, and that regions have no
+// others. It returns which region each is in.
 func (d *declared) tile(regions []Region) (tiling, error) {
 	space := tiling{}
 	d.each(func(x outline) {
-		g := &grid{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
+		g := &cellTable{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
 		for range g.slices {
 			for _, pieces := range g.pieces {
 				for _, size := range g.sizes {
@@ -455,7 +476,7 @@ func (d *declared) tile(regions []Region) (tiling, error) {
 	return space, gap
 }
 
-// text names an outline.
+// text names an outline in messages.
 func (o outline) text() string {
 	text := fmt.Sprintf("unit %d, dp %d, cp %d, tp %d, pp %d, chunks %d, zero %d", o.plan, o.dp, o.cp, o.tp, o.pp, o.chunks, o.zero)
 	if o.group > 0 {
@@ -479,7 +500,7 @@ func (o outline) text() string {
 	return text + fmt.Sprintf(", %s, overlap %s, offload %s", streamText(o.sequence, o.batch), onOff(o.overlap), o.offload)
 }
 
-// divisors lists those of n, increasing.
+// divisors lists the divisors of n in increasing order.
 func divisors(n int) []int {
 	var all []int
 	for d := 1; d <= n; d++ {

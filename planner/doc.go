@@ -1,35 +1,133 @@
-// Package planner finds the fastest plan that fits.
+// Package planner finds the fastest plan that fits in memory.
 //
-// The cost of a plan is the simulation of its program by planner/sim, to the picosecond, and its memory the arena that
-// codegen lays out, to the byte. The result is the minimum over the whole space: see [Search] for what that means and
-// TestSearchIsExact for how it is held to it. [SearchCertified] writes down why, and [Certify] checks that. [Document]
-// is plan.json, the result with all that is needed to run it.
+// # The problem
 //
-// It is fast because little is compiled and less is priced: repeated blocks are solved once, a small program stands
-// for all larger ones, bounds rule out most of the space without any, and what is left is searched best first. The
-// files, in the order in which to read them:
+// Given are one training step as a graph, a global batch, a cluster, and options that fix some of the
+// choices. A plan (partition.Plan) says how the step is run: the degrees of data, context, tensor and
+// pipeline parallelism, micro-batch size and schedule, ZeRO stage, offload, what is recomputed, where
+// the model is cut into stages, and more. [Search] returns the plan with the shortest step among those
+// that no device lacks memory for. [Options] lists the choices and says where each is searched.
 //
-//   - What is asked and found: options.go, search.go; document.go and docread.go, the file. An outline is all of a plan
-//     but its cut and what is recomputed: space.go lists outlines as the search meets them, declared.go again as plain
-//     loops, which the certificate tiles.
-//   - What a plan costs: shrink.go leaves one block of many; blueprint.go has the program of one block per stage, three
-//     positions and two ranks of an axis, which stands for all of its kind; skeleton.go and price.go are the times of its
-//     instructions; held.go lists what its stages have in memory, measure.go and updatememory.go add it up, memory.go bounds
-//     stages of many blocks by it, footprint.go says what training software has besides; pipeline.go and flow.go put
-//     micro-batches through the positions; final.go says of the winner what its whole program would, estimate.go of any plan.
-//   - What is chosen beside degrees, a file each: layout.go how parameters are split, found from the op signatures,
-//     replicate.go which modules are not, grid.go which in two dimensions; context.go; rankorder.go; recomputation.go;
-//     interleave.go; pieces.go and undecided.go in how many parts products and their collectives are made; pools.go on
-//     which kind of device a stage lies. What only spares memory is looked at where that is short: relief.go, slices.go.
-//   - Bounds of outlines, from one stage: floor.go what positions do, relax.go what parameters add to it and the
-//     recomputation that memory makes necessary, passage.go how micro-batches flow, beside.go and spread.go what programs
-//     make in one of several ways. Bounds of cuts: bound.go, outlast.go, tail.go.
+// # The objective
+//
+// Both functions of a plan are defined by other packages. Its time is that of its program in
+// planner/sim, in whole picoseconds. Its memory is the arena that codegen lays out for each device, in
+// bytes. Integers leave no rounding to argue about: plans of equal time are ordered by peak memory,
+// then by comparePlans, so the result is unique.
+//
+// # How a plan is priced
+//
+// A plan for a thousand devices is never compiled. All blocks of a model are repeats of one, all
+// positions of a pipeline between its ends do the same, and a rank of an axis does the same however
+// many ranks the axis has. So a [blueprint], a program with one block per stage, at most three
+// positions and mostly two ranks per axis, stands for all programs of its structure. A [skeleton] prices
+// its instructions on the mesh of the real plan, a [pipeline] composes them for any cut, and its method
+// time runs planner/sim over one process per position. This is exact, not an approximation.
+//
+// # The search
+//
+// The search is a best-first branch and bound, from coarse to fine, under lower bounds of the step
+// time that never exceed the time of a plan they stand for (admissible bounds, here called floors where
+// they are of outlines). Most of the space is ruled out by bounds that need no program of its own.
+//
+//  1. [outline]: a plan without micro-batch size, schedule and cut. All are listed first (space.go), as
+//     [tract]s: wherever in the network their ranks lie.
+//  2. [pending]: an outline at one place in the network, with a floor for every micro-batch size and
+//     schedule ([sized]). Floors rise in levels ([level]) as the search asks for more; each level costs
+//     more than the one before.
+//  3. [point]: one of those whose floor left it worth a [skeleton]. Its [cutter] bounds all cuts by the
+//     number of blocks of each stage ([bounds]).
+//  4. [candidate]: a complete plan, from branch and bound over cuts and recomputation in the cutter,
+//     simulated, and with the memory of its stages laid out.
+//
+// The loop is [searcher.run]. Whatever has a floor above the best plans so far ([incumbents]) is pruned.
+// Options that only spare memory (offload, slices of the loss) are opened only beside plans that the
+// limit on memory slows down.
+//
+// # Exactness
+//
+// The result is the minimum of the objective over the declared space, not the best plan met. Tests
+// hold it to that in three steps. A price is the simulation of the whole program, to the picosecond and
+// the byte (TestCostIsSimulation, TestFinishIsTheProgram). No floor is above a plan
+// (TestNoFloorIsAboveAPlan, TestFloorsOfLargeModels). And the search returns what plain enumeration of
+// all plans does, on random small jobs (TestSearchIsExact and its siblings in brute_test.go). Only the
+// branch and bound over cuts has a limit on its steps; if a search exceeds it, [Stats] has Optimal false
+// and the gap that is left.
+//
+// # The certificate
+//
+// [SearchCertified] writes down why no plan is faster: a list of regions that tile the space, each with
+// a reason, such as a bound that is no less than the winner's time. [Certify] checks it without trust in
+// the search: it lists the space by loops of its own ([declared]), computes all bounds anew, and repeats
+// by itself what was searched cut by cut.
+//
+// # Reading order
+//
+//   - What is asked and found: options.go, search.go; document.go and docread.go for plan.json.
+//   - The space: space.go, and declared.go, which defines it again as plain loops. A file for each choice
+//     besides the degrees: layout.go which dimension of each weight tensor parallelism splits,
+//     replicate.go which modules it leaves whole, grid.go which it cuts in two dimensions; context.go for
+//     context parallelism; rankorder.go, ways.go and pools.go for the place in the network and on kinds of
+//     devices; recomputation.go; interleave.go; pieces.go and undecided.go for products and collectives
+//     made in parts; relief.go and slices.go for what only spares memory.
+//   - The price of a plan: shrink.go, blueprint.go, skeleton.go, price.go; pipeline.go and flow.go put
+//     micro-batches through the positions; held.go, measure.go, updatememory.go and memory.go bound
+//     memory, final.go lays it out, footprint.go adds what training software holds besides; estimate.go
+//     does it for any plan.
+//   - Bounds of outlines: floor.go, relax.go, passage.go, beside.go, spread.go. Bounds of cuts: bound.go,
+//     outlast.go, tail.go.
 //   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
-//   - Around it: priceable.go refuses what cannot be counted; infeasible.go, sketch.go and leanest.go name the closest plan;
-//     robust.go perturbs the cluster; certificate.go makes the proof, certificate_text.go writes it, certify.go and
-//     certify_cuts.go check it.
+//   - Around it: priceable.go refuses steps too long to count; infeasible.go, sketch.go and leanest.go name
+//     the closest plan if none fits; robust.go perturbs the cluster; certificate.go and
+//     certificate_text.go make and write the proof, certify.go and certify_cuts.go check it.
 //
 // # Terms
+//
+// Words for plans and their parts:
+//
+//   - unit: the devices that one plan cuts into dp x cp x tp x pp. A run has RuntimeNGPUs/PlanNGPUs units,
+//     which are further data-parallel replicas.
+//   - position: one of the pp places of a pipeline, with all ranks there.
+//   - stage: consecutive blocks that a position runs together. A position has one stage, or under
+//     interleaved schedules several, its chunks.
+//   - pool: the devices of one kind, in a cluster of several kinds.
+//   - micro-batches: all but the last are whole; the last, which may be smaller, is the rest.
+//   - cut: the stages of a plan, with what they recompute.
+//   - extent: how much of a block is recomputed: kept (nothing), pointwise, selective (attention), full.
+//   - slices: of the loss, one of which has logits at a time; pieces: parts of tensor-parallel products
+//     and collectives, which overlap each other.
+//   - beside: at the same time as something else, so that only the longer of the two counts.
+//
+// Words of the search:
+//
+//   - outline: a plan without micro-batch size, schedule and cut; sharding and split are parts of it.
+//   - anywhere: stands for all units and rank orders; a tract is an outline anywhere.
+//   - anyChunks, anyPieces: likewise for all numbers of chunks and of pieces.
+//   - pending: an outline at one place that still has something to price; sized: a micro-batch size and
+//     schedule of it, with its floor.
+//   - point: a pending outline's micro-batch size and schedule that is priced; cell: the same in a
+//     certificate; region: cells with one reason.
+//   - floor: a lower bound of the time of an outline's plans; level: what a floor accounts for.
+//   - trunk: what all outlines with the same tensor and context parallelism do for every micro-batch.
+//   - passage: the way of micro-batches through the positions of a pipeline whose cut is open.
+//   - ways: how the communication of an outline goes through the network; twins: outlines with the same
+//     ways, so that one stands for both.
+//   - groupPlaces: where the groups of tensor and context parallelism lie in the network.
+//   - limit: the longest time of a plan that is still of interest; ceiling: one that the search raises
+//     step by step; never: the bound of what does not fit.
+//   - sparing, relief: outlines that only spare memory beside another one.
+//
+// Words of prices and memory:
+//
+//   - blueprint: a small program that stands for all larger ones of its structure.
+//   - skeleton: the prices of an outline's stages by number of blocks; inner: a blueprint of one stage.
+//   - pipeline: a skeleton with a micro-batch size and a schedule, everything but the cut.
+//   - body: what a stage does in one phase, as parts between transfers; busy: all of a body in order;
+//     through: from its last receive to its first send.
+//   - early: what recomputation does before the gradient has arrived; ahead: what it may do.
+//   - laid out: of memory, allocated by codegen's own allocator instead of bounded.
+//   - persist, sums, slot, inbox, temp: the regions of an arena (package codegen); room: how many slots
+//     and inboxes a schedule needs.
 //
 // Words of bounds of time:
 //

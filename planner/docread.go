@@ -16,7 +16,12 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// MaxDocument is far beyond any plan.json, in bytes.
+// The strict reader of plan.json. People edit and generate these files, so every error names the
+// file and the key: the JSON is first read into a tree that keeps the order of keys ([object]),
+// then checked against the Go types that document.go writes ([conform]), then decoded and checked
+// for sense.
+
+// MaxDocument is a limit in bytes, far beyond any plan.json.
 const MaxDocument = 64 << 20
 
 // ReadDocument reads a plan.json. See [ParseDocument].
@@ -28,10 +33,9 @@ func ReadDocument(path string) (*Document, error) {
 	return ParseDocument(path, data)
 }
 
-// ParseDocument reads the text of a plan.json; name stands for the file in
-// errors. Every key is required and no other is accepted. The plan is checked
-// against the configuration, figures are checked to be possible; hashes are for
-// [Document.Check]. All errors are *DocumentError.
+// ParseDocument reads the text of a plan.json; name stands for the file in errors. Every key is
+// required, and no other is accepted. It checks the plan against the configuration, and that
+// figures are possible; hashes are left to [Document.Check]. All errors are *DocumentError.
 func ParseDocument(name string, data []byte) (*Document, error) {
 	refuse := func(key, format string, args ...any) (*Document, error) {
 		return nil, &DocumentError{File: name, Key: key, Msg: fmt.Sprintf(format, args...)}
@@ -114,13 +118,12 @@ func checkPlan(key string, p *partition.Plan, c *config.Config) error {
 	return planErrorAt(key, p.Validate(c.Model.NLayer, c.Batch.Global))
 }
 
-// checkHeld checks that the pools of the cluster have a place for a plan.
+// checkHeld checks that the pools of the cluster have room for a plan.
 func checkHeld(key string, p *partition.Plan, c *cost.Cluster) error {
 	return planErrorAt(key, c.Holds(p))
 }
 
-// planErrorAt returns an error of a plan as one of the document, in which the plan stands
-// at a key.
+// planErrorAt returns an error of a plan as one of the document, in which the plan is at a key.
 func planErrorAt(key string, err error) error {
 	var bad *partition.PlanError
 	if errors.As(err, &bad) {
@@ -143,7 +146,8 @@ func (p *Predicted) validate(key string) error {
 			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}
 		}
 	}
-	// A plan edited by hand may have other stages than were predicted.
+	// A plan edited by hand may have other stages than were predicted, so the number of figures is
+	// not checked.
 	for name, bytes := range map[string][]int64{"peak_bytes": p.PeakBytes, "host_bytes": p.HostBytes} {
 		for i, b := range bytes {
 			if b < 0 {
@@ -154,7 +158,7 @@ func (p *Predicted) validate(key string) error {
 	return nil
 }
 
-// object is a JSON object in the order in which it was written.
+// object is a JSON object with its keys in the order in which they were written.
 type object []member
 
 type member struct {
@@ -171,10 +175,10 @@ func (o object) find(key string) any {
 	return nil
 }
 
-// maxDepth is far beyond any plan.json: what is nested without end would fill the stack.
+// maxDepth is far beyond any plan.json. Without a limit, endless nesting would fill the stack.
 const maxDepth = 64
 
-// readValue reads one value, inside of so many others, refusing duplicate keys.
+// readValue reads one value at a depth of nesting. It refuses duplicate keys.
 func readValue(d *json.Decoder, path string, depth int) (any, error) {
 	t, err := d.Token()
 	if err != nil {
@@ -333,8 +337,8 @@ func describe(v any) string {
 	return fmt.Sprint(v)
 }
 
-// readConfig reads the configuration through the reader of gpt.yaml, whose checks
-// hold for it too.
+// readConfig reads the configuration with the reader of gpt.yaml, so that its checks hold here,
+// too.
 func readConfig(v any) (*config.Config, error) {
 	sections, ok := v.(object)
 	if !ok {
@@ -358,7 +362,7 @@ func readConfig(v any) (*config.Config, error) {
 	return c, nil
 }
 
-// yamlValue prints a JSON value on one line of YAML, of which JSON is a part.
+// yamlValue prints a JSON value on one line of YAML, which includes JSON.
 func yamlValue(v any) string {
 	switch v := v.(type) {
 	case object:

@@ -15,25 +15,27 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// plan.json: the result of a search as a file, which autopar plan writes and other commands read. The
+// type file is its form in JSON; docread.go reads it back.
+
 // Schema is the version of the form of plan.json.
 const Schema = 1
 
-// Document is plan.json: a plan with all that is needed to run it, what it was
-// made for, and what it was predicted to cost. Two searches for the same input
-// write the same bytes but for Search.Seconds.
+// Document is plan.json: a plan with all that is needed to run it, what it was made for, and what
+// it was predicted to cost. Two searches for the same input write the same bytes, except for
+// Search.Seconds.
 type Document struct {
 	Plan      *partition.Plan
 	Predicted Predicted
 	Search    SearchInfo
-	// ConfigHash and GraphHash are SHA-256 of the configuration's text and of the
-	// unpartitioned graph's, without source positions.
+	// ConfigHash and GraphHash are SHA-256 hashes of the configuration's text and of the
+	// unpartitioned graph's text without source positions.
 	ConfigHash, GraphHash string
-	Config                *config.Config // the whole configuration: the file is enough to run
+	Config                *config.Config // the whole configuration, so that the file is enough to run
 	Cluster               *cost.Cluster
 }
 
-// file is the form of a document in JSON. The configuration has the keys of
-// gpt.yaml.
+// file is the form of a document in JSON. The configuration has the keys of gpt.yaml.
 type file struct {
 	Schema     int             `json:"schema"`
 	Plan       *partition.Plan `json:"plan"`
@@ -55,13 +57,13 @@ type Predicted struct {
 	HostBytes       []int64            `json:"host_bytes,omitempty"` // of a rank's host memory, by stage
 }
 
-// PredictedBreakdown is how the rank that waits least spends the step.
+// PredictedBreakdown is how the busiest rank spends the step.
 type PredictedBreakdown struct {
 	Compute       float64 `json:"compute_seconds"`
 	Communication float64 `json:"communication_seconds"`
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
-	// Overlapped is communication beside the rest, no part of the step's time.
+	// Overlapped is communication beside the rest, not part of the step's time.
 	Overlapped float64 `json:"overlapped_seconds,omitempty"`
 }
 
@@ -70,10 +72,9 @@ type SearchInfo struct {
 	Seconds         float64               `json:"seconds"`
 	PlansConsidered int                   `json:"plans_considered"`
 	Optimal         bool                  `json:"optimal"`
-	Gap             float64               `json:"gap,omitempty"` // by which share of the time a plan could at most be faster
+	Gap             float64               `json:"gap,omitempty"` // by what fraction of its time a plan could at most be faster
 	Alternatives    []DocumentAlternative `json:"alternatives"`
-	// Robust is how the plan and others fare where the cluster is not as stated; nil
-	// where nobody asked.
+	// Robust is how the plan and others fare if the cluster is not as stated; nil if nobody asked.
 	Robust *Robustness `json:"robust,omitempty"`
 }
 
@@ -83,7 +84,7 @@ type DocumentAlternative struct {
 	Predicted Predicted       `json:"predicted"`
 }
 
-// NewDocument writes down the result of a search for the graph of a configuration.
+// NewDocument makes a document of the result of a search for the graph of a configuration.
 func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *Document {
 	d := &Document{
 		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: graphHash(g), Cluster: c, Plan: r.Plan,
@@ -99,8 +100,8 @@ func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *D
 	return d
 }
 
-// NewPredicted adds to a prediction what follows from the model: tokens per
-// second, and the share of the peak that nanoGPT's FLOP count makes.
+// NewPredicted adds to a prediction what follows from the model: tokens per second, and model FLOPs
+// utilization by nanoGPT's count of FLOPs.
 func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Prediction) Predicted {
 	tokens := float64(cfg.Batch.Global) * float64(cfg.Model.BlockSize)
 	perSecond := tokens / x.Step.Seconds()
@@ -116,8 +117,8 @@ func NewPredicted(cfg *config.Config, c *cost.Cluster, p *partition.Plan, x Pred
 	}
 }
 
-// graphHash is the hash of a graph's text without source positions, which change
-// when the model's source is edited.
+// graphHash is the hash of a graph's text without source positions, which change whenever the
+// model's source is edited.
 func graphHash(g *ir.Graph) string {
 	var b bytes.Buffer
 	cols := []ir.Column{ir.NameColumn, ir.AttrColumn, ir.TypeColumn, ir.SpecColumn, ir.PhaseColumn}
@@ -144,8 +145,8 @@ func (d *Document) Marshal() ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// configJSON turns the text of a configuration into JSON. Every line of it is a
-// section or a key with a scalar; pins alone are a list.
+// configJSON converts the text of a configuration to JSON. Every line of that text is a section or
+// a key with a scalar; only pins are a list.
 func configJSON(c *config.Config) json.RawMessage {
 	var b strings.Builder
 	b.WriteByte('{')
@@ -202,8 +203,8 @@ func mustJSON(v any) string {
 	return string(data)
 }
 
-// Check reports, as a *DocumentError, that the graph traced from the document's
-// configuration is not the one the plan was made for.
+// Check reports, as a *DocumentError, that the graph traced from the document's configuration is
+// not the one that the plan was made for.
 func (d *Document) Check(g *ir.Graph) error {
 	if got := hash(d.Config.Marshal()); got != d.ConfigHash {
 		return &DocumentError{Key: "config_hash", Msg: fmt.Sprintf("is %.12s, but config hashes to %.12s: the config was changed after planning; plan again", d.ConfigHash, got)}
@@ -214,8 +215,8 @@ func (d *Document) Check(g *ir.Graph) error {
 	return nil
 }
 
-// DocumentError is a plan.json that cannot be used. It prints as
-// "plan.json: plan.dp: wants an integer, got \"two\"".
+// DocumentError is a plan.json that cannot be used. It prints as "plan.json: plan.dp: wants an
+// integer, got \"two\"".
 type DocumentError struct {
 	File string
 	Key  string

@@ -10,17 +10,19 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Estimator tells what a plan costs without compiling it whole: one block of each
-// stage is, and stands for its repeats as in [Search], so that a plan for
-// thousands of devices is priced in a fraction of a second, and again on another
-// cluster in much less.
+// Prices of single plans without compiling them whole: for robust.go, for published runs (package
+// measured), and for comparisons with other planners (bench/galvatron).
+
+// Estimator tells what a plan costs without compiling it whole: it compiles one block of each
+// stage, to stand for its repeats as in [Search]. So a plan for thousands of devices is priced in a
+// fraction of a second, and again on another cluster in much less.
 type Estimator struct {
 	plan partition.Plan
 	skel *skeleton
 }
 
-// NewEstimator compiles what stands for a plan. Of a plan without placements tensor
-// parallelism splits what it would in a search for the cluster with the same pins.
+// NewEstimator compiles what stands for a plan. If the plan has no placements, tensor parallelism
+// splits what it would in a search for this cluster with the same pins.
 func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, pins ...partition.Placement) (*Estimator, error) {
 	if err := plan.Validate(len(partition.Blocks(g)), batch); err != nil {
 		return nil, err
@@ -47,8 +49,8 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 // Plan returns the plan with its placements.
 func (e *Estimator) Plan() *partition.Plan { return &e.plan }
 
-// Price returns the step time, that of [Predict], and by stage a lower bound of
-// the memory, short of the gaps that packing leaves.
+// Price returns the step time, equal to that of [Predict], and by stage a lower bound of the
+// memory, which leaves out the gaps of packing.
 func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	p := &e.plan
 	e.skel.reprice(c)
@@ -61,8 +63,8 @@ func (e *Estimator) Price(c *cost.Cluster) Prediction {
 	return out
 }
 
-// Footprints returns what the bytes of [Estimator.Price] are for, by position of
-// the pipeline, where gradients have room throughout the step. They do not depend on the cluster.
+// Footprints returns what the bytes of [Estimator.Price] are for, by position of the pipeline, with
+// gradients counted throughout the step. They do not depend on the cluster.
 func (e *Estimator) Footprints() []Footprint {
 	p := &e.plan
 	pipe := newPipeline(e.skel, e.skel.memoryOf(p.MicroBatch), p.MicroBatch, p.Schedule)
@@ -85,9 +87,8 @@ func (e *Estimator) peak(pipe *pipeline, at int) int64 {
 	return pipe.memory[at].atLeast(st.Last-st.First, recomputationOf(st), pipe.room[at])
 }
 
-// For returns an estimator of a plan that differs only in the size of micro-batches
-// and in what is recomputed, without compiling anything. Both share what they
-// compiled: they must not price at the same time.
+// For returns an estimator of a plan that differs only in micro-batch size and recomputation,
+// without compiling anything. Both share what is compiled, so they must not price at the same time.
 func (e *Estimator) For(plan *partition.Plan) (*Estimator, error) {
 	if err := plan.Validate(e.skel.blocks, e.skel.batch); err != nil {
 		return nil, err

@@ -9,45 +9,58 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// pending is an outline of which some sizes of micro-batches have not been looked at.
+// Best-first branch and bound over outlines. The space is refined from coarse to fine, only where a
+// lower bound of the step time (a floor) leaves hope of a plan of interest:
+//
+//	tract      an outline, wherever in the network its ranks lie        (rankorder.go)
+//	pending    an outline in one unit and one order of its ranks
+//	sized      a micro-batch size and a schedule of it, with a floor
+//	point      a priced pipeline: one sized of a pending outline        (search.go, cut.go)
+//	candidate  a plan: a point with its cut and recomputation
+//
+// Floors have levels: cheap ones come first, and the next level is computed only for those that the
+// one before has not ruled out. Floors of tracts and pending outlines need programs of one block at
+// most. [searcher.search] calls [searcher.run], which does everything else here.
+
+// pending is an outline some of whose micro-batch sizes and schedules have not been priced.
 type pending struct {
 	outline
-	base    *pending                  // unless nil, it only spares memory that this one needs: see relieve
-	points  []*point                  // of it that are looked at
-	parts   []*pending                // with each number of parts, once it is divided
-	sighted bool                      // those that spare memory beside it are pending, too
-	way     *ways                     // of the outline, nil until its flow is bounded: see [searcher.flowing]
-	trunk   *work                     // the same
-	moved   *workTimes                // the same
-	work    *work                     // that a stage does, nil until it is known
-	shared  map[cost.Kinds]*workTimes // see work
-	skel    *skeleton
-	first   *floors // of a tract
-	left    []sized // nil as long as they are the first
+	base   *pending                  // unless nil, this outline only spares memory that base needs: see relieve
+	points []*point                  // those that have been priced
+	parts  []*pending                // the same outline with each number of parts, once divided: see [searcher.divide]
+	spared bool                      // the outlines that spare memory beside it are pending, too
+	way    *ways                     // of the outline; nil until its flow is bounded: see [searcher.flowing]
+	trunk  *work                     // likewise
+	moved  *workTimes                // likewise
+	work   *work                     // what a stage of it does; nil until known: see [searcher.refined]
+	shared map[cost.Kinds]*workTimes // what of that depends on the number of data-parallel ranks: see [searcher.refined]
+	skel   *skeleton                 // nil until the first of its points is priced
+	first  *floors                   // of a tract: the first floors, shared by its family
+	left   []sized                   // what has not been priced; nil as long as that is all of first
 }
 
-// sized is a size of micro-batches and a schedule, under which no plan takes less time
-// than floor, nor than free if memory were without limit.
+// sized is a micro-batch size and a schedule of an outline with two lower bounds of the time of its
+// plans: floor, and free, which would hold even with unlimited memory.
 type sized struct {
 	size        int
 	schedule    partition.Schedule
 	free, floor cost.Picoseconds
 	level       level
-	idle        bool // it spares memory that is not short: see relieve
+	idle        bool // it would spare memory that is not short: see relieve
 }
 
-// level says what a floor knows, besides what those before do.
+// level says which effects a floor accounts for. Each level includes those before.
 type level uint8
 
 const (
-	busyTrunk      level = iota // what the trunk does in order: see [searcher.floor]
-	flowFree                    // the way through all positions: see [searcher.flowing]
-	flowLimited                 // the recomputation that memory makes necessary
-	refinedFree                 // all that the outline does: see [searcher.refined]
-	refinedLimited              // with recomputation
+	busyTrunk      level = iota // what the trunk does at a position, in order: see [searcher.floor]
+	flowFree                    // and the chains of events through all positions: see [searcher.flowing]
+	flowLimited                 // and the recomputation that memory makes necessary
+	refinedFree                 // all that the outline's own program of one stage does, not only the trunk: see [searcher.refined]
+	refinedLimited              // and the recomputation that memory makes necessary
 )
 
-// rest lists the sizes which are left.
+// rest lists the sizes and schedules that have not been priced.
 func (p *pending) rest() []sized {
 	if p.left == nil {
 		return p.first.sizes
@@ -55,7 +68,7 @@ func (p *pending) rest() []sized {
 	return p.left
 }
 
-// floor is that of the sizes which are left, but for idle ones.
+// floor is the least floor of those, except for idle ones.
 func (p *pending) floor() cost.Picoseconds {
 	if p.left == nil {
 		return p.first.least
@@ -67,7 +80,7 @@ func (p *pending) floor() cost.Picoseconds {
 	return least
 }
 
-// least is the floor, never of what is idle.
+// least is the floor, or never if x is idle.
 func (x *sized) least() cost.Picoseconds {
 	if x.idle {
 		return never
@@ -75,7 +88,7 @@ func (x *sized) least() cost.Picoseconds {
 	return x.floor
 }
 
-// free lists the sizes which are left with the floors that hold if memory is without limit.
+// free lists the rest with floors as they are without a limit on memory.
 func (p *pending) free() []sized {
 	all := slices.Clone(p.rest())
 	for i := range all {
@@ -84,18 +97,19 @@ func (p *pending) free() []sized {
 	return all
 }
 
-// byFloor puts the most promising first.
+// byFloor orders the most promising outline first.
 func byFloor(a, b *pending) int { return cmp.Compare(a.floor(), b.floor()) }
 
-// enlist puts an outline behind those, the most promising first, that are as promising.
-func enlist(open []*pending, p *pending) []*pending {
+// insertByFloor inserts an outline into a list that is sorted by floor, behind equals.
+func insertByFloor(open []*pending, p *pending) []*pending {
 	floor := p.floor()
 	return slices.Insert(open, sort.Search(len(open), func(i int) bool { return open[i].floor() > floor }), p)
 }
 
-// sink puts the first outline, which may be less promising now, ahead of those that are as promising. Of the others no floor
-// has changed: what is raised for a family is its first.
-func sink(open []*pending) {
+// resort moves the first outline, whose floor may have risen, to its place in a list that is sorted
+// by floor, ahead of equals. No other floor has changed, as [searcher.raise] works on a copy of the
+// floors that outlines share.
+func resort(open []*pending) {
 	first := open[0]
 	floor := first.floor()
 	at := sort.Search(len(open)-1, func(i int) bool { return open[1+i].floor() >= floor })
@@ -103,18 +117,20 @@ func sink(open []*pending) {
 	open[at] = first
 }
 
-// sight lists the pending outlines that may have plans of interest, of
-// those that only spare memory or of the others, by all floors that need no program of
-// theirs; the most promising first. So are those of tracts that may have some; and what
-// would take as little with more memory is joined by what spares that.
-func (s *searcher) sight(relief bool) []*pending {
-	for i := 0; i < len(s.tracts); i++ { // those of numbers of chunks are appended
-		if t := s.tracts[i]; !relief && !t.opened && t.least() <= s.found.limit() && s.survey(t, s.limitAnywhere(t)) {
-			s.enter(t)
+// openList returns the open list: the pending outlines that may still have plans of interest, sorted
+// by floor. It raises their floors first, as far as that needs no program of theirs. With relief it
+// lists the outlines that only spare memory, else the others.
+//
+// It also lets the space grow: tracts that may have plans of interest are opened, and an outline
+// that would be promising without a limit on memory is joined by those that spare memory beside it.
+func (s *searcher) openList(relief bool) []*pending {
+	for i := 0; i < len(s.tracts); i++ { // opening some appends others: see [searcher.openTract]
+		if t := s.tracts[i]; !relief && !t.opened && t.least() <= s.found.limit() && s.mayImprove(t, s.limitAnywhere(t)) {
+			s.openTract(t)
 		}
 	}
 	var open []*pending
-	for _, p := range s.pending { // not those that are appended
+	for _, p := range s.pending { // what is appended meanwhile is listed next time
 		if (p.base != nil) != relief || p.floor() > s.found.limit() {
 			continue
 		}
@@ -123,8 +139,8 @@ func (s *searcher) sight(relief bool) []*pending {
 			continue
 		}
 		s.raise(p, limit, flowLimited)
-		if !p.sighted && slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= limit }) {
-			p.sighted = true
+		if !p.spared && slices.ContainsFunc(p.left, func(x sized) bool { return x.free <= limit }) {
+			p.spared = true
 			s.pending = append(s.pending, s.sparing(p)...)
 		}
 		if p.floor() <= limit {
@@ -135,7 +151,7 @@ func (s *searcher) sight(relief bool) []*pending {
 	return open
 }
 
-// best is the place of the size with the least floor of those that are left.
+// best is the index of the size and schedule with the least floor.
 func (p *pending) best() int {
 	at := 0
 	for i := range p.left {
@@ -146,10 +162,10 @@ func (p *pending) best() int {
 	return at
 }
 
-// price returns the most promising point of an outline, no longer pending; nil if, by all
-// floors, another outline may be more promising, or nothing is left that may take at most
-// the given time.
-func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
+// expand removes the most promising size and schedule from a pending outline and returns it as a
+// point. It returns nil if raising the floors made another outline the more promising one, or if
+// nothing is left that may take at most the limit.
+func (s *searcher) expand(p *pending, limit cost.Picoseconds) *point {
 	floor := p.floor()
 	err := s.raise(p, limit, refinedLimited)
 	if err == nil && p.floor() > floor {
@@ -157,7 +173,7 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	}
 	if err == nil && p.skel == nil {
 		if p.skel, err = s.skeleton(p.outline); err == nil {
-			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // see [cutter.mayFit]
+			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // more is compiled when it is needed: see [cutter.mayFit]
 		}
 	}
 	var first *point
@@ -176,8 +192,8 @@ func (s *searcher) price(p *pending, limit cost.Picoseconds) *point {
 	return first
 }
 
-// raise raises the floors that are at most the limit, above it or up to a level. It fails from
-// refinedFree on when there is no program.
+// raise computes further levels of those floors that are at most the limit, until they exceed it or
+// have reached a level. From refinedFree on it fails if the outline has no program.
 func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	defer func() { s.passage.enough = never }()
 	if p.left == nil {
@@ -191,136 +207,251 @@ func (s *searcher) raise(p *pending, limit cost.Picoseconds, to level) error {
 	}
 	for i := range p.left {
 		for x := &p.left[i]; x.least() <= limit && x.level < to; {
-			next := x.level + 1
-			var more *again
-			if next == flowLimited || next == refinedLimited {
-				more = s.again(p.outline, x.size, x.schedule)
-			}
-			bound, err := cost.Picoseconds(0), error(nil)
-			if next >= refinedFree {
-				s.passage.enough = never // it says which bound it is, see [Region.leave]
-				bound, err = s.refined(p, x.size, x.schedule, more)
-			} else {
-				s.passage.enough = limit
-				bound = s.flowing(p, x.size, x.schedule, more)
-			}
-			if err != nil {
+			if err := s.raiseLevel(p, x, limit); err != nil {
 				return err
-			}
-			if x.floor = max(x.floor, bound); more == nil {
-				x.free = max(x.free, bound)
-			}
-			if bound <= limit || !s.passage.short {
-				x.level = next
 			}
 		}
 	}
 	return nil
 }
 
-// run returns the best plan of each of the best degrees, all the points it looked
-// at, and whether the first plan is certainly the best.
+// raiseLevel computes the next level of the floor of x. Below refinedFree it stops as soon as the bound
+// exceeds the limit; then x stays at its level, unless the bound was complete anyway.
+func (s *searcher) raiseLevel(p *pending, x *sized, limit cost.Picoseconds) error {
+	next := x.level + 1
+	var more *again
+	if next == flowLimited || next == refinedLimited {
+		more = s.again(p.outline, x.size, x.schedule)
+	}
+	var bound cost.Picoseconds
+	if next < refinedFree {
+		s.passage.enough = limit
+		bound = s.flowing(p, x.size, x.schedule, more)
+	} else {
+		s.passage.enough = never // complete, as the certificate tells from the level which bound this is: see [Region.noteLeft]
+		var err error
+		if bound, err = s.refined(p, x.size, x.schedule, more); err != nil {
+			return err
+		}
+	}
+	if x.floor = max(x.floor, bound); more == nil {
+		x.free = max(x.free, bound)
+	}
+	if bound <= limit || !s.passage.short {
+		x.level = next
+	}
+	return nil
+}
+
+// run is the main loop. It returns the best plan for each of the best degrees, all the points it
+// priced, and whether the first plan is certainly optimal.
 //
-// The ceiling on the time rises in small steps until enough has been found under
-// it. Below a low ceiling most points have no cut worth a look, so that nothing
-// much is spent on those whose bound promises more than they hold; and what is
-// found under a ceiling is the best there is.
+// The ceiling on the time of interest rises in small steps until enough plans have been found under
+// it. Under a low ceiling most pipelines have no cut to look at, so that the search spends no steps on
+// pipelines whose bound is far below what their cuts take. And once all under a ceiling has been looked
+// at, what was found is the best there is.
 func (s *searcher) run() ([]*candidate, []*point, bool) {
 	var points []*point
 	found := newIncumbents(s.opts.TopK + 1)
 	s.found = found
-	least := never
-	for _, t := range s.tracts {
-		if t.floor() < least {
-			s.list(t.pending)
-		}
-		if floor := t.floor(); floor > 0 { // where it is 0 there are no programs
-			least = min(least, floor)
-		}
-	}
-	every := 0 // how many degrees there are
+	least := s.leastFloor()
+	every := 0 // how many different degrees there are
 	for _, units := range s.units {
 		every += len(units)
-	}
-	// next returns the most promising point that is not solved, nil if none is worth it.
-	next := func(points []*point) (first *point) {
-		for _, p := range points {
-			if p.solved || first != nil && p.least >= first.least {
-				continue
-			}
-			if limit := found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {
-				first = p
-			}
-		}
-		return first
 	}
 	for found.ceiling = least + least/64; ; found.ceiling += found.ceiling/64 + 1 {
 		last := found.ceiling > 4*least
 		if last {
 			found.ceiling = never - 1
 		}
-		open := s.sight(false)
-		for done := false; !done; {
-			p := next(points)
-			switch {
-			case len(open) > 0 && open[0].floor() > found.limitOf(open[0].degrees):
-				open = open[1:]
-			case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
-				if q := open[0]; q.pieces == anyPieces {
-					open = open[1:]
-					for _, part := range s.divide(q, found.limitOf(q.degrees)) {
-						open = enlist(open, part)
-					}
-				} else {
-					if p := s.price(q, found.limitOf(q.degrees)); p != nil {
-						points = append(points, p)
-					}
-					sink(open)
-				}
-			case p != nil && p.rough:
-				p.settle()
-			case p != nil:
-				limit := found.limitOf(p.degrees)
-				x, certain := p.solve(limit, quick)
-				p.solved, p.unsure, p.rest = x != nil, !certain, limit+1
-				if p.unsure {
-					p.rest = max(p.rest, min(2*found.ceiling-p.least, p.dived))
-				}
-				found.take(p.degrees, x)
-			default: // until nothing relieves what was found, nor is in another order
-				if len(found.best) > 0 && s.reorder() {
-					open = s.sight(false)
-				}
-				if len(open) == 0 {
-					open = s.relieve()
-				}
-				if len(open) == 0 && s.slice(points) {
-					open = s.sight(false)
-				}
-				done = len(open) == 0
-			}
-		}
+		points = s.exhaust(points)
 		if last || len(found.best) > s.opts.TopK || len(found.best) == every {
 			break
 		}
 	}
-	// Where the search gave up, look again below the winner only.
+	optimal := s.prove(points)
+	kept := found.ranked()
+	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
+}
+
+// leastFloor is the least of the first floors of all tracts that have programs. It lists only tracts
+// whose bound by what is exchanged is below the least so far.
+func (s *searcher) leastFloor() cost.Picoseconds {
+	least := never
+	for _, t := range s.tracts {
+		if t.floor() < least {
+			s.list(t.pending)
+		}
+		if floor := t.floor(); floor > 0 { // 0 without programs, see [searcher.floor]
+			least = min(least, floor)
+		}
+	}
+	return least
+}
+
+// exhaust looks at all that may have plans under the current limits, the most promising first: it
+// divides or expands the first outline of the open list, or works on the best point if that has the
+// lower bound. It returns the points with those it has added.
+func (s *searcher) exhaust(points []*point) []*point {
+	found := s.found
+	open := s.openList(false)
+	for done := false; !done; {
+		p := s.nextPoint(points)
+		switch {
+		case len(open) > 0 && open[0].floor() > found.limitOf(open[0].degrees):
+			open = open[1:]
+		case len(open) > 0 && (p == nil || open[0].floor() <= p.least):
+			if q := open[0]; q.pieces == anyPieces {
+				open = open[1:]
+				for _, part := range s.divide(q, found.limitOf(q.degrees)) {
+					open = insertByFloor(open, part)
+				}
+			} else {
+				if p := s.expand(q, found.limitOf(q.degrees)); p != nil {
+					points = append(points, p)
+				}
+				resort(open)
+			}
+		case p != nil && p.rough:
+			p.settle()
+		case p != nil:
+			s.solvePoint(p)
+		default: // nothing is left but other orders of ranks, and what only spares memory
+			if len(found.best) > 0 && s.reorder() {
+				open = s.openList(false)
+			}
+			if len(open) == 0 {
+				open = s.relieve()
+			}
+			if len(open) == 0 && s.slice(points) {
+				open = s.openList(false)
+			}
+			done = len(open) == 0
+		}
+	}
+	return points
+}
+
+// nextPoint returns the unsolved point with the least bound, nil if none is of interest.
+func (s *searcher) nextPoint(points []*point) (first *point) {
+	for _, p := range points {
+		if p.solved || first != nil && p.least >= first.least {
+			continue
+		}
+		if limit := s.found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {
+			first = p
+		}
+	}
+	return first
+}
+
+// solvePoint searches the cuts of a point under the current limit. If that gives up, the point is left
+// until the limit has risen above the present ceiling by as much as the point's bound is below it, or
+// to the time of the cut that the bounds led to.
+func (s *searcher) solvePoint(p *point) {
+	limit := s.found.limitOf(p.degrees)
+	x, certain := p.solve(limit, quick)
+	p.solved, p.unsure, p.rest = x != nil, !certain, limit+1
+	if p.unsure {
+		p.rest = max(p.rest, min(2*s.found.ceiling-p.least, p.dived))
+	}
+	s.found.take(p.degrees, x)
+}
+
+// prove reports whether the best plan is optimal. Where the search of a point's cuts gave up, it is
+// repeated with the steps that are left for the proof, but only below the time of the best plan. If
+// it gives up again, the gap is noted.
+func (s *searcher) prove(points []*point) bool {
 	optimal, steps, bound := true, s.steps, never
 	for _, p := range points {
-		kept := found.ranked()
+		kept := s.found.ranked()
 		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
 			continue
 		}
 		x, certain := p.solve(kept[0].time-1, steps)
 		steps = max(p.budget, 0)
-		found.take(p.degrees, x)
+		s.found.take(p.degrees, x)
 		if !certain {
 			optimal, bound = false, min(bound, p.least)
 		}
 	}
-	if kept := found.ranked(); !optimal {
-		s.stats.Gap = 1 - float64(bound)/float64(kept[0].time)
+	if !optimal {
+		s.stats.Gap = 1 - float64(bound)/float64(s.found.ranked()[0].time)
 	}
-	kept := found.ranked()
-	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
+	return optimal
+}
+
+// floorsOf returns the first floors that an outline (anywhere) shares with its family. Until they
+// are listed, only the bound by what is exchanged is known.
+func (s *searcher) floorsOf(o outline) *floors {
+	key := family{o.degrees, o.chunks, o.sequence, o.overlap, o.zero >= 2, o.split}
+	all := s.families[key]
+	if all == nil {
+		all = &floors{least: s.exchanged(o)}
+		s.families[key] = all
+	}
+	return all
+}
+
+// list computes the first floors of a tract, for every micro-batch size and schedule that it may
+// have.
+func (s *searcher) list(t *pending) {
+	if t.first.sizes != nil {
+		return
+	}
+	t.first.least = never
+	all, replicas := s.trunkFloors(t.outline), s.replicas(t.outline)
+	t.first.sizes = make([]sized, 0, len(all))
+	for _, x := range all {
+		if t.inStep(x.size, replicas, s.batch) {
+			t.first.sizes = append(t.first.sizes, x)
+			t.first.least = min(t.first.least, x.floor)
+		}
+	}
+}
+
+// trunkFloors bounds every micro-batch size and schedule by the trunk alone. The result does not
+// depend on how data-parallel ranks communicate, so that outlines share it across ZeRO stages and
+// overlap.
+func (s *searcher) trunkFloors(o outline) []sized {
+	o.overlap, o.zero = false, 0
+	key := family{degrees: o.degrees, chunks: o.chunks, sequence: o.sequence, split: o.split}
+	if all, known := s.busyTrunks[key]; known {
+		return all
+	}
+	trunk, all, exchanged := s.trunk(o), s.unbounded(o), s.exchanged(o)
+	for i := range all {
+		x := &all[i]
+		x.free = max(exchanged, s.floor(o, trunk, x.size, x.schedule))
+		x.floor = x.free
+	}
+	s.busyTrunks[key] = all
+	return all
+}
+
+// unbounded lists the micro-batch sizes and schedules that an outline may have, without any bound
+// yet.
+func (s *searcher) unbounded(o outline) []sized {
+	schedules, sizes := schedules(s.opts, o.pp, o.chunks), s.sizes(o)
+	all := make([]sized, 0, len(sizes)*len(schedules))
+	for _, b := range sizes {
+		for _, schedule := range schedules {
+			all = append(all, sized{size: b, schedule: schedule})
+		}
+	}
+	return all
+}
+
+// floors are the first floors of all outlines of a family.
+type floors struct {
+	sizes []sized // nil until they are listed
+	least cost.Picoseconds
+}
+
+// family is what the first floors of an outline depend on.
+type family struct {
+	degrees
+	chunks                   int
+	sequence, overlap, often bool // often: data-parallel ranks communicate in every micro-batch
+	split
 }

@@ -10,22 +10,22 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// What is said of a plan that was found is exact, and yet nobody compiles it whole.
+// What is reported of a plan that was found: its memory to the byte and where the time of its step
+// goes, exact although nobody compiles the plan as a whole.
 //
-// The arena of a position of the pipeline depends on its own stages only, and on
-// whether others come before and after. It is read off a pipeline of a few positions
-// and ranks that stands for all plans of its structure (see blueprint), in which of many
-// blocks in a row that recompute as much there are a few, and stages that nobody asks
-// for have one. What more blocks add is seen from those: see [codegen.Longer]. Sizes
-// follow from the mesh of the real plan, as does the number of micro-batches in flight.
-// TestFinishIsTheProgram holds that to whole programs.
+// The arena of a position depends only on its own stages, and on whether others come before and
+// after. It is read off a pipeline of few positions and ranks that stands for all plans of its
+// structure (see blueprint), with few blocks in a row that recompute as much; stages that nobody
+// asks for have one block. How further blocks would lie follows from those: see [codegen.Longer].
+// Sizes come from the mesh of the real plan, as does the number of micro-batches in flight.
+// TestFinishIsTheProgram compares this with whole programs.
 //
-// Where the time of the step goes follows from the bodies of the pipeline whose
-// simulation gave the time.
+// The breakdown of the time adds up what the bodies of the simulated pipeline do. Callers: cut.go lays
+// out candidates (peaks, fits), search.go reports the winner (finish).
 
-// finals is what a search knows of the plans that it has found.
+// finals is what a search knows of the memory of plans as it is laid out.
 type finals struct {
-	evals      *shrunken // of the evaluation, when there is one
+	evals      *shrunken // the graphs of the evaluation, if there is one
 	compiled   map[stageKey]*compiledStage
 	footprints map[footprintKey]footprint
 }
@@ -36,11 +36,11 @@ func newFinals() finals {
 
 // footprint is the memory of the ranks of a position.
 type footprint struct {
-	step, eval codegen.Regions // eval has no chunks without an evaluation
+	step, eval codegen.Regions // eval has no chunks if there is no evaluation
 }
 
-// arena returns the bytes of the arena of a position of a plan with m micro-batches,
-// of which it stands for one of the stages.
+// arena returns the bytes of the arena of a position of a plan with m micro-batches. The schedule says
+// how many slots and inboxes it has.
 func (f *footprint) arena(p *partition.Plan, position, m int) int64 {
 	step, eval := f.step, f.eval
 	step.Chunks = withRooms(step.Chunks, codegen.Room(p, position, m, true))
@@ -51,7 +51,7 @@ func (f *footprint) arena(p *partition.Plan, position, m int) int64 {
 	return max(step.Arena(), eval.Arena())
 }
 
-// withRooms gives chunks the rooms of others.
+// withRooms gives chunks the slots and inboxes of others.
 func withRooms(chunks, rooms []codegen.Chunk) []codegen.Chunk {
 	chunks = slices.Clone(chunks)
 	for i := range chunks {
@@ -63,13 +63,13 @@ func withRooms(chunks, rooms []codegen.Chunk) []codegen.Chunk {
 // stageKey is what the program of a position depends on.
 type stageKey struct {
 	of                  *blueprint
-	split               bool // the backward pass, as in a zero-bubble schedule
-	positions, position int  // of at most fewPositions
+	split               bool // the backward pass is in two, as under a zero-bubble schedule
+	positions, position int  // which of how many stands for it, at most fewPositions
 	stages              string
-	whole               bool // no stage is shorter than what it stands for
+	whole               bool // no stage is shorter than the one it stands for
 }
 
-// standIn returns which of at most [fewPositions] stands for one of pp.
+// standIn returns which of at most [fewPositions] positions stands for one of pp.
 func standIn(position, pp int) (at, positions int) {
 	positions = min(pp, fewPositions)
 	if position == pp-1 {
@@ -84,7 +84,7 @@ type footprintKey struct {
 	dp, cp, tp, rows, copies, microBatch int
 }
 
-// chunksOf lists the stages of a position as if each were the first.
+// chunksOf lists the stages of a position, each as if it began with the first block.
 func chunksOf(p *partition.Plan, position int) []partition.Stage {
 	var chunks []partition.Stage
 	for i := position; i < len(p.Stages); i += p.PP() {
@@ -94,17 +94,17 @@ func chunksOf(p *partition.Plan, position int) []partition.Stage {
 	return chunks
 }
 
-// compiledStage is a stage of a program for a step, and of one for the evaluation
-// unless that is nil, with few blocks in a row that recompute as much.
+// compiledStage is a stage of a program for the step, and of one for the evaluation if there is
+// one, with few blocks in a row that recompute as much.
 type compiledStage struct {
 	step, eval *codegen.Program
 	stage      int
-	rows       [][extents]int // where they begin, by chunk
+	rows       [][extents]int // by chunk and extent, the first block of the row
 	unlike     bool           // its blocks do not show how more of them would lie
 }
 
-// footprint returns the memory of the stage as it is under a plan at a position, as laid out or as a bound says; false
-// when its blocks do not show it.
+// footprint returns the memory of the stage at a position of a plan: as laid out, or a bound, as
+// the function of says. It returns false if the compiled blocks do not show it.
 func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh, of func(*codegen.Longer, ir.Mesh) codegen.Regions) (f footprint, ok bool) {
 	if c.unlike {
 		return f, false
@@ -142,7 +142,7 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 	return f, true
 }
 
-// keptStages is how many compiled stages are kept for plans to come.
+// keptStages is how many compiled stages are kept for further plans.
 const keptStages = 16
 
 // footprintsOf returns the memory of every position of a plan.
@@ -160,7 +160,9 @@ func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
 	return all, nil
 }
 
-// footprintOf returns the memory of one position of a plan: as it is laid out, or a bound from above, which is not remembered.
+// footprintOf returns the memory of one position of a plan: as laid out, or an upper bound, which
+// is not remembered. It compiles a row of few blocks first, and all blocks only if those do not
+// show it.
 func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint, error) {
 	of, err := s.find(p)
 	if err != nil {
@@ -193,8 +195,7 @@ func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint
 	return f, nil
 }
 
-// stageKeyOf returns the key of a position of a plan, of which at most so many blocks
-// in a row are compiled.
+// stageKeyOf returns the key of a position of a plan, with at most the blocks of a row compiled.
 func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageKey {
 	key := stageKey{of: of, split: p.Schedule == partition.ZeroBubble, whole: most.repeated == 0}
 	key.position, key.positions = standIn(position, p.PP())
@@ -206,8 +207,8 @@ func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageK
 	return key
 }
 
-// compile returns the compiled stage that stands for a position of a plan, and finds with
-// it others that are not known.
+// compile returns the compiled stage that stands for a position of a plan. With it, it compiles
+// stages for other positions whose memory is not known yet.
 func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most row) (*compiledStage, error) {
 	key := stageKeyOf(of, p, position, most)
 	if c, known := s.compiled[key]; known {
@@ -244,23 +245,23 @@ func (s *shrunken) with(blocks int) *ir.Graph {
 // few is a pipeline of few positions and blocks that stands for another one.
 type few struct {
 	plan partition.Plan
-	of   []int            // by position, which of the other it stands for; -1 for none
-	rows [][][extents]int // by position and chunk, the first block that recomputes so much
+	of   []int            // by position: which position of the other it stands for, -1 for none
+	rows [][][extents]int // by position, chunk and extent: the first block recomputed to that extent
 }
 
-// row is blocks that recompute as much, of which one is repeated to stand for more. Its
-// neighbours must be like it, and those on which their memory depends.
+// row is a number of blocks in a row that recompute as much, one of which is repeated to stand for
+// more. The blocks around it must be like it, as far as its memory depends on them.
 type row struct{ blocks, repeated int }
 
 // rowOf returns the row that shows how many blocks lie under a plan.
 func rowOf(p *partition.Plan) row {
 	if p.Overlap {
-		return row{9, 4} // communication is a block ahead, or two behind
+		return row{9, 4} // communication is up to a block ahead of its block, or two behind
 	}
 	return row{6, 2}
 }
 
-// short returns how many blocks of a stage are compiled, by how much they recompute.
+// short returns how many blocks of a stage are compiled, by extent.
 func (r row) short(st partition.Stage) [extents]int {
 	counts := recomputationOf(st).counts(st.Last - st.First)
 	for e := range counts {
@@ -269,8 +270,9 @@ func (r row) short(st partition.Stage) [extents]int {
 	return counts
 }
 
-// chunks returns how many chunks of each rank are compiled, of which the one in the middle stands
-// for the others: all, unless those of a rank have as many blocks each, none of which are left out.
+// chunks returns how many chunks of each rank are compiled; the middle one stands for the others.
+// It is all of them unless all chunks of a rank have the same blocks, and a row leaves none of
+// those out.
 func (r row) chunks(p *partition.Plan) int {
 	const few = 5
 	if p.Chunks() <= few || r.repeated == 0 {
@@ -287,8 +289,8 @@ func (r row) chunks(p *partition.Plan) int {
 	return few
 }
 
-// fewer returns what stands for a position of a plan, and for others that are not
-// known, one of each kind, with at most a row of blocks that recompute as much. Stages
+// fewer returns a pipeline that stands for a position of a plan, and for one other position of each
+// kind whose memory is not known. Of blocks that recompute as much it has at most a row; stages
 // that stand for none have one block.
 func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most row) few {
 	kind, n := standIn(position, p.PP())
@@ -304,7 +306,7 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 	f.plan.DP, f.plan.CP, f.plan.TP, f.plan.ZeROGroup, f.plan.MicroBatch = like.DP, like.CP, like.TP, like.ZeROGroup, like.MicroBatch
 	f.plan.TPRows, f.plan.PlanNGPUs = like.TPRows, like.PlanNGPUs/like.PP()*n
 	f.plan.RuntimeNGPUs = f.plan.PlanNGPUs
-	f.plan.Stages, f.plan.RankOrder = nil, "" // of other axes
+	f.plan.Stages, f.plan.RankOrder = nil, "" // the order is that of other axes
 	blocks, chunks := 0, most.chunks(p)
 	if chunks < p.Chunks() {
 		f.plan.Interleave = chunks
@@ -317,7 +319,7 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 			}
 			first := blocks
 			var rows [extents]int
-			for _, e := range []extent{full, selective, pointwise, kept} { // as they stand in a stage
+			for _, e := range []extent{full, selective, pointwise, kept} { // in the order in which they stand in a stage
 				rows[e] = blocks
 				blocks += counts[e]
 			}
@@ -328,8 +330,8 @@ func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most ro
 	return f
 }
 
-// peaks returns the arena of each position of a plan, the larger of the step's and of
-// the evaluation's, and what each keeps in host memory, nil where none does.
+// peaks returns the arena of each position of a plan, the larger of the step's and of the
+// evaluation's, and what each keeps in host memory, nil if none does.
 func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 	if s.unlikeStep() {
 		prog, peaks, err := s.allocate(p)
@@ -353,7 +355,8 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 	return peaks, host, nil
 }
 
-// fits reports whether one position of a plan, which has a price, holds no more than the limit as it is laid out.
+// fits reports whether one position of a plan fits as it is laid out. The plan must have a price.
+// An upper bound often decides without laying it out.
 func (s *searcher) fits(p *partition.Plan, at int) bool {
 	if s.unlikeStep() {
 		_, peaks, err := s.allocate(p)
@@ -372,7 +375,8 @@ func (s *searcher) fits(p *partition.Plan, at int) bool {
 	return within(true) || within(false)
 }
 
-// unlikeStep reports whether the blocks of the evaluation are not alike, while those of the step are.
+// unlikeStep reports whether the blocks of the evaluation differ from each other while those of the
+// step do not. Then plans are compiled as a whole.
 func (s *searcher) unlikeStep() bool {
 	if s.opts.Eval != nil {
 		s.evaluation()
@@ -380,14 +384,14 @@ func (s *searcher) unlikeStep() bool {
 	return s.evals != nil && s.evals.scale != s.graphs.scale
 }
 
-// mustCompile holds a plan that has a price to its having a program, too.
+// mustCompile panics if a plan that has a price has no program.
 func mustCompile(err error) {
 	if err != nil {
 		panic("BUG: a priced plan does not compile: " + err.Error())
 	}
 }
 
-// evaluation keeps the graphs of the evaluation with few blocks.
+// evaluation returns the graphs of the evaluation with few blocks.
 func (s *searcher) evaluation() *shrunken {
 	if s.evals == nil {
 		s.evals = newShrunken(s.opts.Eval)
@@ -395,7 +399,7 @@ func (s *searcher) evaluation() *shrunken {
 	return s.evals
 }
 
-// finish tells everything of a plan that was found: what [Predict] would say of it.
+// finish returns everything about a plan that was found: what [Predict] would say of it.
 func (s *searcher) finish(x *candidate) (Prediction, error) {
 	peaks, host, err := s.peaks(x.plan)
 	if err != nil {
@@ -404,10 +408,9 @@ func (s *searcher) finish(x *candidate) (Prediction, error) {
 	return Prediction{Step: x.time, Breakdown: x.pipe.breakdown(x.cut), PeakBytes: peaks, HostBytes: host}, nil
 }
 
-// breakdown tells how the rank that waits least spends the step, of those that stand
-// for the positions of the pipeline. What it does not wait it is busy, or its
-// communication stream is while nothing else is: that is communication too, and all
-// other communication is hidden.
+// breakdown tells how the busiest rank spends the step, of those that stand for the positions.
+// While it does not wait, either it is busy or only its communication stream is. The latter is
+// communication as well; all other communication of the stream is hidden.
 func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	system := p.system(cut)
 	busy := make([]cost.Picoseconds, len(system.Processes))
@@ -429,15 +432,14 @@ func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	}
 }
 
-// spending adds up what a position does by kind, in order or on its communication stream.
+// spending adds up what a position does by kind, in order and on its communication stream.
 type spending struct {
 	pipe  *pipeline
 	cut   []partition.Stage
 	spent [3]cost.Picoseconds
 }
 
-// position adds the step of a position: its passes over all micro-batches, and the
-// update.
+// position adds the step of a position: its passes over all micro-batches, and the update.
 func (w *spending) position(at int) {
 	p := w.pipe
 	mesh := p.skel.mesh(p.template.MicroBatch)
@@ -475,7 +477,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	skel, _ := w.pipe.skel.under(w.pipe.template.Schedule)
 	positions := w.pipe.template.PP()
 	position, _ := skel.plan.Position(stage)
-	blocks := 0 // of all chunks, for what they share in the update
+	blocks := 0 // of all chunks, for sums over all of them in the update
 	for i := position; i < len(w.cut); i += positions {
 		blocks += w.cut[i].Last - w.cut[i].First
 	}
@@ -487,6 +489,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	add := func(x priced, kind cost.Kind, count int) {
 		w.spent[kind] += cost.Picoseconds(times*count) * (x.time + x.hidden)
 	}
+	// What is there once is counted with the extent kept, what blocks do with each of theirs.
 	for e, count := range counts {
 		if count == 0 && extent(e) != kept {
 			continue
@@ -522,7 +525,7 @@ func (w *spending) pass(stage int, phase ir.Phase, size, times int, mesh ir.Mesh
 	}
 }
 
-// kindOf returns what kind of time an instruction takes.
+// kindOf returns the kind of time that an instruction takes.
 func kindOf(n *ir.Node) cost.Kind {
 	switch {
 	case codegen.Collective(n.Op) || n.Op == ir.OpSend || n.Op == ir.OpRecv || codegen.HostCopy(n.Op):

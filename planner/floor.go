@@ -136,7 +136,7 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 type workKey struct {
 	of                  *blueprint
 	cp, tp, rows, order int
-	lies                *lies
+	places              *groupPlaces
 	trunk, piped        bool
 }
 
@@ -158,16 +158,16 @@ func inOrder(schedule partition.Schedule) bool { return schedule == partition.Ze
 // depends on ZeRO and on the number of data-parallel ranks, which gathers, reduces or adds up parameters and gradients. What
 // remains is computed anew for each micro-batch, the products of weight gradients included.
 func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
-	lies := s.liesOf(o)
+	places := s.groupPlacesOf(o)
 	piped := !trunk && o.pp > 1
-	key := workKey{of, o.cp, o.tp, o.rows, o.order, lies, trunk, piped}
+	key := workKey{of, o.cp, o.tp, o.rows, o.order, places, trunk, piped}
 	if w := s.works[key]; w != nil {
 		return w
 	}
-	if lies != nil {
+	if places != nil {
 		usual := o
 		usual.ranks = ""
-		s.works[key] = lies.work(s.work(of, usual, trunk))
+		s.works[key] = places.work(s.work(of, usual, trunk))
 		return s.works[key]
 	}
 	job := of.plan
@@ -461,12 +461,12 @@ type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
 	split
-	lies *lies
+	places *groupPlaces
 }
 
 // trunk returns the work that all outlines with the same tensor and context parallelism do, nil where they have no program.
 func (s *searcher) trunk(o outline) *work {
-	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.liesOf(o)}
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.groupPlacesOf(o)}
 	w, known := s.trunks[key]
 	if !known {
 		if of, err := s.trunkOf(o, 1); err == nil {
@@ -530,7 +530,7 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 		}
 		p.moved = s.moved(p.outline)
 		if p.ranks != anywhere {
-			p.way = s.order(p.outline)
+			p.way = s.waysOf(p.outline)
 		}
 	}
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
@@ -553,7 +553,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		p.work = s.work(inner, p.outline, false)
 		p.shared = p.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, s.order(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
+	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
 		return p.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(p.shared[kinds])
 	}), nil
 }

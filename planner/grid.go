@@ -8,27 +8,28 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Tensor-parallel ranks may form a grid of rows and columns, over which the weights of a module
-// are cut in both dimensions: inputs of a product over rows, outputs over columns, and the next
-// weight the other way round (partition.Plan.TPRows). A rank then gathers only its row's part
-// of the tokens' features, and in exchange sums inner activations over the rows. With R rows and C
-// columns an MLP of inner width 4 times that of the model moves 2/R + 8(R-1)/(R C) of what its tokens are,
-// where one dimension moves twice that: it takes sixteen ranks or so to gain, for attention eight.
-// Modules that are not on the grid are cut in one dimension over all of its ranks.
+// Modules whose weights tensor parallelism cuts in two dimensions. Tensor-parallel ranks may form a
+// grid of rows and columns: a product's weight is cut over the rows in its inputs and over the
+// columns in its outputs, and the next weight the other way round (partition.Plan.TPRows). A rank
+// then gathers only its row's part of the tokens' features, and in exchange sums inner activations
+// over the rows. With R rows and C columns an MLP of inner width 4 times that of the model moves
+// 2/R + 8(R-1)/(R C) times the bytes of its tokens, where a cut in one dimension moves 2 times as
+// many. It takes about sixteen ranks to gain, for attention eight. Modules that are not on the grid
+// are cut in one dimension over all ranks.
 
-// fewestGrid is how many tensor-parallel ranks a grid is searched for, also where the batch has
+// fewestGrid is the number of tensor-parallel ranks from which a grid is searched even if the batch has
 // enough sequences for other ways.
 const fewestGrid = 16
 
-// split is how tensor parallelism cuts weights, where not those of every module in one dimension.
+// split says how tensor parallelism cuts weights, if not those of every module in one dimension.
 type split struct {
-	replicate string // modules whose weights all its ranks hold, joined by "+"
-	grid      string // modules whose weights it cuts in both dimensions, the same
-	rows      int    // of the grid, 0 without one
-	batch     bool   // its ranks share the batch between its regions: see [partition.Plan.BatchParallel]
+	replicate string // modules whose weights all ranks hold, joined by "+"
+	grid      string // modules whose weights are cut in two dimensions, joined by "+"
+	rows      int    // of the grid; 0 without one
+	batch     bool   // ranks share the batch: see [partition.Plan.BatchParallel]
 }
 
-// gridRows lists the numbers of rows that grids of ranks have: no more than columns.
+// gridRows lists the numbers of rows that a grid of tp ranks may have: no more than columns.
 func gridRows(tp int) []int {
 	return slices.DeleteFunc(divisors(tp), func(rows int) bool { return rows == 1 || rows*rows > tp })
 }
@@ -42,8 +43,8 @@ func grids(modules []string, rows int) []split {
 	return all
 }
 
-// splits lists how the search cuts weights in an outline, beside in one dimension or as the options
-// replicate modules; where they ask for a grid there is nothing else.
+// splits lists the other ways to cut weights that the search tries in an outline, besides one
+// dimension or what the options replicate. If the options ask for a grid, there is nothing else.
 func (s *searcher) splits(o outline) []split {
 	if rows := s.opts.TPRows; rows > 1 {
 		return s.grids(o, rows)
@@ -63,8 +64,8 @@ func (s *searcher) splits(o outline) []split {
 	return all
 }
 
-// grids lists those of so many rows that an outline may have: in the usual order of ranks, and of
-// ZeRO groups and context parallelism one beside, as a mesh has no more axes.
+// grids lists the grids of so many rows that an outline may have. They are in the usual order of
+// ranks, and beside ZeRO groups or context parallelism, not both, as a mesh has no more axes.
 func (s *searcher) grids(o outline, rows int) []split {
 	if o.tp%rows != 0 || o.tp == rows || s.opts.ranks(o.degrees) != "" || o.cp > 1 && o.group > 0 {
 		return nil
@@ -75,18 +76,18 @@ func (s *searcher) grids(o outline, rows int) []split {
 	return grids(s.gridded, rows)
 }
 
-// gridModules lists the modules of blocks that have a product after another.
+// gridModules lists the modules of blocks that have one product after another.
 func (l *layouts) gridModules() []string {
 	var names []string
 	for _, g := range l.groups() {
-		if p := splitOf(g.weights[0], -1); ir.BlockOf(g.weights[0].Def.Name) != "" && len(g.weights) > 1 {
+		if p := placementOf(g.weights[0], -1); ir.BlockOf(g.weights[0].Def.Name) != "" && len(g.weights) > 1 {
 			names = append(names, p.Module())
 		}
 	}
 	return names
 }
 
-// onGrid returns the layout for tensor-parallel ranks with some modules on a grid of them.
+// onGrid returns the layout for tensor-parallel ranks with some modules on a grid.
 func (l *layouts) onGrid(tp int, x split) []partition.Placement {
 	line, columns := l.find(tp), l.find(tp/x.rows)
 	modules := strings.Split(x.grid, "+")
@@ -106,9 +107,9 @@ func (l *layouts) onGrid(tp int, x split) []partition.Placement {
 	return all
 }
 
-// overRows cuts a weight that is cut over columns of ranks over their rows too, in the largest
-// dimension on the other side of its product: inputs where columns have outputs. Vectors lie as
-// they did, and so does a matrix of an adapter whose rank is less than there are rows.
+// overRows cuts a weight that is cut over the columns of ranks over their rows, too, in the largest
+// dimension on the other side of its product: in inputs where columns cut outputs. Vectors stay as
+// they are, and so does a matrix of an adapter whose rank is less than the number of rows.
 func (l *layouts) overRows(p partition.Placement, rows int) partition.Placement {
 	for _, n := range l.graph.Nodes {
 		if n.Phase != ir.Forward || n.Op != ir.OpMatMul || classOf(n.Args[1].Def.Name) != p.Match {

@@ -6,20 +6,23 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// incumbents are the best plans found so far, one for each of some degrees, and say under which
-// time others are of interest.
+// The best plans so far, and the limits on time that follow from them. Besides the winner, the
+// search returns the best plan for each of the [Options.TopK] next best degrees; so a plan is of
+// interest if it may be the best of its degrees, and those degrees among the best.
+
+// incumbents are the best plans found so far, one for each of some degrees.
 type incumbents struct {
 	best    map[degrees]*candidate
-	wanted  int              // how many of the best degrees are asked for
-	ceiling cost.Picoseconds // of what is looked at for now: see [searcher.run]
-	worst   cost.Picoseconds // of those that are wanted; never-1 as long as there are fewer
+	wanted  int              // how many degrees are asked for
+	ceiling cost.Picoseconds // the current limit of the search: see [searcher.run]
+	worst   cost.Picoseconds // time of the last of the wanted plans; never-1 as long as there are fewer
 }
 
 func newIncumbents(wanted int) *incumbents {
 	return &incumbents{best: map[degrees]*candidate{}, wanted: wanted, ceiling: never - 1, worst: never - 1}
 }
 
-// take keeps a plan of some degrees if it is the best of them; nil is none.
+// take keeps a plan if it is the best of its degrees. A nil plan is ignored.
 func (x *incumbents) take(d degrees, c *candidate) {
 	if c == nil || x.best[d] != nil && !c.less(x.best[d]) {
 		return
@@ -30,7 +33,7 @@ func (x *incumbents) take(d degrees, c *candidate) {
 	}
 }
 
-// ranked lists them, best first.
+// ranked lists the plans, best first.
 func (x *incumbents) ranked() []*candidate {
 	all := make([]*candidate, 0, len(x.best))
 	for _, c := range x.best {
@@ -45,11 +48,11 @@ func (x *incumbents) ranked() []*candidate {
 	return all
 }
 
-// limit is the most time of plans of interest.
+// limit is the longest time of a plan of interest.
 func (x *incumbents) limit() cost.Picoseconds { return min(x.ceiling, x.worst) }
 
-// limitOf is that of plans of some degrees: slower ones than the best of the same degrees are
-// no alternatives. Where the options leave fewer degrees than are wanted, nothing else limits them.
+// limitOf is that for plans of some degrees: one that is slower than the best of the same degrees
+// is no alternative. If the options leave fewer degrees than are wanted, nothing else limits them.
 func (x *incumbents) limitOf(d degrees) cost.Picoseconds {
 	if mine := x.best[d]; mine != nil {
 		return min(x.limit(), mine.time)
@@ -57,7 +60,7 @@ func (x *incumbents) limitOf(d degrees) cost.Picoseconds {
 	return x.limit()
 }
 
-// gainOf is the most time of plans of some degrees that take less than the best of them.
+// gainOf is the longest time with which a plan would be faster than the best of its degrees.
 func (x *incumbents) gainOf(d degrees) cost.Picoseconds {
 	if mine := x.best[d]; mine != nil {
 		return min(x.limit(), mine.time-1)
@@ -65,7 +68,7 @@ func (x *incumbents) gainOf(d degrees) cost.Picoseconds {
 	return x.limit()
 }
 
-// gain is the most time of plans that take less than the best of all.
+// gain is the longest time with which a plan would be faster than the best of all.
 func (x *incumbents) gain() cost.Picoseconds {
 	least := x.limit()
 	for _, c := range x.best {
@@ -74,7 +77,7 @@ func (x *incumbents) gain() cost.Picoseconds {
 	return least
 }
 
-// limitAnywhere is that of plans of a tract, in any of its units.
+// limitAnywhere is the largest limitOf for the degrees that a tract stands for.
 func (s *searcher) limitAnywhere(t *tract) (most cost.Picoseconds) {
 	for _, d := range s.units[t.degrees] {
 		most = max(most, s.found.limitOf(d))

@@ -9,15 +9,14 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Interleaved schedules are searched over fewer plans than the others, because a
-// rank shares its memory among its chunks and a cut has many stages: the blocks are
-// cut as evenly as they can be (evenCut), and all stages of a rank recompute nothing,
-// all of their blocks pointwise, or everything. So one plan belongs to a
-// choice of recomputation for each position, and the search need not bound it: it
-// is simulated.
+// Interleaved schedules: position i of a pipeline runs several stages (chunks), every pp-th one.
+// The search tries fewer such plans than of others, because a rank shares its memory among its
+// chunks and a cut has many stages. Blocks are cut as evenly as possible (evenCut), and all stages
+// of a rank recompute to the same extent. So a choice of extent for each position determines the
+// plan, which need not be bounded: it is simulated (solveInterleaved, called by [cutter.solve]).
 
-// chunkCounts lists how many chunks per rank the search tries, 1 for schedules
-// without interleaving: 2, 4 and all that cut the blocks evenly, or what the options fix.
+// chunkCounts lists how many chunks per rank the search tries, 1 for schedules without
+// interleaving: 2, 4 and all that cut the blocks evenly, or what the options fix.
 func chunkCounts(o Options, blocks, pp int) []int {
 	var counts []int
 	if o.Interleave <= 1 && o.Schedule != partition.Interleaved {
@@ -37,8 +36,8 @@ func chunkCounts(o Options, blocks, pp int) []int {
 	return counts
 }
 
-// evenCut cuts blocks into stages of sizes that differ by at most one. The larger
-// ones come first: the last stage has the head of the model besides.
+// evenCut cuts blocks into stages whose sizes differ by at most one. The larger ones come first, as
+// the last stage also has the head of the model.
 func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
 	cut := make([]partition.Stage, stages)
 	first := 0
@@ -50,7 +49,7 @@ func evenCut(blocks, stages int, r func(stage int) extent) []partition.Stage {
 	return cut
 }
 
-// evenShare is how many blocks of an even cut a stage has.
+// evenShare is how many blocks a stage of an even cut has.
 func evenShare(blocks, stages, stage int) int {
 	if stage < blocks%stages {
 		return blocks/stages + 1
@@ -58,13 +57,13 @@ func evenShare(blocks, stages, stage int) int {
 	return blocks / stages
 }
 
-// anyChunks stands, as the chunks of an outline, for every number above one that the search
-// tries. Such an outline is bounded by the least that any of them has, and only where that
-// leaves something each is looked at by itself. (Where ranks share their cores, how many wait
-// depends on the number.)
+// anyChunks, as the chunks of an outline, stands for every number above one that the search tries.
+// Such an outline is bounded by the least that any of them has; only if that leaves hope is each
+// looked at by itself. (Where ranks share their cores there is no such outline: how many ranks wait
+// depends on the number of chunks.)
 const anyChunks = math.MaxInt
 
-// chunkCounts lists the numbers of chunks of tracts.
+// chunkCounts lists the numbers of chunks that tracts have.
 func (s *searcher) chunkCounts(pp int) []int {
 	counts := chunkCounts(s.opts, s.graphs.blocks, pp)
 	several := slices.IndexFunc(counts, func(n int) bool { return n > 1 })
@@ -88,18 +87,19 @@ func (s *searcher) counted(o outline) []outline {
 	return all
 }
 
-// evenShares is what an even cut leaves the positions of a pipeline, or, of several cuts, at least.
+// evenShares is what an even cut gives the positions of a pipeline: the least of all cuts, if the outline
+// stands for several numbers of chunks.
 type evenShares struct {
-	stages int // at most
+	stages int // the most of all cuts
 	at     []evenPart
 }
 
-// evenPart is that of a position: its blocks, those before its first stage, and for how many
-// micro-batches in flight its blocks keep something between them.
+// evenPart is what a position has: its blocks, the blocks before its first stage, and the sum over
+// its blocks of the micro-batches in flight for which a block keeps something.
 type evenPart struct{ blocks, before, flights int }
 
-// evenOf returns what an interleaved outline with m micro-batches leaves the positions; for
-// none it does not say what is in flight.
+// evenOf returns what an interleaved outline with m micro-batches gives its positions. For m = 0 it
+// does not say what is in flight.
 func (s *searcher) evenOf(o outline, m int) evenShares {
 	key := roomsKey{partition.Interleaved, o.pp, o.chunks, m}
 	all, known := s.evens[key]
@@ -138,7 +138,7 @@ func (s *searcher) evenOf(o outline, m int) evenShares {
 	return all
 }
 
-// extents lists what a block may recompute.
+// extents lists the extents to which a block may be recomputed.
 func (r Recompute) extents() []extent {
 	switch r {
 	case RecomputeNone:
@@ -153,8 +153,9 @@ func (r Recompute) extents() []extent {
 	return []extent{kept, pointwise, selective, full}
 }
 
-// ladder lists what the blocks of a rank may recompute under interleaved schedules, the least
-// work first: each does all that the one before does. Attention alone would be no step of it.
+// ladder lists the extents to which all blocks of a rank may be recomputed under interleaved
+// schedules, the least work first. Each step does all that the one before does. Attention alone
+// would be no step.
 func (r Recompute) ladder() []extent {
 	if r == RecomputeSearched {
 		return []extent{kept, pointwise, full}
@@ -162,7 +163,7 @@ func (r Recompute) ladder() []extent {
 	return r.extents()
 }
 
-// interleavedCut is the even cut with a choice of recomputation for each position.
+// interleavedCut is the even cut with a step of the ladder for each position.
 func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition.Stage {
 	all := recompute.ladder()
 	p.upTo(all[slices.Max(choice)])
@@ -172,8 +173,8 @@ func (p *pipeline) interleavedCut(recompute Recompute, choice []int) []partition
 	})
 }
 
-// upTo has the pipeline know blocks that are recomputed to an extent: most of the time
-// memory suffices for less.
+// upTo makes known the memory and times of blocks that are recomputed to an extent. Less is usually
+// enough.
 func (p *pipeline) upTo(e extent) {
 	if e <= p.most {
 		return
@@ -194,7 +195,7 @@ func (p *pipeline) upTo(e extent) {
 func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	m := &p.memory[at]
 	bytes, blocks := m.persist, 0
-	var temp int64 // with every chunk recomputed as the last, which has the loss or may
+	var temp int64 // as if every chunk recomputed like the last one, which may have the loss
 	for i := at; i < len(cut); i += p.template.PP() {
 		n, one, inbox := cut[i].Last-cut[i].First, &m.slot, m.inbox
 		if p.skel.of.chunk(&p.template, at == p.template.PP()-1, i/p.template.PP()) > 0 {
@@ -208,8 +209,8 @@ func (p *pipeline) interleavedPeak(cut []partition.Stage, at int) int64 {
 	return bytes + max(temp, m.update.of(blocks))
 }
 
-// mayFitInterleaved reports whether every position may fit with all of its blocks
-// recomputed to one extent or another.
+// mayFitInterleaved reports whether every position may fit with all of its blocks recomputed to
+// some extent.
 func (p *pipeline) mayFitInterleaved(limit int64) bool {
 	fits := make([]bool, p.template.PP())
 	for e := kept; e < extents && slices.Contains(fits, false); e++ {
@@ -222,9 +223,8 @@ func (p *pipeline) mayFitInterleaved(limit int64) bool {
 	return !slices.Contains(fits, false)
 }
 
-// solveInterleaved returns the plan in which every position does the least work
-// with which it fits, nil if it takes longer than the ceiling or some position
-// never fits.
+// solveInterleaved returns the plan in which every position does the least work with which it fits.
+// It is nil if that takes longer than the ceiling, or some position never fits.
 func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 	for c.least <= ceiling {
 		c.search.stats.PlansConsidered++
@@ -236,7 +236,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 		}
 		for at, peak := range x.peaks {
 			if peak > c.search.limitAt(x.plan, at) && !c.more(at) {
-				c.least, c.bare = never, 0 // no more is recomputed, but now slices of the loss may be of use
+				c.least, c.bare = never, 0 // no more can be recomputed, but slices of the loss may now be of use
 				return nil
 			}
 		}
@@ -247,7 +247,7 @@ func (c *cutter) solveInterleaved(ceiling cost.Picoseconds) *candidate {
 
 func (c *cutter) recompute() Recompute { return c.search.opts.recompute(c.pipe.skel.outline.replicate) }
 
-// more has a position recompute more from here on; false where there is no more.
+// more moves a position one step up the ladder for good; false if it is at the top.
 func (c *cutter) more(at int) bool {
 	if c.choice[at]+1 == len(c.recompute().ladder()) {
 		return false
@@ -256,8 +256,8 @@ func (c *cutter) more(at int) bool {
 	return true
 }
 
-// leastInterleaved is the time in which nothing more is recomputed than what is known to be
-// necessary, a lower bound: never where some position does not fit.
+// leastInterleaved is the time with only the recomputation that is known to be necessary, a lower
+// bound. It is never if some position does not fit.
 func (c *cutter) leastInterleaved() cost.Picoseconds {
 	if !c.choose() {
 		return never
@@ -265,7 +265,8 @@ func (c *cutter) leastInterleaved() cost.Picoseconds {
 	return c.pipe.time(c.pipe.interleavedCut(c.recompute(), c.choice))
 }
 
-// choose has every position recompute what is known to be necessary; false where one does not fit.
+// choose moves every position up the ladder as far as is known to be necessary; false if one does
+// not fit.
 func (c *cutter) choose() bool {
 	for at := range c.choice {
 		for c.pipe.interleavedPeak(c.pipe.interleavedCut(c.recompute(), c.choice), at) > c.search.limit {

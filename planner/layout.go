@@ -12,37 +12,37 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// A layout says how tensor parallelism splits the parameters. It is derived from
-// the graph: which dimension of each weight to split is priced by partitioning
-// the graph with that split and looking at what the step then takes.
+// Which dimension of each parameter tensor parallelism splits: its layout. It is derived from the
+// graph. A split is priced by partitioning the graph of one block with it and looking at what the
+// step takes.
 //
-// Weights interact with those of the same module (attention's two projections,
-// the MLP's two, a table with itself) and, as the residual stream between modules
-// is replicated, with no others: so every group has an optimum of its own, and
-// the joint optimum is their union (TestGroupsAreIndependent). Of the splits of
-// a group those that split the most bytes compete, because a plan pays for
-// tensor parallelism with its devices: what can be split is split, unless its module is
-// replicated (replicate.go).
+// Weights interact with those of the same module (attention's two projections, the MLP's two, a
+// table with itself), and with no others, as the residual stream between modules is replicated. So
+// every group has an optimum of its own, and their union is the joint optimum
+// (TestGroupsAreIndependent). Within a group only the splits of the most bytes compete, because a
+// plan pays for tensor parallelism with its devices: what can be split is split, unless its module
+// is replicated (replicate.go). Vectors (biases) follow the results they are added to.
 //
-// Vectors (biases) follow the results they are added to.
+// [searcher.template] asks for the layout of every outline; the search for it is done once per
+// degree.
 
-// layouts finds the layout for a degree of tensor parallelism.
+// layouts finds and keeps the layouts for all degrees of tensor parallelism.
 type layouts struct {
 	graph   *ir.Graph // with one block
 	batch   int
 	ranks   int
 	cluster *cost.Cluster
 	pins    []partition.Placement
-	known   map[int][][]partition.Placement // by group
+	known   map[int][][]partition.Placement // by degree, and then by group
 	whole   []partition.Placement           // see wholes
-	classes []class                         // of all parameters, nil until they are asked for
+	classes []class                         // of all parameters; nil until asked for
 
-	// Prices, which do not depend on placements, at degrees dp and tp.
+	// Prices do not depend on placements: these are for the degrees dp and tp in priced.
 	price  *cost.Program
 	priced [2]int
 }
 
-// group is weights that interact, one candidate dimension for each.
+// group is weights that interact.
 type group struct {
 	name    string
 	weights []*ir.Value
@@ -56,9 +56,9 @@ func (l *layouts) find(tp int) []partition.Placement {
 	return slices.Concat(l.byGroup(tp)...)
 }
 
-// byGroup returns the layout of every group. That of two ranks is found first, and serves
-// larger degrees if the sizes allow, or that of half as many: whether rows or columns are
-// cheaper does not depend on how many there are.
+// byGroup returns the layout of every group. The layout for two ranks is found first. It also
+// serves larger degrees if the sizes allow, and so does that for half as many ranks: whether rows
+// or columns are cheaper does not depend on how many ranks there are.
 func (l *layouts) byGroup(tp int) [][]partition.Placement {
 	if found, ok := l.known[tp]; ok {
 		return found
@@ -76,14 +76,14 @@ func (l *layouts) byGroup(tp int) [][]partition.Placement {
 			break
 		}
 	}
-	// One stage, and as much data parallelism as there may be beside.
+	// One stage, with as much data parallelism as there may be.
 	dp := max(1, min(l.ranks/tp, l.batch))
 	for i, g := range groups {
 		if all[i] == nil {
 			all[i] = l.solve(g, dp, tp)
 		}
 	}
-	l.price = nil // it keeps every program that it has priced
+	l.price = nil // it holds on to every program that it has priced
 	l.known[tp] = all
 	return all
 }
@@ -106,20 +106,19 @@ func (l *layouts) fits(placements []partition.Placement, tp int) bool {
 	return true
 }
 
-// class is that of a parameter: see [classOf].
+// class is a parameter with the expression for its name: see [classOf].
 type class struct {
 	name string
 	of   *ir.Value
 }
 
-// splitDim is the dimension that a spec such as [_,tp] splits.
+// splitDim is the dimension that a spec such as [_,tp] splits, -1 for none.
 func splitDim(spec string) int {
 	return slices.Index(strings.Split(strings.Trim(spec, "[]"), ","), partition.AxisTP)
 }
 
-// groups lists the weights of products by module: the path element after the
-// block, or the first one outside of blocks. A table that is only looked up stays
-// whole: there is no work to divide.
+// groups lists the weights of products by module: the path element after the block, or the first
+// one outside of blocks. A table that is only looked up stays whole, as there is no work to divide.
 func (l *layouts) groups() []group {
 	var groups []group
 	seen := map[*ir.Value]bool{}
@@ -166,7 +165,7 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 			var c candidate
 			for k, w := range g.weights {
 				if dims[k] >= 0 {
-					c.placements = append(c.placements, splitOf(w, dims[k]))
+					c.placements = append(c.placements, placementOf(w, dims[k]))
 					c.bytes += w.Type.Bytes()
 				}
 			}
@@ -193,7 +192,7 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 		}
 		time, err := l.time(c.placements, dp, tp)
 		if err != nil {
-			continue // the split is not legal
+			continue // not a legal split
 		}
 		if best == nil || time < bestTime {
 			best, bestTime, bestBytes = c.placements, time, c.bytes
@@ -202,9 +201,9 @@ func (l *layouts) solve(g group, dp, tp int) []partition.Placement {
 	return best
 }
 
-// splitOf places a parameter and its repeats in other blocks: split in a dimension, or whole
-// where that is -1.
-func splitOf(v *ir.Value, dim int) partition.Placement {
+// placementOf places a parameter and its repeats in other blocks: split in a dimension, or whole if
+// that is -1.
+func placementOf(v *ir.Value, dim int) partition.Placement {
 	words := make([]string, len(v.Type.Shape))
 	for i := range words {
 		words[i] = "_"
@@ -215,7 +214,7 @@ func splitOf(v *ir.Value, dim int) partition.Placement {
 	return partition.Placement{Match: classOf(v.Def.Name), Spec: "[" + strings.Join(words, ",") + "]"}
 }
 
-// classOf is an expression that matches a parameter's name in every block.
+// classOf is a regular expression that matches a parameter's name in every block.
 func classOf(name string) string {
 	block := ir.BlockOf(name)
 	if block == "" {
@@ -238,8 +237,8 @@ func (l *layouts) users() map[*ir.Value][]*ir.Node {
 	return users
 }
 
-// follow adds the vectors that lie as the split results they meet: the bias of a
-// linear whose outputs are split. The split is followed through the signatures.
+// follow adds placements for the vectors that meet a split result, such as the bias of a linear
+// layer whose outputs are split. It follows splits through the signatures of ops.
 func follow(users map[*ir.Value][]*ir.Node, placements []partition.Placement, weights []*ir.Value, dims []int) []partition.Placement {
 	type split struct {
 		value *ir.Value
@@ -264,7 +263,7 @@ func follow(users map[*ir.Value][]*ir.Node, placements []partition.Placement, we
 			for i, a := range n.Args {
 				if at := slices.Index(sig.Args[i], dim); at >= 0 && a.Def.Op == ir.OpParam && !seen[a] {
 					seen[a] = true
-					placements = append(placements, splitOf(a, at))
+					placements = append(placements, placementOf(a, at))
 				}
 			}
 			for i, r := range n.Results {
@@ -278,7 +277,7 @@ func follow(users map[*ir.Value][]*ir.Node, placements []partition.Placement, we
 	return placements
 }
 
-// plan is a plan of one stage, one sequence at a time.
+// plan is a plan of one stage, with one sequence at a time.
 func (l *layouts) plan(placements []partition.Placement, dp, tp int) *partition.Plan {
 	return &partition.Plan{
 		PlanNGPUs: dp * tp, RuntimeNGPUs: dp * tp, DP: dp, TP: tp, MicroBatch: 1, Schedule: partition.OneFOneB,

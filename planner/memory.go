@@ -166,7 +166,7 @@ func (m *stageMemory) leaveSlots(slot int64) {
 // measureInOrder lowers temporary bytes to those of programs in which nothing runs beside collectives. These recompute nothing,
 // which leaves the least that is temporary.
 func (p *pipeline) measureInOrder() {
-	of, mesh := p.skel.of.split(), p.skel.mesh(p.template.MicroBatch)
+	of, mesh := p.skel.of.zeroBubble(), p.skel.mesh(p.template.MicroBatch)
 	var sizes []int64
 	var tempNotBackward []int64 // by position of the blueprint
 	for i := range of.plan.PP() {
@@ -189,7 +189,7 @@ func (p *pipeline) measureApart() {
 	}
 	p.measured = true
 	s := p.skel
-	of, mesh := s.of.split(), s.mesh(p.template.MicroBatch)
+	of, mesh := s.of.zeroBubble(), s.mesh(p.template.MicroBatch)
 	var sizes []int64
 	for e := range p.most + 1 {
 		all, fixed := make([]measured, s.of.plan.PP()), make([]int64, s.of.plan.PP())

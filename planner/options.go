@@ -11,89 +11,93 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Options fix parts of the search; what is zero is searched.
+// The options of a search: which parts of a plan are given. [Options.on] checks them against each
+// other, the cluster and the batch before anything is searched; what depends on the graph is
+// checked by checkPins, checkSlices and [searcher.checkReplicate], and options that leave no plan
+// by [searcher.emptySpace].
+
+// Options fix parts of the search. What is zero is searched.
 type Options struct {
 	// RankOrder is the order of the axes over the ranks of a unit, innermost first, as in
-	// [partition.Plan.RankOrder]; empty searches it, on a cluster of one kind of device.
+	// [partition.Plan.RankOrder]. Empty searches it, on a cluster with one kind of device.
 	RankOrder string
-	// PlanNGPUs is the size of a unit; 0 takes the product of the degrees when dp,
-	// tp and pp are fixed, with cp 1 if that is not, and otherwise searches the
-	// divisors of RuntimeNGPUs.
+	// PlanNGPUs is the size of a unit. 0 is the product of the degrees if dp, tp and pp are fixed
+	// (with cp 1 unless that is fixed), and otherwise searches the divisors of RuntimeNGPUs.
 	PlanNGPUs int
-	// RuntimeNGPUs is the number of ranks; 0 is one unit, or all devices of a cluster of
-	// pools where the unit is searched.
+	// RuntimeNGPUs is the number of ranks. 0 is one unit, or, if the unit is searched on a cluster
+	// of pools, all devices of the cluster.
 	RuntimeNGPUs int
-	// MemoryLimit is bytes per rank; 0 is what the cluster's devices have. Devices with less than that still have less.
+	// MemoryLimit is in bytes per rank. 0 is what the cluster's devices have; a larger limit does
+	// not give a device more than it has.
 	MemoryLimit int64
 
-	// Degrees inside the unit. CP is searched where it may pay: for sequences of more
-	// than 8,192 tokens, where the batch has no sequence for every rank of dp x cp x
-	// pp, when no plan fits otherwise or the fastest replicates modules; and only degrees that cut a sequence into
-	// equal parts.
+	// Degrees inside the unit. CP is searched where it may pay: for sequences of more than 8,192
+	// tokens; where the batch has no sequence for every rank of dp x cp x pp; if no plan fits
+	// otherwise; and if the fastest plan replicates modules. Only degrees that cut a sequence into
+	// equal parts are searched.
 	DP, CP, TP, PP int
-	MicroBatch     int // sequences of one data-parallel rank
+	MicroBatch     int // sequences that a data-parallel rank works on at a time
 	Schedule       partition.Schedule
 	Recompute      Recompute
 	Policy         Policy
 	// ZeRO is the stage of [partition.Plan.ZeRO]; nil searches it.
 	ZeRO *int
-	// ZeROGroup is how many data-parallel ranks ZeRO shards over; 0 searches it.
+	// ZeROGroup is over how many data-parallel ranks ZeRO shards; 0 searches it.
 	ZeROGroup int
 	// SequenceParallel is "on" or "off"; empty searches it.
 	SequenceParallel string
 	// BatchParallel is "on" or "off"; empty searches it where it may pay: see [searcher.batched].
 	BatchParallel string
-	// Overlap is "on" or "off"; empty searches it where ranks do not share a device,
-	// and is off where they do. Only data-parallel ranks have it, if all run as many
-	// micro-batches, without context parallelism and offload.
+	// Overlap is "on" or "off": data-parallel communication beside computation. Empty searches it,
+	// or is off if ranks share a device. It is searched only without context parallelism and
+	// offload, and only if all data-parallel ranks run equally many micro-batches.
 	Overlap string
-	// OverlapTP is "on" or "off": collectives of tensor parallelism beside kernels, in every plan
-	// that has any, but under zero-bubble schedules, which put those kernels off. Empty is on,
-	// and off where ranks share a device: it costs no memory to speak of, so there is nothing
-	// to search.
+	// OverlapTP is "on" or "off": tensor-parallel collectives beside kernels, in every plan that has
+	// such collectives, except under zero-bubble schedules, which put those kernels off. Empty is on,
+	// or off if ranks share a device. It costs no memory to speak of, so there is nothing to search.
 	OverlapTP string
-	// TPPieces is that of every plan with tensor parallelism: see [partition.Plan.TPPieces]. 1 is none; 0 searches 1, 2 and 4
-	// where OverlapTP is on and ranks do not share a device, of micro-batches with sequences for more than half of
-	// them, and is 1 where it is off, they do, or Policy is not AutoDist.
+	// TPPieces is [partition.Plan.TPPieces] of every plan with tensor parallelism; 1 is none. 0
+	// searches 1, 2 and 4 for micro-batches with sequences for more than half of them. It is 1
+	// instead if OverlapTP is off, ranks share a device, or Policy is not AutoDist.
 	TPPieces int
-	// Replicate is the modules whose weights tensor-parallel ranks all hold, such as mlp or
-	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications].
-	// Beside modules that are replicated nothing is recomputed unless Recompute says so.
+	// Replicate is the modules whose weights all tensor-parallel ranks hold, such as mlp or
+	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications]. Plans
+	// with replicated modules recompute nothing unless Recompute says so.
 	Replicate string
-	// TPRows is how many rows the grid of tensor-parallel ranks has, of which some modules are cut
-	// in both dimensions, as in [partition.Plan.TPRows]; 1 is no grid, 0 searches it where it may
+	// TPRows is how many rows the grid of tensor-parallel ranks has, on which some modules are cut
+	// in both dimensions, as in [partition.Plan.TPRows]. 1 is no grid; 0 searches it where it may
 	// pay: see [searcher.splits].
 	TPRows int
-	// Pins come before all placements of the search, so they hold.
+	// Pins are placements that come before those of the search, so they hold.
 	Pins []partition.Placement
 	// TopK is how many alternatives to return: the best plans with other degrees.
 	TopK int
 
-	// Eval, when not nil, is a graph that runs between steps in the same memory
-	// by the same plan, and must fit too.
+	// Eval, if not nil, is a graph that runs between steps by the same plan in the same memory, and
+	// must fit too.
 	Eval *ir.Graph
 
 	// Offload is "none", "optimizer" or "params"; empty searches it.
 	Offload string
-	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is
-	// the interleaved schedule.
+	// Interleave is the number of chunks per rank; 0 searches it. More than 1 is the interleaved
+	// schedule.
 	Interleave int
-	// LossSlices is that of the plan: see [partition.Plan.LossSlices]; 0 searches 1 to 16 slices, without context
-	// parallelism, where memory is short.
+	// LossSlices is [partition.Plan.LossSlices]. 0 searches 1 to 16 slices where memory is short,
+	// without context parallelism.
 	LossSlices int
 }
 
-// Recompute says which blocks compute their activations again in the backward
-// pass instead of keeping them.
+// Recompute says which blocks compute activations again in the backward pass instead of keeping
+// them.
 type Recompute string
 
 // The choices of recomputation.
 const (
-	RecomputeSearched  Recompute = ""          // of every stage the least work with which it fits: see [Certificate]
+	RecomputeSearched  Recompute = ""          // for each stage the least work with which it fits: see [Certificate]
 	RecomputeNone      Recompute = "none"      // none
-	RecomputePointwise Recompute = "pointwise" // norms and activation functions of all
-	RecomputeSelective Recompute = "selective" // the attention of all
-	RecomputeFull      Recompute = "full"      // all
+	RecomputePointwise Recompute = "pointwise" // norms and activation functions of all blocks
+	RecomputeSelective Recompute = "selective" // the attention of all blocks
+	RecomputeFull      Recompute = "full"      // all blocks
 )
 
 // Policy names a set of plans.
@@ -102,13 +106,13 @@ type Policy string
 // The policies.
 const (
 	AutoDist Policy = ""         // everything; "autodist" is the same
-	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split, nothing offloaded unless asked for
+	DP       Policy = "dp"       // data parallelism alone: one stage, nothing split, and nothing offloaded unless asked for
 	Megatron Policy = "megatron" // equal stages under 1f1b, tensor parallelism inside a node
 	FSDP     Policy = "fsdp"     // data parallelism alone, with ZeRO stage 3
 )
 
-// OptionError is an option that contradicts others or the model. Option is the
-// name of a flag without dashes.
+// OptionError is an option that contradicts others or the model. Option is the name of a flag
+// without its dashes.
 type OptionError struct{ Option, Msg string }
 
 func (e *OptionError) Error() string { return "planner: " + e.Option + ": " + e.Msg }
@@ -117,8 +121,8 @@ func optionErrorf(option, format string, args ...any) error {
 	return &OptionError{option, fmt.Sprintf(format, args...)}
 }
 
-// on returns the options as they are for a batch on a cluster: checked, and with
-// what follows from them filled in.
+// on returns the options for a batch on a cluster: checked, and with what follows from them filled
+// in.
 func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	if n := c.Devices(); n > 0 && o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
 		o.RuntimeNGPUs = n
@@ -128,7 +132,7 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 		return o, err
 	}
 	if o.Overlap == "" && c.Device.Shared {
-		o.Overlap = "off" // there communication takes the time of kernels
+		o.Overlap = "off" // else communication would take the time of kernels
 	}
 	switch {
 	case o.OverlapTP == "" && c.Device.Shared:
@@ -149,70 +153,25 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	return o, nil
 }
 
-// validate checks the options by themselves and returns them with what follows
-// from them filled in.
+// validate checks the options by themselves, and fills in what follows from them.
 func (o Options) validate(batch int) (Options, error) {
 	if err := o.validateWords(); err != nil {
 		return o, err
 	}
-	if o.RankOrder != "" {
-		if err := partition.CheckRankOrder(o.RankOrder); err != nil {
-			return o, optionErrorf("rank-order", "%v", err)
-		}
-		if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
-			return o, optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
-		}
+	if err := o.validateRankOrder(); err != nil {
+		return o, err
 	}
 	if o.Policy == "autodist" {
 		o.Policy = AutoDist
 	}
-	for _, f := range []struct {
-		name  string
-		value int
-	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
-		if f.value < 0 || f.value > 1<<20 {
-			return o, optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
-		}
+	if err := o.validateNumbers(); err != nil {
+		return o, err
 	}
-	if o.MemoryLimit < 0 {
-		return o, optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	if err := o.fixDegrees(); err != nil {
+		return o, err
 	}
-	if o.LossSlices > 1 {
-		if o.CP > 1 {
-			return o, optionErrorf("loss-slices", "is %d, but cp is %d: context-parallel ranks share the positions that slices are made of", o.LossSlices, o.CP)
-		}
-		o.CP = 1
-	}
-	if o.Policy == DP || o.Policy == FSDP {
-		for _, d := range []struct {
-			name  string
-			value *int
-		}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
-			if *d.value > 1 {
-				return o, optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
-			}
-			*d.value = 1
-		}
-	}
-	if o.Policy == Megatron {
-		switch o.Schedule {
-		case "":
-			o.Schedule = partition.OneFOneB
-			if o.Interleave > 1 {
-				o.Schedule = partition.Interleaved
-			}
-		case partition.OneFOneB, partition.Interleaved:
-		default:
-			return o, optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
-		}
-	}
-	switch {
-	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
-		return o, optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
-	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
-		return o, optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
-	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
-		return o, optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
+	if err := o.fixSchedule(); err != nil {
+		return o, err
 	}
 	if err := o.validateSharding(); err != nil {
 		return o, err
@@ -227,25 +186,8 @@ func (o Options) validate(batch int) (Options, error) {
 		}
 		o.ZeRO = &zero
 	}
-	all := o.DP > 0 && o.TP > 0 && o.PP > 0
-	if o.PlanNGPUs == 0 && all {
-		o.CP = max(o.CP, 1)
-		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
-	}
-	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
-		return o, optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
-	}
-	if o.RuntimeNGPUs == 0 {
-		o.RuntimeNGPUs = o.PlanNGPUs
-	}
-	if o.PlanNGPUs > 0 && o.RuntimeNGPUs%o.PlanNGPUs != 0 {
-		return o, optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
-	}
-	if o.PlanNGPUs > 0 {
-		product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
-		if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
-			return o, optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
-		}
+	if err := o.fixUnit(); err != nil {
+		return o, err
 	}
 	if o.MicroBatch > batch {
 		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
@@ -253,10 +195,115 @@ func (o Options) validate(batch int) (Options, error) {
 	return o, nil
 }
 
-// Fixed lists the parts of the search that are given, beside what a configuration says of devices, memory and
-// placements, as flags of autopar plan.
+func (o Options) validateRankOrder() error {
+	if o.RankOrder == "" {
+		return nil
+	}
+	if err := partition.CheckRankOrder(o.RankOrder); err != nil {
+		return optionErrorf("rank-order", "%v", err)
+	}
+	if strings.Count(o.RankOrder, "-") != strings.Count(partition.UsualOrder, "-") {
+		return optionErrorf("rank-order", "is %q, must name tp, cp, dp and pp, such as %s: an axis that is left out could have several ranks", o.RankOrder, partition.UsualOrder)
+	}
+	return nil
+}
+
+// validateNumbers checks the range of options that are numbers.
+func (o Options) validateNumbers() error {
+	for _, f := range []struct {
+		name  string
+		value int
+	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
+		if f.value < 0 || f.value > 1<<20 {
+			return optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
+		}
+	}
+	if o.MemoryLimit < 0 {
+		return optionErrorf("memory-limit", "is %d bytes", o.MemoryLimit)
+	}
+	return nil
+}
+
+// fixDegrees fills in the degrees that slices of the loss, or the policy, leave no choice of.
+func (o *Options) fixDegrees() error {
+	if o.LossSlices > 1 {
+		if o.CP > 1 {
+			return optionErrorf("loss-slices", "is %d, but cp is %d: context-parallel ranks share the positions that slices are made of", o.LossSlices, o.CP)
+		}
+		o.CP = 1
+	}
+	if o.Policy != DP && o.Policy != FSDP {
+		return nil
+	}
+	for _, d := range []struct {
+		name  string
+		value *int
+	}{{"cp", &o.CP}, {"tp", &o.TP}, {"pp", &o.PP}} {
+		if *d.value > 1 {
+			return optionErrorf(d.name, "is %d, but policy %s has %s 1", *d.value, o.Policy, d.name)
+		}
+		*d.value = 1
+	}
+	return nil
+}
+
+// fixSchedule fills in the schedule of policy Megatron, and checks that schedule, chunks and pipeline go
+// together.
+func (o *Options) fixSchedule() error {
+	if o.Policy == Megatron {
+		switch o.Schedule {
+		case "":
+			o.Schedule = partition.OneFOneB
+			if o.Interleave > 1 {
+				o.Schedule = partition.Interleaved
+			}
+		case partition.OneFOneB, partition.Interleaved:
+		default:
+			return optionErrorf("schedule", "is %s, but policy megatron has 1f1b or interleaved", o.Schedule)
+		}
+	}
+	switch {
+	case o.Interleave > 1 && o.Schedule != "" && o.Schedule != partition.Interleaved:
+		return optionErrorf("interleave", "is %d, but schedule %s runs one stage per rank; interleaved runs several", o.Interleave, o.Schedule)
+	case o.Interleave == 1 && o.Schedule == partition.Interleaved:
+		return optionErrorf("interleave", "is 1, but schedule interleaved needs at least 2 stages per rank")
+	case (o.Interleave > 1 || o.Schedule == partition.Interleaved) && o.PP == 1:
+		return optionErrorf("pp", "is 1, but schedule interleaved needs at least 2")
+	}
+	return nil
+}
+
+// fixUnit fills in the size of the unit and the number of ranks as far as they follow from the degrees
+// and each other, and checks that all of these agree.
+func (o *Options) fixUnit() error {
+	all := o.DP > 0 && o.TP > 0 && o.PP > 0
+	if o.PlanNGPUs == 0 && all {
+		o.CP = max(o.CP, 1)
+		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
+	}
+	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
+		return optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
+	}
+	if o.RuntimeNGPUs == 0 {
+		o.RuntimeNGPUs = o.PlanNGPUs
+	}
+	if o.PlanNGPUs == 0 {
+		return nil
+	}
+	if o.RuntimeNGPUs%o.PlanNGPUs != 0 {
+		return optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
+	}
+	product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
+	if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
+		return optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
+	}
+	return nil
+}
+
+// Fixed lists the parts of the search that are given, as flags of autopar plan, without what the
+// configuration says of devices, memory and placements.
 func (o Options) Fixed() (flags []string) {
-	if o.Policy == "autodist" { // which is to search
+	if o.Policy == "autodist" { // which searches everything
 		o.Policy = ""
 	}
 	for _, x := range []struct {
@@ -275,8 +322,9 @@ func (o Options) Fixed() (flags []string) {
 	return flags
 }
 
-// checkPins refuses pins that are no expressions, that are for nothing in the graph, that name another axis than those of tensor
-// parallelism, and that have another number of dimensions than what they are for.
+// checkPins refuses pins that are no regular expressions, match nothing in the graph, name an axis
+// other than those of tensor parallelism, or have another number of dimensions than what they
+// match.
 func (o Options) checkPins(g *ir.Graph) error {
 	for i, p := range o.Pins {
 		nodes, err := p.Find(g)

@@ -127,7 +127,7 @@ func pieceCounts() []int {
 func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 	var open []*pending
 	for _, o := range p.inPieces() {
-		q := &pending{outline: o, base: p.base, sighted: true}
+		q := &pending{outline: o, base: p.base, spared: true}
 		for _, x := range p.left {
 			if divides(x.size, o.pieces) {
 				x.level = busyTrunk

@@ -270,7 +270,7 @@ func (p *pipeline) newFrame(stages int) *frame {
 	return f
 }
 
-// even reports whether stage i does the same in a pass over the last micro-batch as over the others: see [skeleton.tell].
+// even reports whether stage i does the same in a pass over the last micro-batch as over the others: see [skeleton.priceStages].
 func (p *pipeline) even(i int, phase ir.Phase) bool {
 	a, b := p.body(i, phase, whole), p.body(i, phase, rest)
 	return len(a) == len(b) && (len(a) == 0 || &a[0] == &b[0])

@@ -7,11 +7,11 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// On a cluster of several kinds of devices ([cost.Pool]) a position of the pipeline has
-// the speed and the memory of the kinds that its ranks lie on, and the order of the
-// pools is part of the space. The price of a position is its own in any case (each, in
-// price.go), and so are the bounds that follow from prices. What is here is the rest:
-// its memory, and floors.
+// Clusters with several kinds of devices ([cost.Pool]). There a position of the pipeline has the
+// speed and the memory of the kinds that its ranks lie on, and the order of the pools is part of
+// the space. In any case each position has prices of its own ([skeleton.each], price.go), and so
+// have the bounds of cuts that follow from them. What remains is here: the limit on memory by
+// position, and floors.
 
 // limitAt returns the bytes that a rank at a position of a plan may take.
 func (s *searcher) limitAt(p *partition.Plan, position int) int64 {
@@ -21,9 +21,9 @@ func (s *searcher) limitAt(p *partition.Plan, position int) int64 {
 	return min(s.limit, s.cluster.MemoryAt(p, position))
 }
 
-// lacks returns by how much less the devices of each position of a plan have than the
-// limit, which is that of the roomiest kind: as if so much of it were taken. It is nil
-// where there is one kind.
+// lacks returns by how much less memory the devices of each position have than s.limit, which is
+// that of the roomiest kind. The bounds of memory treat it as taken. It is nil on one kind of
+// device.
 func (s *searcher) lacks(p *partition.Plan) []int64 {
 	if len(s.cluster.Pools) == 0 {
 		return nil
@@ -35,8 +35,7 @@ func (s *searcher) lacks(p *partition.Plan) []int64 {
 	return lacks
 }
 
-// over returns a position at which a plan needs more memory than there is, -1 where it
-// fits.
+// over returns a position at which a plan needs more memory than there is, -1 if it fits.
 func (s *searcher) over(p *partition.Plan, peaks []int64) int {
 	for i, peak := range peaks {
 		if peak > s.limitAt(p, i) {
@@ -46,8 +45,8 @@ func (s *searcher) over(p *partition.Plan, peaks []int64) int {
 	return -1
 }
 
-// on returns the prices of the work on some kinds of devices, by how its groups may lie
-// in positions on those.
+// on returns the prices of the work on some kinds of devices, for every way its groups may lie at
+// positions on those.
 func (w *work) on(kinds cost.Kinds) []*cost.Program {
 	if kinds == 0 {
 		return w.prices
@@ -79,9 +78,9 @@ func (w *work) everywhere() []cost.Kinds {
 	return some
 }
 
-// leastOn bounds the plans of an outline by [searcher.least], and if asked for also by
-// [searcher.flow], of times for a micro-batch of a size that depend on the kinds of devices.
-// Positions send what the way of the outline says, nothing if that is nil.
+// leastOn bounds the plans of an outline by [searcher.least], or, with flows, by [searcher.flow].
+// times returns what a position does for a micro-batch of a size on some kinds of devices. What
+// positions send is priced by the ways of the outline; if way is nil they send nothing.
 func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &s.passage
@@ -122,7 +121,7 @@ func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Sc
 		p.last.fastest(&p.each[at][rest])
 	}
 	bound := s.flow(p)
-	if o.chunks > 1 { // cut evenly
+	if o.chunks > 1 { // stages are even
 		mine := make([]cost.Picoseconds, o.pp)
 		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
 			first, last := p.at(i % o.pp)
@@ -134,8 +133,8 @@ func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Sc
 	return bound
 }
 
-// fastest takes the smaller of each two times: of each pass by itself, as bounds take passes
-// from one another.
+// fastest takes the smaller of each two times. It does so for each pass by itself, as bounds
+// subtract passes from one another.
 func (t *workTimes) fastest(u *workTimes) {
 	for i := range t {
 		a, b := &t[i], &u[i]

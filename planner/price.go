@@ -11,15 +11,25 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// priced is an instruction with its time, the first of a bucket with that of the
-// bucket, a collective with kernels beside it with what it takes longer than they;
-// hidden is the rest.
+// What the instructions of a stage take, as functions of its number of blocks and of what they
+// recompute. There are three steps:
+//
+//   - [skeleton.prices]: the time of each instruction of the blueprint, on the mesh of the plan;
+//   - [skeleton.body]: sums of those between transfers ([part]), fixed and per block ([line]);
+//   - [body.price]: the times of simulator ops for a given number of blocks and recomputation.
+//
+// [skeleton.times] does the first two, for cut.go; pipeline.go does the third for every cut.
+// With overlap, what a part takes depends on the communication stream: flow.go has it.
+
+// priced is an instruction with its time. The first of a bucket has the time of the whole bucket. A
+// collective with kernels beside it has the time by which it outlasts them; hidden is the rest of
+// it.
 type priced struct {
 	*codegen.Instr
 	time, hidden cost.Picoseconds
 }
 
-// prices lists what a stage does in a phase over a micro-batch of a size.
+// prices lists the instructions of a stage in a phase, for micro-batches of a size.
 func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh ir.Mesh, at ir.Coord) []priced {
 	instrs := s.stage(of, stage, phase)
 	price := s.price.As(stage)
@@ -30,10 +40,9 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 			continue
 		}
 		x := priced{Instr: in}
-		switch {
-		case in.Node.Op == ir.OpSend:
+		if in.Node.Op == ir.OpSend {
 			x.time = s.price.Send(in.Node, mesh, at, stage, stage+s.of.hop(&s.plan, in.Node))
-		default:
+		} else {
 			x.time, _ = price.Bucket(codegen.Bucket(instrs, i), mesh, at)
 		}
 		if in.Beside > 0 && price.Overlaps() {
@@ -45,8 +54,8 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 	return all
 }
 
-// pass picks from what a stage does in a phase: all of it, or of a backward phase in two
-// its parts input and [ir.WeightGrad].
+// pass selects a pass from the instructions of a phase: all of them, or, of a backward phase that
+// is not split by its own program, one of its two parts, input and [ir.WeightGrad].
 func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
 	if phase != input && phase != ir.WeightGrad || s.of.plan.Schedule == partition.ZeroBubble {
 		return all
@@ -60,24 +69,25 @@ func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
 	return some
 }
 
-// input stands for what a zero-bubble schedule leaves in the backward pass: the
-// gradients of the inputs of a stage.
+// input is the pass that a zero-bubble schedule leaves of a backward phase: gradients of the inputs of
+// a stage, without those of weights.
 const input = ir.NumPhases
 
-// part is the time of a stretch of a body between two transfers, or of one.
+// part is the work of a body between two transfers, or one transfer.
 type part struct {
 	kind   sim.OpKind
 	hop    int  // how many stages further the other end of a transfer is
-	wire   int  // which of the transfers in that direction it is
-	line        // of what runs in order
-	beside line // of what the communication stream does
+	wire   int  // its index among the transfers in that direction
+	line        // time of what runs in order
+	beside line // time of the communication stream
 	sums   []sum
-	flow   *flow // of the body in a plan with overlap, of which this is work number nth
+	flow   *flow // of the body, in a plan with overlap; this part is its work number nth
 	nth    int
-	// chunks has, of an update that several chunks share, the time of one block of
-	// each that the blueprint has: they may stand on different sides of a transfer.
+	// chunks is set in an update that several chunks share: the time of one block of each chunk
+	// that the blueprint has, as these may stand on different sides of a transfer.
 	chunks [fewChunks]cost.Picoseconds
-	// ahead is, of a block's backward pass, what recomputation may do before the gradient is there.
+	// ahead is the part of a block's backward pass that recomputation may do before the gradient
+	// arrives.
 	ahead cost.Picoseconds
 }
 
@@ -87,7 +97,7 @@ type sum struct {
 	time            func(operands int) cost.Picoseconds
 }
 
-// at returns the time with n blocks, r of them recomputed.
+// at returns the time with n blocks, recomputed as r says.
 func (p *part) at(n int, r recomputation) cost.Picoseconds {
 	t := p.line.at(n, r)
 	for _, s := range p.sums {
@@ -99,13 +109,13 @@ func (p *part) at(n int, r recomputation) cost.Picoseconds {
 // body is the parts of one phase of a stage.
 type body []part
 
-// line is a time that grows with the number of blocks of a stage.
+// line is a time that grows linearly with the number of blocks of a stage.
 type line struct {
 	fixed cost.Picoseconds
-	block [extents]cost.Picoseconds // of one block
-	// early is added when the last block, the first in the backward pass, is
-	// recomputed. That happens before its gradient is received: early is the time
-	// of it before the transfer, and minus that time after it.
+	block [extents]cost.Picoseconds // of one block, by extent
+	// early is added if the last block, which comes first in the backward pass, is recomputed. That
+	// happens before the gradient is received: early is the time of the recomputation in the part
+	// before the transfer, and minus that in the part after it.
 	early [extents]cost.Picoseconds
 }
 
@@ -117,7 +127,7 @@ func (l *line) at(n int, r recomputation) cost.Picoseconds {
 	return t
 }
 
-// price sets the times of ops that stand for a body with n blocks, r of them recomputed.
+// price sets the times of the ops for a body with n blocks, recomputed as r says.
 func (b body) price(ops []sim.Op, n tally, r recomputation) {
 	for k := range b {
 		p, op := &b[k], &ops[k]
@@ -147,7 +157,7 @@ func (l *line) add(p *part) {
 	}
 }
 
-// busy is all the work of a body that is done in order.
+// busy is all work of a body that is done in order.
 func (b body) busy() line {
 	var l line
 	for i := range b {
@@ -156,7 +166,7 @@ func (b body) busy() line {
 	return l
 }
 
-// beside is all the work of a body's communication stream.
+// beside is all work of a body's communication stream.
 func (b body) beside() line {
 	var l line
 	for i := range b {
@@ -168,8 +178,8 @@ func (b body) beside() line {
 	return l
 }
 
-// sent is what a body does in order before it sends, or all where it sends nothing.
-// In a plan with overlap sums and reductions of gradients come after.
+// sent is what a body does in order up to its first send, or all of it if it sends nothing. In a
+// plan with overlap, sums and reductions of gradients come after that.
 func (b body) sent() line {
 	var l line
 	for i := range b {
@@ -181,8 +191,8 @@ func (b body) sent() line {
 	return l
 }
 
-// through is the work from the last receive before the first send to that send:
-// the least time a micro-batch takes through the stage.
+// through is the work between the last receive before the first send and the end of that send: the
+// least time that a micro-batch takes through the stage.
 func (b body) through() line {
 	var l line
 	for i := range b {
@@ -197,8 +207,8 @@ func (b body) through() line {
 	return l
 }
 
-// stageTimes is what a stage spends: on a whole micro-batch and on the last,
-// which may be smaller, and, as the first stage of its position, once per step.
+// stageTimes is what a stage takes: for a whole micro-batch, for the last one, which may be
+// smaller, and, as the first stage of its position, once per step.
 type stageTimes struct {
 	forward, backward [2]body
 	// input and weight are the backward pass in two, as a zero-bubble schedule has it.
@@ -206,7 +216,7 @@ type stageTimes struct {
 	update        body
 }
 
-// pass returns where the times of a pass stand.
+// pass returns where the times of a pass are stored.
 func (t *stageTimes) pass(phase ir.Phase) *[2]body {
 	switch phase {
 	case ir.Forward:
@@ -221,9 +231,9 @@ func (t *stageTimes) pass(phase ir.Phase) *[2]body {
 	panic(fmt.Sprintf("BUG: no pass %s", phase))
 }
 
-// passes lists what a stage does for a micro-batch that a phase of the skeleton's programs
-// is or has: the backward phase both passes of a schedule that splits it too, but with
-// overlap, which makes other programs for those.
+// passes lists the passes for which a phase of the blueprint's program has the instructions. The
+// backward phase serves the whole backward pass and both of its parts, except with overlap, under
+// which a split backward pass has a program of its own.
 func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
 	split := s.of.plan.Schedule == partition.ZeroBubble
 	switch {
@@ -237,8 +247,8 @@ func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
 	return []ir.Phase{phase}
 }
 
-// overlaps reports whether the plan runs communication beside something, of which a backward pass in two has
-// its own.
+// overlaps reports whether the plan overlaps communication with anything. Then a split backward
+// pass has a program of its own.
 func (s *skeleton) overlaps() bool { return s.plan.Overlap || s.plan.OverlapTP || s.plan.TPPieces > 1 }
 
 // uneven reports whether the last of m micro-batches is smaller than the others.
@@ -247,9 +257,9 @@ func (s *skeleton) uneven(m, microBatch int) bool {
 	return (s.batch+replicas-1)/replicas != m*microBatch
 }
 
-// each calls f at a whole micro-batch and at the last one for every stage that has
-// times of its own, and fills in nil ones by stage: those are alike of stages that one of
-// the blueprint stands for, if they also lie alike in the units of the network.
+// each calls f for a whole and for the last micro-batch, once for every stage with times of its
+// own, and fills in the entries of all. Stages share times if the same stage of the blueprint
+// stands for them and they lie alike in the network.
 func (s *skeleton) each(all []*stageTimes, microBatch int, f func(t *stageTimes, stage, size int, mesh ir.Mesh, at ir.Coord)) {
 	mesh := s.mesh(microBatch)
 	var first, last ir.Coord
@@ -273,7 +283,7 @@ func (s *skeleton) each(all []*stageTimes, microBatch int, f func(t *stageTimes,
 	}
 }
 
-// The two sizes of micro-batches.
+// The two sizes of micro-batches: all but the last, and the last.
 const (
 	whole = iota
 	rest
@@ -285,15 +295,15 @@ type timesKey struct {
 	schedule   partition.Schedule // "" where it does not matter
 }
 
-// toldTimes are those of stages with blocks recomputed to an extent at most.
-type toldTimes struct {
+// knownTimes are those of stages with blocks recomputed to an extent at most.
+type knownTimes struct {
 	stages []*stageTimes
 	most   extent
 }
 
-// under returns the skeleton with the programs and prices of a schedule, and which of them
-// those are: but on a crowded machine, or where overlap orders a backward pass in two by
-// itself, all schedules share theirs.
+// under returns the skeleton with the programs and prices of a schedule, and the key of its times: the
+// schedule, or "" where all schedules share them. They do not on a crowded machine, where prices
+// depend on how many ranks wait, nor where overlap gives a split backward pass an order of its own.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
 	crowded, split := s.price.Crowded(s.plan.PP()), s.overlaps() && schedule == partition.ZeroBubble
 	if !crowded && !split {
@@ -304,29 +314,29 @@ func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Sche
 		under.price = s.price.Scheduled(schedule)
 	}
 	if split {
-		under.of = s.of.split()
+		under.of = s.of.zeroBubble()
 	}
 	return &under, schedule
 }
 
-// times prices every stage for a size of micro-batch.
+// times returns what every stage takes, for a micro-batch size and a schedule.
 func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
 	s, schedule = s.under(schedule)
 	key := timesKey{microBatch, schedule}
 	known := s.known[key]
 	if known.stages == nil {
 		known.stages = make([]*stageTimes, len(s.plan.Stages))
-		s.tell(known.stages, microBatch, kept)
+		s.priceStages(known.stages, microBatch, kept)
 	} else if known.most < s.most {
-		s.tell(known.stages, microBatch, known.most+1)
+		s.priceStages(known.stages, microBatch, known.most+1)
 	}
-	s.known[key] = toldTimes{known.stages, s.most}
+	s.known[key] = knownTimes{known.stages, s.most}
 	return known.stages
 }
 
-// tell prices every stage with its blocks recomputed to an extent and to all beyond it that times are told of: what they
-// take with less is known.
-func (s *skeleton) tell(all []*stageTimes, microBatch int, from extent) {
+// priceStages prices every stage with its blocks recomputed to the given extent, and to all further ones
+// up to s.most. Times of lesser extents are there already.
+func (s *skeleton) priceStages(all []*stageTimes, microBatch int, from extent) {
 	even := s.of.even(s.mesh(microBatch))
 	s.each(all, microBatch, func(t *stageTimes, i, size int, mesh ir.Mesh, at ir.Coord) {
 		for phase := range ir.Update {
@@ -362,21 +372,21 @@ func (s *skeleton) ofLast(stage int, phase ir.Phase) bool {
 	return slices.ContainsFunc(s.stage(kept, stage, phase), func(in codegen.Instr) bool { return in.Last })
 }
 
-// mesh is that of the program at another size of micro-batch.
+// mesh is that of the plan with another micro-batch size.
 func (s *skeleton) mesh(microBatch int) ir.Mesh {
 	p := s.plan
 	p.MicroBatch = microBatch
 	return p.Mesh(s.batch)
 }
 
-// body puts a pass of a stage, or its update, together from the prices of its
-// phase: with blocks that recompute nothing, and as if they took no longer when they do.
+// body composes a pass of a stage, or its update, from the prices of its phase: with blocks that
+// recompute nothing. Until recompute corrects them, other extents have the same times.
 func (s *skeleton) body(stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
 	if s.plan.Overlap {
 		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, known: map[flowKey]flowTimes{}}
 	}
-	parts := s.split(stage, s.pass(prices, pass), mesh, at, kept, f)
+	parts := s.parts(stage, s.pass(prices, pass), mesh, at, kept, f)
 	for i := range parts {
 		for e := range extents {
 			parts[i].block[e] = parts[i].block[kept]
@@ -386,10 +396,10 @@ func (s *skeleton) body(stage int, pass ir.Phase, prices []priced, mesh ir.Mesh,
 	return parts
 }
 
-// recompute has a pass know what blocks take that are recomputed to an extent.
+// recompute adds to a pass the times of blocks that are recomputed to an extent.
 func (s *skeleton) recompute(parts body, stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord, e extent) {
 	f := parts[0].flow
-	recomputed := s.split(stage, s.pass(prices, pass), mesh, at, e, f)
+	recomputed := s.parts(stage, s.pass(prices, pass), mesh, at, e, f)
 	if len(recomputed) != len(parts) {
 		panic(fmt.Sprintf("BUG: stage %d: recomputation changes its transfers", stage))
 	}
@@ -407,11 +417,11 @@ func (s *skeleton) recompute(parts body, stage int, pass ir.Phase, prices []pric
 	}
 }
 
-// split sums prices between transfers. f, in a plan with overlap, learns them as
-// those of blocks recomputed to the given extent.
-func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, again extent, f *flow) body {
+// parts sums prices between transfers. In a plan with overlap, f also learns them, as those of
+// blocks recomputed to the given extent.
+func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, e extent, f *flow) body {
 	price := s.price.As(stage)
-	parts := body{{flow: f}} // work, before whatever comes
+	parts := body{{flow: f}} // begins with work, whatever comes first
 	next := func(kind sim.OpKind) *part {
 		k := len(parts) - 1
 		if kind == sim.Work && parts[k].kind == sim.Work {
@@ -434,7 +444,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			kind = sim.Recv
 		}
 		if f != nil && kind != sim.Work {
-			next(sim.Work) // between two transfers too
+			next(sim.Work) // there is work between two transfers, too
 		}
 		p := next(kind)
 		x := item{kind: kind, time: time, each: s.of.ofBlock[n], given: s.of.given[n]}
@@ -467,7 +477,7 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.fixed += time
 		}
 		if f != nil {
-			f.follow(again, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.of.async, x)
+			f.follow(e, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.of.async, x)
 		}
 	}
 	if f != nil {
@@ -476,12 +486,13 @@ func (s *skeleton) split(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 	return parts
 }
 
-// mayGoAhead reports whether recomputation does what a node of the backward pass does, before there is a gradient.
+// mayGoAhead reports whether recomputation, which may run before the gradient arrives, already does
+// what a node of the backward pass does.
 func mayGoAhead(n *ir.Node) bool {
 	return n.Op == ir.OpAllGather || n.Op == ir.OpAllToAll || n.Op == ir.OpSlice || n.Op == ir.OpFetch || n.Op == ir.OpKeysValues
 }
 
-// blockOperands counts the operands of a node that blocks of its stage make.
+// blockOperands counts the operands of a node that are made by blocks of its own stage.
 func blockOperands(n *ir.Node) int {
 	count := 0
 	for _, a := range n.Args {

@@ -5,13 +5,16 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// longest is how many days a step may take at the peak rate of its devices. Picoseconds count 106 days, and all that is no product
-// takes time besides.
+// A step that is too long to count in picoseconds is refused before it is priced. [Search] and [Predict]
+// ask for that first.
+
+// longest is how many days a step may take at the peak rate of its devices. Picoseconds in 64 bits
+// count 106 days; the rest is left for everything that is not a product.
 const longest = 10
 
-// priceable refuses a step that takes longer on a number of ranks than can be counted.
+// priceable refuses a step that would take longer on so many ranks than can be counted.
 func priceable(g *ir.Graph, batch int, c *cost.Cluster, ranks int) error {
-	flops, tokens, dtype := 0.0, int64(0), ir.F32 // 6 for each weight and token, without attention (Kaplan et al. 2020, section 2.1)
+	flops, tokens, dtype := 0.0, int64(0), ir.F32 // 6 per weight and token, without attention (Kaplan et al. 2020, section 2.1)
 	for _, n := range g.Nodes {
 		switch n.Op {
 		case ir.OpInput:

@@ -9,18 +9,19 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Where the ranks of an outline lie in the network is told by the size of a unit and by the
-// order of its axes over its ranks, [partition.UsualOrder] or another. Programs and their
-// memory are the same anywhere; what differs is how groups and transfers go through the
-// network. So an outline is bounded anywhere first, with the best place that there is for
-// every axis by itself, and only where that leaves something it is looked at place by place.
+// Where the ranks of an outline lie in the network follows from the size of a unit and from the
+// order of its axes over its ranks: [partition.UsualOrder] or another. Programs and their memory
+// are the same wherever they lie; only the ways of groups and transfers through the network differ.
+// So an outline is bounded first as if every axis had the best place by itself ("anywhere", a
+// [tract]), and only if that leaves hope is it looked at place by place. explore.go bounds tracts
+// first, and opens them.
 
-// anywhere stands, as the order of ranks of an outline, for all units and orders. The unit of
-// such an outline is the whole run.
+// anywhere, as the order of ranks of an outline, stands for all units and orders. The unit of such
+// an outline is the whole run.
 const anywhere = "anywhere"
 
-// anywhere returns the outline anywhere. On a cluster of several kinds of devices, where units
-// say on which of them positions lie, that is where it is.
+// anywhere returns the outline anywhere. On a cluster of several kinds of devices outlines stay
+// where they are, as the unit says which positions lie on which kind.
 func (s *searcher) anywhere(o outline) outline {
 	if len(s.cluster.Pools) == 0 {
 		o.plan, o.dp, o.ranks = s.opts.RuntimeNGPUs, s.replicas(o), anywhere
@@ -28,17 +29,17 @@ func (s *searcher) anywhere(o outline) outline {
 	return o
 }
 
-// tract is an outline anywhere, with one number of chunks or any, and what is known of its
-// places.
+// tract is an outline anywhere, with one number of chunks or any, and what is known of its places.
 type tract struct {
 	*pending
-	spares []*pending // what spares memory beside it, where memory slows it down
-	// Its places are pending, in the usual order of ranks and in others; of any number of
-	// chunks the tracts of each are there.
+	spares []*pending // the outlines that spare memory beside it, if the limit on memory slows it down
+	// opened: its places in the usual order of ranks are pending, or, if it stands for any number
+	// of chunks, the tracts of each number have been added. reordered: its places in other orders
+	// are pending, too.
 	opened, reordered bool
 }
 
-// least is the floor of the tract and of what spares memory beside it.
+// least is the least floor of the tract and of what spares memory beside it.
 func (t *tract) least() cost.Picoseconds {
 	least := t.floor()
 	for _, p := range t.spares {
@@ -47,7 +48,7 @@ func (t *tract) least() cost.Picoseconds {
 	return least
 }
 
-// tractsOf lists outlines of some degrees by tracts.
+// tractsOf lists the outlines of some degrees, as tracts.
 func (s *searcher) tractsOf(all []degrees) []*tract {
 	var list []*tract
 	s.units = map[degrees][]degrees{}
@@ -76,9 +77,9 @@ func (s *searcher) tract(o outline) *tract {
 	return &tract{pending: &pending{outline: o, first: s.floorsOf(o)}}
 }
 
-// enter adds a tract to what is pending, in the usual order of ranks, or with every number of
-// chunks to the tracts.
-func (s *searcher) enter(t *tract) {
+// openTract adds the places of a tract in the usual order of ranks to what is pending; if the tract
+// stands for any number of chunks, it adds a tract for each number instead.
+func (s *searcher) openTract(t *tract) {
 	t.opened = true
 	if t.chunks != anyChunks {
 		s.place(t, false)
@@ -90,9 +91,9 @@ func (s *searcher) enter(t *tract) {
 	}
 }
 
-// survey raises the floors of a tract that are at most the limit, and reports whether it, or
-// what spares memory beside it, may have plans of at most that time.
-func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
+// mayImprove raises those floors of a tract that are at most the limit. It reports whether the
+// tract, or what spares memory beside it, may have plans that take at most that time.
+func (s *searcher) mayImprove(t *tract, limit cost.Picoseconds) bool {
 	if t.floor() <= limit {
 		if s.raise(t.pending, limit, flowLimited); t.spares == nil && slices.ContainsFunc(t.rest(), func(x sized) bool { return x.held(limit) }) {
 			t.spares = s.sparing(t.pending)
@@ -104,8 +105,8 @@ func (s *searcher) survey(t *tract, limit cost.Picoseconds) bool {
 	return t.least() <= limit
 }
 
-// place adds a tract to what is pending in all of its units, in the usual order of their
-// ranks or that of the options, or in others.
+// place adds a tract to what is pending in all of its units, either with their ranks in the usual
+// order (or that of the options), or in all other orders.
 func (s *searcher) place(t *tract, reorder bool) {
 	places := s.places(t.outline)
 	if reorder {
@@ -123,9 +124,9 @@ func (s *searcher) place(t *tract, reorder bool) {
 	}
 }
 
-// reorder adds tracts that may have plans of interest to what is pending in
-// other orders of ranks, and reports whether there is any. Before something fits it is of no
-// use, as plans need the same memory in any order.
+// reorder makes tracts that may have plans of interest pending in other orders of ranks, and
+// reports whether it added any. It is called only once something fits: plans need the same memory
+// in any order.
 func (s *searcher) reorder() bool {
 	before := len(s.pending)
 	for _, t := range s.tracts {
@@ -137,8 +138,8 @@ func (s *searcher) reorder() bool {
 	return len(s.pending) > before
 }
 
-// unopened lists the outlines of tracts that are not opened, and of what spares memory beside them, in the first
-// of their places.
+// unopened lists the outlines of tracts that were never opened, and of what spares memory beside
+// them, each at the first of its places.
 func (s *searcher) unopened() []*pending {
 	var all []*pending
 	for _, t := range s.tracts {
@@ -162,7 +163,8 @@ func (o Options) ranks(d degrees) string {
 	return partition.RankOrderOf(o.RankOrder, d.sizes())
 }
 
-// places lists the units of an outline anywhere with their ranks in the usual order, or that of the options.
+// places lists an outline anywhere in each of its units, with ranks in the usual order or that of
+// the options.
 func (s *searcher) places(o outline) []outline {
 	units := s.units[o.degrees]
 	all := make([]outline, 0, len(units))
@@ -173,10 +175,10 @@ func (s *searcher) places(o outline) []outline {
 	return all
 }
 
-// otherOrders lists one of them with its ranks in the other orders that are searched.
+// otherOrders lists an outline in the other orders of its ranks that are searched.
 func (s *searcher) otherOrders(o outline) []outline {
 	if o.split != (split{replicate: s.opts.replicate()}) {
-		return nil // in the usual order only
+		return nil // these are searched in the usual order only
 	}
 	orders := s.rankOrders(o.degrees)
 	all := make([]outline, 0, len(orders))
@@ -186,9 +188,9 @@ func (s *searcher) otherOrders(o outline) []outline {
 	return all
 }
 
-// rankOrders lists the orders beside the usual one that the search tries of a unit: those that
-// differ (see [degrees.differs]), and with data-parallel ranks outermost only where a smaller
-// unit, which is the same, cannot be.
+// rankOrders lists the orders besides the usual one that the search tries for a unit: those that
+// differ (see [degrees.differs]). Data-parallel ranks are outermost only if a smaller unit is not
+// allowed, which would be the same.
 func (s *searcher) rankOrders(d degrees) []string {
 	o := s.opts
 	if o.RankOrder != "" || o.Policy != AutoDist || len(s.cluster.Pools) > 0 || !s.rates.Hierarchical(o.RuntimeNGPUs) {
@@ -217,9 +219,10 @@ func (s *searcher) rankOrders(d degrees) []string {
 	return all
 }
 
-// differs reports whether an order of axes is not the same as one before it: whether of no
-// two neighbours that are not in the usual order both lie inside the units of each level of
-// the network, or both over them, so that exchanging them changes nothing.
+// differs reports whether an order of axes is not equivalent to one that comes before it.
+// Exchanging two neighbouring axes changes nothing if no unit of any level of the network divides
+// their ranks: if both lie inside a unit, or both lie over whole units. So of equivalent orders
+// only the one in which all such neighbours are in the usual order differs.
 func (d degrees) differs(order []string, m *cost.Model) bool {
 	sizes, apart := d.sizes(), 1
 	for i, name := range order[:max(len(order), 1)-1] {
@@ -237,47 +240,48 @@ func (d degrees) sizes() map[string]int {
 	return map[string]int{partition.AxisTP: d.tp, partition.AxisCP: d.cp, partition.AxisDP: d.dp, partition.AxisPP: d.pp}
 }
 
-// lies is how groups of tensor and context parallelism may lie in the network.
-type lies [2][]cost.Group
+// groupPlaces is where the groups of tensor and of context parallelism may lie in the network.
+type groupPlaces [2][]cost.Group
 
-// liesKey is what they follow from: their sizes, and how far neighbours are apart, 0 for
+// groupPlacesKey is what that depends on: the sizes of both and the distance between neighbours, 0 for
 // anywhere.
-type liesKey struct{ tp, cp, tpApart, cpApart int }
+type groupPlacesKey struct{ tp, cp, tpApart, cpApart int }
 
-// liesOf returns how the groups of an outline lie in another order than the usual one,
-// the same value for all that lie alike; nil where they lie as in that, or none that it may
-// have lies better. Those of a grid always lie as in that.
-func (s *searcher) liesOf(o outline) *lies {
+// groupPlacesOf returns where the groups of an outline lie, the same value for all that lie alike. It is
+// nil if they lie as in the usual order of ranks, or, anywhere, if no order lets them communicate
+// faster. Groups of a grid always lie as in the usual order.
+func (s *searcher) groupPlacesOf(o outline) *groupPlaces {
 	switch {
 	case o.ranks == "" || o.cp == 1 && o.tp == 1 || o.rows > 0:
 		return nil
 	case o.ranks == anywhere:
-		return s.best(o)
+		return s.groupPlacesAnywhere(o)
 	}
 	apart := partition.StridesOf(o.ranks, o.tp, o.cp, o.dp, o.pp)
 	if (o.tp == 1 || apart.TP == 1) && (o.cp == 1 || apart.CP == o.tp) {
 		return nil
 	}
-	key := liesKey{o.tp, o.cp, apart.TP, apart.CP}
-	if known := s.lies[key]; known != nil {
+	key := groupPlacesKey{o.tp, o.cp, apart.TP, apart.CP}
+	if known := s.groupPlaces[key]; known != nil {
 		return known
 	}
-	l := &lies{s.rates.Groups(key.tp, key.tpApart), s.rates.Groups(key.cp, key.cpApart)}
-	for _, other := range s.lies {
+	l := &groupPlaces{s.rates.Groups(key.tp, key.tpApart), s.rates.Groups(key.cp, key.cpApart)}
+	for _, other := range s.groupPlaces {
 		if other != nil && slices.Equal(l[0], other[0]) && slices.Equal(l[1], other[1]) {
 			l = other
 			break
 		}
 	}
-	s.lies[key] = l
+	s.groupPlaces[key] = l
 	return l
 }
 
-// best returns the groups of tensor and context parallelism that an outline has in the
-// usual order of ranks, of which the slowest of a unit is waited for, and those in others that may communicate faster; nil if none may.
-func (s *searcher) best(o outline) *lies {
-	key := liesKey{tp: o.tp, cp: o.cp}
-	l, known := s.lies[key]
+// groupPlacesAnywhere returns the groups of tensor and context parallelism of an outline anywhere:
+// those in the usual order of ranks, the slowest of which is waited for, and those in other orders that
+// may communicate faster. It is nil if none may.
+func (s *searcher) groupPlacesAnywhere(o outline) *groupPlaces {
+	key := groupPlacesKey{tp: o.tp, cp: o.cp}
+	l, known := s.groupPlaces[key]
 	if known {
 		return l
 	}
@@ -286,7 +290,7 @@ func (s *searcher) best(o outline) *lies {
 	if trunk == nil {
 		return nil
 	}
-	l = &lies{}
+	l = &groupPlaces{}
 	for k, name := range []string{partition.AxisTP, partition.AxisCP} {
 		axis := trunk.mesh.Axis(name)
 		if axis < 0 {
@@ -307,12 +311,12 @@ func (s *searcher) best(o outline) *lies {
 	if !nearer {
 		l = nil
 	}
-	s.lies[key] = l
+	s.groupPlaces[key] = l
 	return l
 }
 
-// work returns work of which only the groups lie otherwise than as usual.
-func (l *lies) work(usual *work) *work {
+// work returns the work of the usual order with its groups lying elsewhere.
+func (l *groupPlaces) work(usual *work) *work {
 	w := *usual
 	w.known, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
 	w.recomputed, w.passes = map[recomputeKey]*recomputeTimes{}, [extents]*work{}

@@ -12,21 +12,26 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// extent is how much of a block is computed again in the backward pass.
+// What a stage may recompute, and which of these choices compete. A stage recomputes its first blocks
+// in full, the next ones in part, and the others not at all ([recomputation]). Recomputing more than
+// memory makes necessary can only pay in the block that the backward pass meets first, so few choices
+// remain for each number of blocks ([bounds.options]); bound.go and cut.go branch over those.
+
+// extent is how much of a block is recomputed in the backward pass.
 type extent int
 
 const (
 	kept      extent = iota // nothing
-	pointwise               // its norms and activation function
+	pointwise               // its norms and activation functions
 	selective               // its attention
 	full                    // all
 	extents
 )
 
-// partial reports whether some of a block is recomputed, and some not.
+// partial reports whether a part of a block is recomputed, not all.
 func (e extent) partial() bool { return e == pointwise || e == selective }
 
-// covers reports whether what an op of a block makes is recomputed.
+// covers reports whether the result of an op of a block is recomputed.
 func (e extent) covers(op ir.Op) bool {
 	switch e {
 	case pointwise:
@@ -37,7 +42,7 @@ func (e extent) covers(op ir.Op) bool {
 	return e == full
 }
 
-// drops reports whether a value is what such an op makes, wherever it lies.
+// drops reports whether a value is such a result, wherever it lies and in whatever precision.
 func (e extent) drops(v *ir.Value) bool {
 	n := v.Def
 	for len(n.Args) > 0 && (n.Op.Class() == ir.Comm || n.Op == ir.OpCast) {
@@ -46,8 +51,8 @@ func (e extent) drops(v *ir.Value) bool {
 	return e.covers(n.Op)
 }
 
-// recomputation is how many blocks of a stage are recomputed: from the first, so
-// many in full, then so many selectively and so many pointwise.
+// recomputation is how many blocks of a stage are recomputed: the first ones in full, the next ones
+// selectively or pointwise.
 type recomputation struct{ full, selective, pointwise int }
 
 func recomputationOf(s partition.Stage) recomputation {
@@ -66,10 +71,10 @@ func (r recomputation) stage(first, n int) partition.Stage {
 	return partition.Stage{First: first, Last: first + n, Recompute: r.full, Selective: r.selective, Pointwise: r.pointwise}
 }
 
-// some returns how many blocks compute something again.
+// some returns how many blocks recompute something.
 func (r recomputation) some() int { return r.full + r.selective + r.pointwise }
 
-// counts returns how many of n blocks there are of each extent.
+// counts returns how many of n blocks are recomputed to each extent.
 func (r recomputation) counts(n int) [extents]int {
 	return [extents]int{kept: n - r.some(), pointwise: r.pointwise, selective: r.selective, full: r.full}
 }
@@ -87,7 +92,8 @@ func (r recomputation) of(block int) extent {
 	return kept
 }
 
-// until returns the first block after one that is of another extent, beyond all blocks if none is.
+// until returns the first block after the given one that has another extent, or a number beyond all
+// blocks.
 func (r recomputation) until(block int) int {
 	for _, end := range []int{r.full, r.full + r.selective, r.some()} {
 		if block < end {
@@ -97,15 +103,13 @@ func (r recomputation) until(block int) int {
 	return math.MaxInt
 }
 
-// last returns the extent of the last of n blocks, which the backward pass meets
-// first.
+// last returns the extent of the last of n blocks, which the backward pass meets first.
 func (r recomputation) last(n int) extent { return r.of(n - 1) }
 
 // first returns the extent of the first block.
 func (r recomputation) first() extent { return r.of(0) }
 
-// choices lists a stage of n blocks with all of them recomputed to each extent, as far as
-// those are to choose from.
+// choices lists the ways to recompute all n blocks of a stage to the same extent.
 func (r Recompute) choices(n int) []recomputation {
 	var all []recomputation
 	for _, e := range r.extents() {
@@ -114,8 +118,8 @@ func (r Recompute) choices(n int) []recomputation {
 	return all
 }
 
-// tried is a stage with blocks of which some are recomputed, found not to fit
-// when it was allocated for real.
+// tried is a stage with some blocks recomputed that was found not to fit when its memory was laid
+// out.
 type tried struct {
 	stage, blocks int
 	recomputed    recomputation
@@ -125,25 +129,25 @@ func triedOf(stage int, s partition.Stage) tried {
 	return tried{stage, s.Last - s.First, recomputationOf(s)}
 }
 
-// option is a recomputation of a stage that may be part of the fastest plan, with a
-// lower bound of the time of plans that have it.
+// option is a recomputation of a stage that may be part of the fastest plan, with a lower bound of
+// the time of plans that have it.
 type option struct {
 	recomputation
 	time cost.Picoseconds
-	// late is a lower bound but for the blocks that are not before the stage: see
+	// late is a lower bound too, without the blocks that do not lie before the stage: see
 	// [bounds.from].
 	late cost.Picoseconds
 }
 
-// options lists the recomputations with which n blocks may fit a stage, but for those
-// that take at least as long as another in every stretch between two transfers, so
-// that no plan is faster with them: a step ends no earlier when part of it takes
-// longer. Blocks that are recomputed besides only make stretches longer, but for the
-// last, which the backward pass meets first: it is computed again while the gradient
-// is waited for. So of each extent of the last block the least that fits competes.
+// options lists the recomputations with which n blocks may fit a stage and that may be part of the
+// fastest plan. A step ends no earlier if a part of it takes longer, so a recomputation is left out if
+// it takes at least as long as another one in every stretch between two transfers. Recomputing one
+// more block makes stretches longer, with one exception: the last block, which the backward pass
+// meets first, is recomputed while its gradient is waited for. So for each extent of the last block,
+// the least recomputation that fits competes.
 func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []recomputation {
 	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
-		return nil // its stages are equal
+		return nil // stages are equal
 	}
 	m, room := &b.pipe.memory[stage], b.pipe.room[stage]
 	fits := func(r recomputation) bool {
@@ -163,10 +167,10 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 	}
 	var all []recomputation
 	partly := []extent{pointwise, selective}
-	for f := range n {
+	for f := range n { // the last block kept
 		if r := (recomputation{full: f}); fits(r) {
 			all = append(all, r)
-			break // more in full would only be more
+			break // more in full only takes longer
 		}
 		for _, e := range partly {
 			for k := m.fewest(e, n, f, room, b.limit); k < n-f; k++ {
@@ -177,7 +181,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 			}
 		}
 	}
-	for _, e := range partly {
+	for _, e := range partly { // the last block recomputed in part
 		for f := range n {
 			if r := mixed(f, e, n-f); fits(r) {
 				all = append(all, r)
@@ -185,22 +189,22 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 			}
 		}
 	}
-	if r := (recomputation{full: n}); fits(r) {
+	if r := (recomputation{full: n}); fits(r) { // or in full
 		all = append(all, r)
 	}
 	return b.undominated(stage, n, all)
 }
 
-// mixed recomputes f blocks in full and so many to another extent.
+// mixed recomputes f blocks in full and so many others to another extent.
 func mixed(f int, e extent, count int) recomputation {
 	r := uniform(e, count)
 	r.full += f
 	return r
 }
 
-// undominated leaves out what takes at least as long as another everywhere; of equals
-// all but the one of the least work, and of those the one with the fewest full ones.
-// With overlap, where comparing them takes longer than bounding them, it sorts them: see [bounds.choices].
+// undominated leaves out recomputations that take at least as long as another one in every stretch. Of
+// equals it keeps the one of the least work, then the one with the fewest full blocks. With overlap it
+// only sorts them, as comparing takes longer than bounding: see [bounds.choices].
 func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation {
 	slices.SortFunc(all, func(x, y recomputation) int {
 		return cmp.Or(cmp.Compare(b.work[stage].at(n, x), b.work[stage].at(n, y)), cmp.Compare(x.full, y.full), cmp.Compare(x.selective, y.selective), cmp.Compare(x.pointwise, y.pointwise))
@@ -211,7 +215,7 @@ func (b *bounds) undominated(stage, n int, all []recomputation) []recomputation 
 	return undominated(all, func(r recomputation) []cost.Picoseconds { return b.pipe.stretches(stage, n, r) })
 }
 
-// undominated leaves out what takes in no stretch less than something before it.
+// undominated leaves out what takes at least as long, in every stretch, as some element before it.
 func undominated[T any](all []T, stretches func(T) []cost.Picoseconds) []T {
 	if len(all) < 2 {
 		return all
@@ -235,8 +239,8 @@ func undominated[T any](all []T, stretches func(T) []cost.Picoseconds) []T {
 	return kept
 }
 
-// choices returns the options of a stage with n blocks. With overlap it leaves out dominated ones
-// only here, as few numbers of blocks are ever asked for.
+// choices returns the options of a stage with n blocks. With overlap it is only here that dominated
+// ones are left out, as few numbers of blocks are ever asked for.
 func (b *bounds) choices(stage, n int) []option {
 	if b.pipe.template.Overlap && !b.compared[stage][n-1] {
 		b.compared[stage][n-1] = true
@@ -245,8 +249,9 @@ func (b *bounds) choices(stage, n int) []option {
 	return b.again[stage][n-1]
 }
 
-// stretches lists the time of everything that a stage does between two transfers, or with
-// overlap, where its stream does something, how that follows from the marks of its bodies.
+// stretches lists the times of everything that a stage does between two transfers. With overlap, if
+// the communication stream does anything, it lists instead the coefficients by which these times
+// follow from the marks of its bodies (see flow).
 func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 	all := make([]cost.Picoseconds, 0, 16)
 	for _, phase := range []ir.Phase{ir.Backward, ir.WeightGrad} {
@@ -268,17 +273,17 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 	return all
 }
 
-// fewest returns the fewest of n blocks, at least one, with which they may fit when those are
-// recomputed to an extent besides f in full, and others not at all; n-f or more if none does.
+// fewest returns the fewest of n blocks, at least one, that must be recomputed to an extent besides
+// f in full for the stage to fit, with none of the others recomputed; n-f or more if it never fits.
 func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit } // which falls with k
+	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit } // memory falls with k
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
-		return 1 // this recomputation may save nothing: nothing to skip
+		return 1 // this recomputation may save nothing, so no number can be skipped
 	}
 	return 1 + sort.Search(max(0, n-f-1), func(k int) bool { return fits(1 + k) })
 }
 
-// least bounds n blocks with any recomputation.
+// least bounds the arena of n blocks from below, with any recomputation.
 func (m *stageMemory) least(n int, room codegen.Chunk) int64 {
 	slot, more, temp, apart := m.slot[kept], m.moreSlot[kept], m.temp[kept], m.apart[kept]
 	for e := kept + 1; e < extents; e++ {

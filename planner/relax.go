@@ -272,7 +272,7 @@ func (w *work) persistentOf(batch int) *persistent {
 // All is in order but for what beside and once count. With overlap the new weights of a block are gathered beside the
 // update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
-	way := s.order(o)
+	way := s.waysOf(o)
 	o.pieces = 0 // whatever they are
 	if known := way.moved[o.sharding]; known != nil {
 		return known

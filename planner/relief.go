@@ -44,7 +44,7 @@ func (s *searcher) relieve() []*pending {
 			x.idle = x.floor <= limit && !p.base.slowed(x, p.pieces, gain)
 		}
 	}
-	return s.sight(true)
+	return s.openList(true)
 }
 
 // slowed reports whether plans of an outline, with the size and schedule of x and so many parts, might take at most the given

@@ -8,21 +8,22 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Tensor parallelism need not split every module. A module whose weights all ranks of tp
-// hold works on a slice of the sequence where that is sharded, and exchanges nothing: not
-// its input and its sum, as a split one does with every micro-batch, only the gradients of
-// its weights, once a step. Attention exchanges tokens for heads if there are enough, which is
-// less than to gather and to reduce (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every
-// rank does all of them, and the projections of its tokens. Where ranks share the sequences of a micro-batch
-// instead attention exchanges nothing: with all blocks replicated that is data parallelism of which the
-// vocabulary's table and head are split over the same ranks. With neither every rank would do the same.
+// Which modules tensor parallelism leaves whole. A module whose weights all tp ranks hold works on
+// each rank's slice of the sequence, if that is sharded. It then exchanges neither its input nor
+// its sum, as a split one does with every micro-batch, only the gradients of its weights once a
+// step. Attention exchanges tokens for heads if there are enough heads, which is less than
+// gathering and reducing (Jacobs et al. 2023, "DeepSpeed Ulysses"); with fewer, every rank does all
+// heads, and the projections of its own tokens. Where ranks share the sequences of a micro-batch
+// instead (batch parallelism), attention exchanges nothing: with all blocks replicated that is data
+// parallelism, with the vocabulary's table and head split over the same ranks. If neither sequence
+// nor batch were shared, every rank would do the same.
 //
-// What it costs is memory, of the weights and gradients, as the optimizer's state is sharded over these ranks too
-// from ZeRO stage 1 on, so that most of these outlines cannot win. A plan may be faster the
-// more of its blocks recompute, which then exchange in a bubble, so that of these outlines not
-// all recomputations are searched, but what the options say, or none.
+// The price is memory for weights and gradients. (From ZeRO stage 1 on the optimizer's state is
+// sharded over these ranks too.) So most of these outlines cannot win. A plan may be faster the
+// more of its blocks it recomputes, as these then exchange in a bubble; so in these outlines
+// recomputation is not searched: it is as the options say, or none.
 
-// recompute is what outlines with such modules replicated may recompute.
+// recompute is the recomputation of outlines in which such modules are replicated.
 func (o Options) recompute(replicate string) Recompute {
 	if replicate != "" && o.Recompute == RecomputeSearched {
 		return RecomputeNone
@@ -30,8 +31,8 @@ func (o Options) recompute(replicate string) Recompute {
 	return o.Recompute
 }
 
-// replications lists what may be replicated of modules, as names joined by "+", beside
-// nothing: every set of them but all.
+// replications lists what may be replicated besides nothing: every set of modules but all of them,
+// as names joined by "+".
 func replications(modules []string) []string {
 	all := sets(modules)
 	return all[:max(len(all), 1)-1]
@@ -57,7 +58,7 @@ func (l *layouts) wholes() []partition.Placement {
 	if l.whole == nil {
 		for _, g := range l.groups() {
 			for _, w := range g.weights {
-				if p := splitOf(w, -1); !slices.Contains(l.whole, p) {
+				if p := placementOf(w, -1); !slices.Contains(l.whole, p) {
 					l.whole = append(l.whole, p)
 				}
 			}
@@ -77,14 +78,14 @@ func (l *layouts) modules() []string {
 	return names
 }
 
-// splitting returns the layout for a degree of tensor parallelism with some modules on a
-// grid, or replicated: all others are split as [layouts.find] has them.
+// splitting returns the layout for a degree of tensor parallelism with some modules on a grid, or
+// replicated. All others are split as [layouts.find] says.
 func (l *layouts) splitting(tp int, x split) []partition.Placement {
 	if x.rows > 0 {
 		return l.onGrid(tp, x)
 	}
 	split := l.find(tp)
-	if x.batch { // also tables that are only looked up: all that is left to share
+	if x.batch { // tables that are only looked up, too: nothing else is left to share
 		split = l.withTables(split, tp)
 	}
 	if x.replicate == "" {
@@ -101,10 +102,10 @@ func (l *layouts) splitting(tp int, x split) []partition.Placement {
 	return all
 }
 
-// replications lists what the search tries to replicate in an outline, beside nothing: with
-// sequence parallelism, ranks of tp in one node, and where the batch
-// has no sequence for each of dp x tp or tp is asked for. Otherwise tp is there to spare
-// memory, which replication takes again.
+// replications lists what the search tries to replicate in an outline besides nothing. It tries so
+// under sequence parallelism, with the ranks of tp in one node, and where the batch has no sequence
+// for each of dp x tp, or tp is asked for. Elsewhere tp is there to spare memory, which replication
+// takes again.
 func (s *searcher) replications(o outline) []string {
 	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && s.within(o.degrees) && s.pays(o)) {
 		return nil
@@ -115,12 +116,14 @@ func (s *searcher) replications(o outline) []string {
 	return s.replicable
 }
 
-// batched lists what the search replicates over tensor-parallel ranks that share the batch: modules of
-// blocks, with all of which only the vocabulary is not data parallel over all ranks, or what options say.
-// Each rank must have a sequence. Unless it is asked for it is searched where ranks of tp lie in one node,
-// without context parallelism, and where a step has no more than a token for four of the vocabulary: tokens are
-// exchanged at its table and head in both passes, where its gradients, which need not be summed then, are
-// exchanged twice, and may be beside the computation.
+// batched lists what the search replicates over tensor-parallel ranks that share the batch: modules
+// of blocks, or what the options say. With all modules of blocks replicated, only the vocabulary is
+// not data parallel over all ranks. Each rank must have a sequence.
+//
+// Unless it is asked for, batch parallelism is searched only where ranks of tp lie in one node,
+// without context parallelism, and where a step has at most one token for four symbols of the
+// vocabulary. For it exchanges tokens at the vocabulary's table and head in both passes; without it
+// their gradients are exchanged twice, possibly beside the computation.
 func (s *searcher) batched(d degrees) []split {
 	o, replicas := s.opts, s.replicas(outline{degrees: d})
 	if o.BatchParallel == "off" || d.tp == 1 || o.TPRows > 1 || replicas*d.tp > s.batch {
@@ -132,30 +135,32 @@ func (s *searcher) batched(d degrees) []split {
 			return nil
 		}
 	}
-	if s.whole != nil {
-		return s.whole
+	if s.batchSplits != nil {
+		return s.batchSplits
 	}
-	s.whole = []split{}
+	s.batchSplits = []split{}
 	for _, x := range append([]string{""}, replications(s.layouts.modules())...) {
-		searched := slices.Contains(s.layouts.ofBlocks(), x)
-		switch on := o.BatchParallel == "on"; {
+		var searched bool
+		switch asked := o.BatchParallel == "on"; {
 		case o.Replicate != "":
-			searched = x == o.replicate() && (x != "" || on)
-		case on:
+			searched = x == o.replicate() && (x != "" || asked)
+		case asked:
 			searched = true
+		default:
+			searched = slices.Contains(s.layouts.ofBlocks(), x)
 		}
 		if searched {
-			s.whole = append(s.whole, split{replicate: x, batch: true})
+			s.batchSplits = append(s.batchSplits, split{replicate: x, batch: true})
 		}
 	}
-	return s.whole
+	return s.batchSplits
 }
 
-// withTables adds placements that split tables over their rows, where there is none.
+// withTables adds placements that split tables over their rows, where there are none.
 func (l *layouts) withTables(placed []partition.Placement, tp int) []partition.Placement {
 	all := slices.Clone(placed)
 	for _, v := range l.tables() {
-		p := splitOf(v, 0)
+		p := placementOf(v, 0)
 		if v.Type.Shape[0] >= tp && !slices.ContainsFunc(placed, func(q partition.Placement) bool { return q.Match == p.Match }) {
 			all = append(all, p)
 		}
@@ -188,7 +193,7 @@ func (l *layouts) ofBlocks() []string {
 	var names []string
 	for _, g := range l.groups() {
 		if ir.BlockOf(g.weights[0].Def.Name) != "" {
-			names = append(names, splitOf(g.weights[0], -1).Module())
+			names = append(names, placementOf(g.weights[0], -1).Module())
 		}
 	}
 	return sets(names)
@@ -202,7 +207,7 @@ func (s *searcher) within(d degrees) bool {
 // pays reports whether the batch has no sequence for each of dp x tp, or tp is asked for.
 func (s *searcher) pays(o outline) bool { return s.replicas(o)*o.tp > s.batch || s.opts.TP > 1 }
 
-// splitOf is how a plan of the search cuts weights, beside its pins.
+// splitOf tells how a plan of the search cuts weights, apart from its pins.
 func (s *searcher) splitOf(p *partition.Plan) split {
 	free := partition.Plan{TPRows: p.TPRows, Placements: p.Placements[min(len(s.opts.Pins), len(p.Placements)):]}
 	if p.Rows() > 1 {

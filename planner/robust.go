@@ -14,35 +14,36 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// Robustness is how plans fare when the figures of the cluster are not what they
-// are taken to be. It is of the plans compared alone: another may be the fastest on
-// a perturbed cluster.
+// How much the choice of plan depends on the figures of the cluster, for autopar plan --robust and
+// the robust part of plan.json.
+
+// Robustness is how plans fare when the figures of the cluster are not what they are taken to be.
+// Only the given plans are compared: another one may be the fastest on a perturbed cluster.
 type Robustness struct {
 	Seed    int64 `json:"seed"`
 	Samples int   `json:"samples"`
-	// Contenders are in the order given; the first is the one that was chosen.
+	// Contenders are in the order given. The first is the plan that was chosen.
 	Contenders []Contender `json:"contenders"`
-	// Least is the contender with the least worst regret; of equals the first.
+	// Least is the index of the contender with the least worst regret; of equals, the first.
 	Least int `json:"least_worst_regret"`
 }
 
-// Contender is a plan on the perturbed clusters. The regret of a plan in a sample is
-// how much longer it takes than the fastest of all there, as a fraction.
+// Contender is a plan on the perturbed clusters. Its regret in a sample is how much longer it takes
+// than the fastest of all contenders there, as a fraction of that one's time.
 type Contender struct {
 	Plan        *partition.Plan `json:"-"`
-	Name        string          `json:"plan"`         // of whoever prints it
-	StepSeconds float64         `json:"step_seconds"` // on the cluster as it is stated
-	Best        int             `json:"best"`         // samples in which none is faster
+	Name        string          `json:"plan"`         // given by whoever prints it
+	StepSeconds float64         `json:"step_seconds"` // on the cluster as stated
+	Best        int             `json:"best"`         // samples in which no contender is faster
 	Mean        float64         `json:"mean_regret"`
 	Median      float64         `json:"median_regret"`
-	P90         float64         `json:"p90_regret"` // nine samples of ten are no worse
+	P90         float64         `json:"p90_regret"` // nine of ten samples are no worse
 	Worst       float64         `json:"worst_regret"`
 }
 
-// Robust prices plans on clusters of which every uncertain figure is multiplied by
-// exp(u z), where u is its relative uncertainty and z a standard normal number
-// drawn by seed, sample and place in [cost.Cluster.Constants]. A plan is compiled
-// once, however many samples there are.
+// Robust prices plans on clusters in which every uncertain figure is multiplied by exp(u z), where
+// u is its relative uncertainty and z a standard normal number, drawn by seed, sample and place in
+// [cost.Cluster.Constants]. Each plan is compiled once, however many samples there are.
 func Robust(g *ir.Graph, batch int, c *cost.Cluster, plans []*partition.Plan, samples int, seed int64) (*Robustness, error) {
 	if len(plans) == 0 || samples < 1 {
 		return nil, fmt.Errorf("planner: robust: %d plans in %d samples", len(plans), samples)
@@ -51,7 +52,7 @@ func Robust(g *ir.Graph, batch int, c *cost.Cluster, plans []*partition.Plan, sa
 	for i := range samples {
 		clusters = append(clusters, perturbed(c, seed, i))
 	}
-	times := make([][]cost.Picoseconds, len(plans)) // by plan and cluster
+	times := make([][]cost.Picoseconds, len(plans)) // by plan and cluster, the first as stated
 	errs := make([]error, len(plans))
 	var wg sync.WaitGroup
 	for i, p := range plans {
@@ -100,8 +101,8 @@ func perturbed(c *cost.Cluster, seed int64, sample int) *cost.Cluster {
 	return d
 }
 
-// prices compiles a plan and returns its step time on every cluster: by the
-// estimator, or where blocks differ by the simulation of the whole program.
+// prices compiles a plan and returns its step time on every cluster: by an [Estimator], or if
+// blocks differ, by simulating the whole program.
 func prices(g *ir.Graph, batch int, p *partition.Plan, clusters []*cost.Cluster) ([]cost.Picoseconds, error) {
 	var times []cost.Picoseconds
 	if e, err := NewEstimator(g, batch, clusters[0], p); err == nil {

@@ -7,21 +7,24 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Shrink returns the graph with only the first keep of its repeated blocks, when
-// all blocks are alike: whatever an honest pricing of the shorter graph says of a
-// block is true of each of the repeats. It returns false when there are no more
-// than keep blocks, or they differ.
+// Graphs with fewer of their repeated blocks. A model's blocks differ only in names, so a graph with
+// one or a few of them prices and lays out all. newBlockRow checks that the blocks are alike, and
+// [blockRow.keep] makes the short graph. [shrunken] in skeleton.go keeps them for the search;
+// package galvatron profiles them, by [Shrink].
+
+// Shrink returns the graph with only the first keep of its repeated blocks, if all blocks are
+// alike: whatever an honest pricing of the shorter graph says of a block is true of each of the
+// repeats. It returns false if there are no more than keep blocks, or if they differ.
 //
-// Blocks are alike when their nodes, taken in order, have the same ops,
-// attributes and types, and the same arguments: from inside the block at the same
-// place, from outside all blocks the same value, and from a neighbour at the same
-// place of the neighbour. At the ends of the row, where there is no neighbour, a
-// value from outside stands in for it.
+// Blocks are alike if their nodes, taken in order, have the same ops, attributes and types, and the
+// same arguments: an argument from inside the block is at the same place, one from outside all
+// blocks is the same value, and one from a neighbouring block is at the same place of that
+// neighbour. At the ends of the row, where there is no neighbour, a value from outside may stand in
+// for it.
 //
-// The removed blocks' neighbours close ranks: a value from the first removed
-// block is replaced by what the last block has there, and a value of the last
-// block by that of the last one kept. An add_n over all blocks (the gradient norm)
-// loses the operands of those removed.
+// The neighbours of the removed blocks are joined: a value from the first removed block is replaced
+// by what the last block has there, and a value from the last block by that of the last block kept.
+// An add_n over all blocks (the gradient norm) loses the operands of those removed.
 func Shrink(g *ir.Graph, keep int) (*ir.Graph, bool) {
 	row, ok := newBlockRow(g)
 	if !ok || keep < 1 || len(row.blocks) <= keep {
@@ -30,25 +33,24 @@ func Shrink(g *ir.Graph, keep int) (*ir.Graph, bool) {
 	return row.keep(keep)
 }
 
-// blockRow is the nodes of each repeated block in graph order. All blocks are alike.
+// blockRow has the nodes of each repeated block in graph order. All blocks are alike.
 type blockRow struct {
 	graph  *ir.Graph
 	names  []string
 	blocks [][]*ir.Node
-	at     []place     // by node
-	block  []int       // of the nodes in graph order
-	made   []*ir.Value // copies of the last graph that was made, by the ID of the original
-	begun  []bool      // by node
+	at     []place     // by node ID
+	block  []int       // by node, in graph order
+	made   []*ir.Value // scratch: the copies made for the last short graph, by ID of the original
+	begun  []bool      // scratch, by node ID
 }
 
-// place is where a node stands: block and index in it. A node outside has block
+// place is where a node stands: its block and its index there. A node of no block has block
 // outside.
 type place struct{ block, index int }
 
 const outside = -1
 
-// newBlockRow sorts nodes by block; ok is false when blocks differ, or there are not
-// even two.
+// newBlockRow sorts nodes by block; ok is false if blocks differ, or there are fewer than two.
 func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
 	names := partition.Blocks(g)
 	r := &blockRow{graph: g, names: names, blocks: make([][]*ir.Node, len(names)), at: make([]place, g.IDs()), block: make([]int, len(g.Nodes))}
@@ -76,8 +78,8 @@ func newBlockRow(g *ir.Graph) (row *blockRow, ok bool) {
 }
 
 func (r *blockRow) alike() bool {
-	// Of two blocks, the second is compared with the first; of more, all with an
-	// inner one, whose neighbours are both blocks.
+	// Of two blocks, the second is compared with the first. Of more, all are compared with an inner
+	// one, whose neighbours are both blocks.
 	like := max(0, min(1, len(r.blocks)-2))
 	for b := range r.blocks {
 		if len(r.blocks[b]) != len(r.blocks[like]) {
@@ -126,7 +128,7 @@ func (r *blockRow) sameArg(a, b int, x, y *ir.Value) bool {
 	switch {
 	case inX && inY:
 		return p.index == q.index && p.block-a == q.block-b
-	case inX: // y has no such neighbour, or x is no neighbour at all
+	case inX: // y must have no such neighbour, where something from outside stands in
 		beyond := b + p.block - a
 		return p.block != a && (beyond < 0 || beyond >= len(r.blocks))
 	case inY:
@@ -136,7 +138,7 @@ func (r *blockRow) sameArg(a, b int, x, y *ir.Value) bool {
 	return x == y
 }
 
-// sameAttr compares attributes but for the name of the block in them.
+// sameAttr compares attributes except for the name of the block in them.
 func (r *blockRow) sameAttr(a, b int, x, y ir.Attr) bool {
 	switch x := x.(type) {
 	case ir.DropoutAttr:
@@ -151,8 +153,8 @@ func (r *blockRow) sameAttr(a, b int, x, y ir.Attr) bool {
 	return x == y
 }
 
-// keep returns a graph with the first n blocks; ok is false when a block reads from
-// further than its neighbours.
+// keep returns a graph with the first n blocks; ok is false if a block reads from further away than
+// its neighbours.
 func (r *blockRow) keep(n int) (small *ir.Graph, ok bool) {
 	if r.made == nil {
 		r.made, r.begun = make([]*ir.Value, r.graph.IDs()), make([]bool, r.graph.IDs())
@@ -187,7 +189,7 @@ type shortener struct {
 
 func (s *shortener) removed(n *ir.Node) bool { return s.at[n.ID()].block >= s.n }
 
-// stand returns what a node outside the removed blocks reads for v.
+// stand returns what a node outside the removed blocks reads in place of v.
 func (s *shortener) stand(v *ir.Value) *ir.Value {
 	if !s.removed(v.Def) {
 		return v
@@ -195,11 +197,10 @@ func (s *shortener) stand(v *ir.Value) *ir.Value {
 	return s.blocks[s.n-1][s.at[v.Def.ID()].index].Results[v.Index]
 }
 
-// add copies a node, behind the nodes that it reads from now: the order of the rest
-// stays.
+// add copies a node after the nodes that it now reads from. Otherwise the order stays.
 func (s *shortener) add(n *ir.Node) bool {
 	if s.begun[n.ID()] {
-		return s.made[n.ID()] != nil // otherwise it would read from itself
+		return s.made[n.ID()] != nil // nil: it would read from itself
 	}
 	s.begun[n.ID()] = true
 	args := make([]*ir.Value, 0, len(n.Args))
@@ -210,7 +211,7 @@ func (s *shortener) add(n *ir.Node) bool {
 		case n.Op == ir.OpAddN:
 			continue
 		case p.block != outside:
-			// What follows the last block follows the last one kept.
+			// What follows the last block now follows the last one kept.
 			a = s.blocks[len(s.blocks)-1][p.index].Args[j]
 		default:
 			a = s.stand(a)

@@ -1,42 +1,47 @@
 package planner
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// skeleton prices plans of which only the size of micro-batches, the schedule and
-// the cut are open. The time and memory of any number of blocks per stage follow from
-// a blueprint, which has one: what does not belong to the block is there once, what
-// belongs to it as many times as there are blocks. The blocks are repeats of each
-// other, so this is no approximation; TestCostIsSimulation holds it to the simulation
-// of whole programs.
+// What prices the plans of one outline, and the graphs with few blocks behind it. All blocks of a
+// model are repeats of one, so a program with one block per stage tells the time and memory of
+// stages with any number of blocks: what does not belong to the block counts once, what belongs to
+// it as often as there are blocks. explore.go makes a [skeleton] for each outline of which it
+// prices pipelines.
+
+// skeleton prices plans with only the micro-batch size, the schedule and the cut open, from a
+// blueprint with one block per stage. As blocks are repeats of each other this is no approximation;
+// TestCostIsSimulation compares it with simulations of whole programs.
 type skeleton struct {
 	graphs  *shrunken
 	all     *blueprints
-	plan    partition.Plan // with stages, as many as there will be, of one block
+	plan    partition.Plan // with as many stages as there will be, of one block each
 	batch   int
 	blocks  int
-	outline outline // of which it is
+	outline outline
 	of      *blueprint
-	inner   *blueprint // of one stage, for the memory of further blocks
+	inner   *blueprint // with one stage: for the memory of each further block
 	price   *cost.Program
 	like    []int // by stage: the stage of the blueprint that stands for it
-	known   map[timesKey]toldTimes
-	memory  map[int][]stageMemory // the same
+	known   map[timesKey]knownTimes
+	memory  map[int][]stageMemory // by micro-batch size
 	lacks   []int64               // by position: see [searcher.lacks]
-	most    extent                // to which blocks are recomputed: of more, times and memory are not told
+	most    extent                // times and memory are known of blocks recomputed to this extent at most
 }
 
-// newSkeleton finds what stands for a plan.
+// newSkeleton finds the blueprints that stand for a plan.
 func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton, error) {
 	of, err := all.find(&p)
 	if err != nil {
 		return nil, err
 	}
-	further := p // a block after which others come, of which the loss is not: with whole logits its programs are those of most outlines
+	further := p // the loss does not bear on further blocks: without slices most outlines share these programs
 	further.LossSlices = 0
 	inner, err := all.inner(further)
 	if err != nil {
@@ -50,7 +55,7 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 	return s, nil
 }
 
-// inner finds the blueprint of one stage of a plan.
+// inner finds the blueprint for a single stage of a plan.
 func (b *blueprints) inner(p partition.Plan) (*blueprint, error) {
 	if len(p.Stages) > 1 {
 		p.PlanNGPUs, p.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
@@ -59,17 +64,17 @@ func (b *blueprints) inner(p partition.Plan) (*blueprint, error) {
 	return b.find(&p)
 }
 
-// reprice takes prices from a cluster.
+// reprice takes prices from a cluster, and forgets earlier ones.
 func (s *skeleton) reprice(c *cost.Cluster) {
 	if s.price == nil {
 		s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
 	} else {
 		s.price = s.price.On(c)
 	}
-	s.memory, s.known = map[int][]stageMemory{}, map[timesKey]toldTimes{}
+	s.memory, s.known = map[int][]stageMemory{}, map[timesKey]knownTimes{}
 }
 
-// upTo has times and memory told of blocks that are recomputed to an extent.
+// upTo extends times and memory to blocks that are recomputed to an extent.
 func (s *skeleton) upTo(e extent) {
 	if e > s.most {
 		s.most = e
@@ -77,19 +82,19 @@ func (s *skeleton) upTo(e extent) {
 	}
 }
 
-// stage returns the code that stands for a stage, in a phase.
+// stage returns the instructions that stand for a phase of a stage.
 func (s *skeleton) stage(of extent, stage int, phase ir.Phase) []codegen.Instr {
 	position, chunk := s.of.plan.Position(s.like[stage])
 	return s.of.prog(of).Stages[position].Run(codegen.Task{Phase: phase, Chunk: chunk})
 }
 
-// shrunken keeps the graphs with few blocks.
+// shrunken makes graphs with few blocks of one with many.
 type shrunken struct {
 	graph *ir.Graph
-	// blocks is how many there are to distribute. Blocks that differ, or none at
-	// all, count as one that is the whole of the model.
+	// blocks is how many there are to distribute over stages. If the blocks of the graph differ, or
+	// there are none, the whole model counts as one.
 	blocks int
-	scale  int // blocks of the graph in each of them
+	scale  int // how many blocks of the graph each of these is
 	row    *blockRow
 	kept   map[int]*ir.Graph
 }
@@ -111,7 +116,7 @@ func newShrunken(g *ir.Graph) *shrunken {
 	return s
 }
 
-// keep returns the graph with n blocks.
+// keep returns the graph with n of its blocks.
 func (s *shrunken) keep(n int) *ir.Graph {
 	if n == s.blocks {
 		return s.graph
@@ -126,9 +131,63 @@ func (s *shrunken) keep(n int) *ir.Graph {
 	return g
 }
 
-// scaled turns a stage of blocks to distribute into one of blocks of the graph.
+// scaled converts a stage from blocks to distribute to blocks of the graph.
 func (s *shrunken) scaled(st partition.Stage) partition.Stage {
 	return partition.Stage{
 		First: st.First * s.scale, Last: st.Last * s.scale, Recompute: st.Recompute * s.scale, Selective: st.Selective * s.scale, Pointwise: st.Pointwise * s.scale,
 	}
+}
+
+// skeleton returns what prices the plans of an outline. It fails if no parameter can be split as
+// the outline asks.
+func (s *searcher) skeleton(o outline) (*skeleton, error) {
+	plan, err := s.template(o)
+	if err != nil {
+		return nil, err
+	}
+	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
+	if err == nil {
+		skel.lacks, skel.outline = s.lacks(&plan), o
+		if o.chunks <= 1 {
+			all := s.opts.recompute(o.replicate).extents()
+			skel.most = all[len(all)-1] // nothing is compiled of more
+		}
+	}
+	return skel, err
+}
+
+// template returns the plan of an outline, with stages, micro-batch size and schedule still open.
+// It fails if no parameter can be split as the outline asks.
+func (s *searcher) template(d outline) (partition.Plan, error) {
+	placements := append(append([]partition.Placement{}, s.opts.Pins...), s.layouts.splitting(d.tp, d.split)...)
+	split := func(p partition.Placement) bool { return splitDim(p.Spec) >= 0 }
+	if d.tp > 1 && (len(placements) == 0 || d.replicate != "" && !slices.ContainsFunc(placements, split)) {
+		return partition.Plan{}, optionErrorf("tp", "no parameter can be split over %d ranks", d.tp)
+	}
+	plan := partition.Plan{
+		PlanNGPUs: d.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: d.dp, TP: d.tp,
+		TPRows: d.rows, ZeRO: d.zero, ZeROGroup: d.group, Offload: d.offload, LossSlices: d.slices, SequenceParallel: d.sequence, BatchParallel: d.batch, Overlap: d.overlap, OverlapTP: d.tp > 1 && s.opts.OverlapTP == "on",
+		Stages: make([]partition.Stage, d.stages()), Placements: placements, PoolOrder: s.cluster.Orders()[d.order], RankOrder: d.ranks,
+	}
+	if d.tp > 1 && d.pieces == anyPieces {
+		plan.TPPieces = s.trunkPieces // which stand for any
+	} else if d.tp > 1 {
+		plan.TPPieces = d.pieces
+	}
+	if d.cp > 1 {
+		plan.CP = d.cp
+	}
+	if d.chunks > 1 {
+		plan.Interleave = d.chunks
+	}
+	return s.open(plan), nil
+}
+
+// open returns a plan with its micro-batch size and schedule as not yet chosen.
+func (b *blueprints) open(p partition.Plan) partition.Plan {
+	p.MicroBatch, p.Schedule = b.batch, partition.OneFOneB
+	if p.Interleave > 1 {
+		p.Schedule = partition.Interleaved
+	}
+	return p
 }

@@ -114,7 +114,7 @@ func (s *searcher) slice(points []*point) bool {
 			continue
 		}
 		s.pending = append(s.pending, &pending{
-			outline: o, sighted: true, // what spares memory beside one slice has slices, too
+			outline: o, spared: true, // what spares memory beside one slice has slices, too
 			left: []sized{{size: t.MicroBatch, schedule: t.Schedule, free: least, floor: least, level: refinedLimited}},
 		})
 	}

@@ -9,24 +9,30 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// degrees are the sizes of a plan: a unit of plan devices cut into dp x cp x tp x pp.
-// order is that of the pools of the cluster: see [cost.Cluster.Orders].
+// The search space above micro-batches and cuts, as the search lists it. An [outline] is a plan
+// without micro-batch size, schedule, cut and recomputation: the degrees of the unit and everything
+// that is sharded. [searcher.tractsOf] lists outlines in the order of these loops. declared.go
+// defines the same space a second time, independently, for the certificate.
+
+// degrees are the sizes of a plan: units of plan devices, each cut into dp x cp x tp x pp. order is
+// that of the cluster's pools: see [cost.Cluster.Orders].
 type degrees struct{ plan, dp, cp, tp, pp, order int }
 
-// sharding is what is cut beside the model: what data-parallel ranks would all
-// hold, and the residual stream of tensor-parallel ones.
+// sharding is what is sharded beside the model: what data-parallel ranks would otherwise all hold,
+// and the residual stream of tensor-parallel ranks. Its split says how tensor parallelism cuts
+// weights.
 type sharding struct {
 	zero     int
-	group    int // data-parallel ranks that ZeRO shards over, 0 for all
+	group    int // over how many data-parallel ranks ZeRO shards, 0 for all
 	sequence bool
-	overlap  bool // communication beside the kernels
+	overlap  bool // data-parallel communication beside the computation
 	offload  partition.Offload
 	slices   int // of the loss, 0 for one: see [partition.Plan.LossSlices]
 	pieces   int // of tensor parallelism, 0 for one: see [partition.Plan.TPPieces]
-	split        // of tensor parallelism
+	split
 }
 
-// outline is a plan but for micro-batches, schedule and cut.
+// outline is a plan without micro-batch size, schedule and cut.
 type outline struct {
 	degrees
 	sharding
@@ -36,7 +42,7 @@ type outline struct {
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
 
-// among reports whether the options leave an outline as far as overlap goes.
+// among reports whether the options and the sharding allow the overlap of an outline.
 func (o outline) among(opts Options) bool {
 	if !o.overlap {
 		return opts.Overlap != "on"
@@ -44,8 +50,8 @@ func (o outline) among(opts Options) bool {
 	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves()
 }
 
-// overlaps reports whether there is anything to overlap of which the search knows the time:
-// what context parallelism gathers between the kernels is not in [flow] yet.
+// overlaps reports whether there is data-parallel communication whose overlap the search can price.
+// What context parallelism gathers between kernels is not in [flow] yet.
 func (o outline) overlaps(opts Options) bool {
 	return o.cp == 1 && o.replicas(opts) > 1
 }
@@ -59,8 +65,9 @@ func (o outline) replicas(opts Options) int {
 	return n
 }
 
-// sharers is how many ranks share what ZeRO shards of a weight that all tensor-parallel ranks hold,
-// of so many data-parallel ones: those too where each has a part of the residual stream.
+// sharers is over how many ranks ZeRO shards a weight that all tensor-parallel ranks hold, given so
+// many data-parallel ranks. Tensor-parallel ranks are among them if each has its own part of the
+// residual stream.
 func (o outline) sharers(replicas int) int {
 	if (o.sequence || o.batch) && o.replicate != "" && o.rows == 0 {
 		return replicas * o.tp
@@ -68,19 +75,19 @@ func (o outline) sharers(replicas int) int {
 	return replicas
 }
 
-// inStep reports whether the data-parallel ranks of an outline run as many
-// micro-batches of a size each, which from ZeRO stage 2 on they do anyway. With overlap
-// those that run fewer hold up the streams of others, which the times of first ranks do
-// not show.
+// inStep reports whether all data-parallel ranks run equally many micro-batches of a size. With
+// overlap below ZeRO stage 2 the search requires it: ranks that run fewer would hold up the
+// communication streams of others, which the times of first ranks do not show. From stage 2 on they
+// run equally many anyway.
 func (o outline) inStep(size, replicas, batch int) bool {
 	most, least := (batch+replicas-1)/replicas, batch/replicas
 	return !o.overlap || o.zero >= 2 || (most+size-1)/size == (least+size-1)/size
 }
 
-// outlines lists the ways to shard beside some degrees, with every number of chunks per rank,
-// in the usual order of ranks or that of the options: without interleaving first, and with
-// overlap before without. Modules are replicated as the options say, or as batched has it, over ranks
-// that share the batch: for others, and grids, see [searcher.splits].
+// outlines lists the ways to shard beside some degrees, for every number of chunks per rank:
+// without interleaving first, and with overlap before without. Ranks are in the usual order or that
+// of the options. Modules are replicated as the options say, or as batched says if tensor-parallel
+// ranks share the batch; other replication and grids come from [searcher.splits].
 func outlines(o Options, d degrees, counts []int, batched []split, c *cost.Cluster) iter.Seq[outline] {
 	return func(yield func(outline) bool) {
 		for _, chunks := range counts {
@@ -103,8 +110,8 @@ func outlines(o Options, d degrees, counts []int, batched []split, c *cost.Clust
 	}
 }
 
-// streams lists how tensor-parallel ranks may share the residual stream: all of them hold it, or each
-// a part of every sequence, or some of the sequences with a way to cut weights.
+// streams lists how tensor-parallel ranks may share the residual stream: all hold it, or each holds
+// a part of every sequence, or each holds some of the sequences, with a way to cut weights.
 func streams(o Options, d degrees, batched []split) []sharding {
 	var all []sharding
 	for _, sequence := range []bool{false, true} {
@@ -136,7 +143,7 @@ func (o outline) zeros(opts Options) []int {
 	return all
 }
 
-// replicate is what the options replicate of modules.
+// replicate is the modules that the options replicate.
 func (o Options) replicate() string {
 	if o.Replicate == "none" {
 		return ""
@@ -144,7 +151,7 @@ func (o Options) replicate() string {
 	return o.Replicate
 }
 
-// offloads lists what may live in host memory: nothing first.
+// offloads lists what may live in host memory, nothing first.
 func offloads(o Options, c *cost.Cluster) []partition.Offload {
 	switch {
 	case o.Offload == "none" || o.Offload == "" && c.Host == nil:
@@ -155,9 +162,9 @@ func offloads(o Options, c *cost.Cluster) []partition.Offload {
 	return []partition.Offload{partition.Offload(o.Offload)}
 }
 
-// zeroGroups lists the sizes of the groups that ZeRO shards over, 0 for all
-// replicas: all, and the largest part of them inside a node, whose rings have fewer hops.
-// Beside interleaving groups are not searched, only taken from the options.
+// zeroGroups lists the sizes of the groups over which ZeRO shards, 0 for all replicas: all, and the
+// largest divisor that lies inside a node, whose rings have fewer hops. With interleaving, groups
+// are not searched, only taken from the options.
 func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
 	if o.ZeROGroup > 0 && zero > 0 {
 		return []int{o.ZeROGroup % replicas}
@@ -177,8 +184,8 @@ func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluste
 	return []int{0}
 }
 
-// allDegrees lists the ways to cut units that the options leave, for a model of
-// so many blocks, a global batch and sequences.
+// allDegrees lists the ways to cut units that the options leave, for a model with so many blocks, a
+// global batch and its sequences.
 func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []degrees {
 	var all []degrees
 	for plan := 1; plan <= o.RuntimeNGPUs; plan++ {
@@ -199,8 +206,7 @@ func allDegrees(o Options, blocks, batch int, x contexts, c *cost.Cluster) []deg
 	return all
 }
 
-// degreesOf lists the ways to cut units of plan devices of which cp share a
-// sequence.
+// degreesOf lists the ways to cut units of plan devices, cp of which share a sequence.
 func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []degrees {
 	var all []degrees
 	rest := plan / cp
@@ -219,21 +225,20 @@ func degreesOf(o Options, blocks, batch int, c *cost.Cluster, plan, cp int) []de
 			if o.Policy == Megatron && blocks%pp != 0 {
 				continue
 			}
-			d := degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp}
-			if g := o.ZeROGroup; g > 0 && (dp*(o.RuntimeNGPUs/plan)%g != 0 || dp*(o.RuntimeNGPUs/plan) < 2) {
+			replicas := dp * (o.RuntimeNGPUs / plan)
+			if g := o.ZeROGroup; g > 0 && (replicas%g != 0 || replicas < 2) {
 				continue
 			}
-			if dp*(o.RuntimeNGPUs/plan) <= batch {
-				all = append(all, d)
+			if replicas <= batch {
+				all = append(all, degrees{plan: plan, dp: dp, cp: cp, tp: tp, pp: pp})
 			}
 		}
 	}
 	return all
 }
 
-// microBatches lists the sizes that the search tries for a rank that has local
-// sequences per step: all of them up to 16, beyond that the powers of two and the
-// divisors.
+// microBatches lists the sizes that the search tries for a rank with so many local sequences per
+// step: all sizes up to 16 sequences, else the powers of two and the divisors.
 func microBatches(local int) []int {
 	var sizes []int
 	for b := 1; b <= local; b++ {
@@ -244,9 +249,10 @@ func microBatches(local int) []int {
 	return sizes
 }
 
-// schedules lists the orders that make a difference: with one stage all take the
-// time of 1f1b, which stands for them. (What a zero-bubble schedule keeps apart may
-// lie in a slot better than it did among temporary values; for that one has to ask.)
+// schedules lists the schedules that make a difference. With one stage all take the time of 1f1b,
+// which stands for them. (A zero-bubble schedule may still need less memory there, as values that
+// it keeps for gradients of weights may pack better in a slot than among temporary values. For that
+// one has to ask.)
 func schedules(o Options, pp, chunks int) []partition.Schedule {
 	switch {
 	case chunks > 1:
@@ -259,11 +265,14 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
 }
 
-// comparePlans orders plans that cost the same: ranks in the usual order, smaller units, less
-// context parallelism, less tensor parallelism, fewer rows of it, fewer stages, less sharding, of the residual stream too, few slices of the loss, few parts of products and collectives, nothing replicated, few modules on a grid, no
-// overlap, pools as they stand in the cluster, larger micro-batches, 1f1b, then gpipe, fewer chunks,
-// then the cut. It is 0 for equal plans of one search only: placements follow from the degrees
-// and what is replicated.
+// comparePlans orders plans of equal cost. In this order of importance it prefers: ranks in the
+// usual order; smaller units; less context parallelism, less tensor parallelism, fewer rows of it;
+// fewer stages; less ZeRO, smaller groups, less offload; fewer slices of the loss and fewer parts
+// of products; no sequence and no batch parallelism; fewer replicated modules and fewer on a grid;
+// no overlap; pools as they stand in the cluster; larger micro-batches; 1f1b, then gpipe; fewer
+// chunks; then the cut.
+//
+// It is 0 only for equal plans of one search, in which placements follow from degrees and split.
 func comparePlans(a, b *partition.Plan) int {
 	return cmp.Or(
 		cmp.Compare(a.RankOrder, b.RankOrder),
@@ -301,4 +310,15 @@ func compareBools(a, b bool) int {
 		return -1
 	}
 	return 1
+}
+
+// sizes lists the micro-batch sizes that an outline may have.
+func (s *searcher) sizes(o outline) []int {
+	replicas := s.replicas(o)
+	local := (s.batch + replicas - 1) / replicas
+	sizes := microBatches(local)
+	if s.opts.MicroBatch > 0 {
+		sizes = []int{min(s.opts.MicroBatch, local)}
+	}
+	return slices.DeleteFunc(sizes, func(b int) bool { return !o.inStep(b, replicas, s.batch) || o.batch && b < o.tp })
 }

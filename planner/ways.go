@@ -1,0 +1,118 @@
+package planner
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// How the communication of an outline goes through the network. That depends on its degrees, unit,
+// order of ranks, ZeRO groups and grid ([waysKey]), but not on its programs. Two things follow. Outlines
+// that differ only in unit and order need to be looked at once if everything goes the same ways
+// (twin). And data-parallel collectives and host copies can be bounded without a program (collective
+// and hostCopy, for relax.go). Where ranks may lie is in rankorder.go.
+
+// waysKey is what the ways of an outline depend on.
+type waysKey struct {
+	degrees
+	group, rows int
+	ranks       string
+}
+
+func waysKeyOf(o outline) waysKey { return waysKey{o.degrees, o.group, o.rows, o.ranks} }
+
+// ways says how all communication of an outline goes through the network, and prices it.
+type ways struct {
+	text      string                // equal for outlines whose communication goes alike
+	prices    []*cost.Program       // one for each position whose data-parallel groups lie differently
+	dp        int                   // the mesh axis of those groups
+	anywhere  int                   // their size, if they may lie anywhere; else 0
+	plan      *partition.Plan       // one that communicates so; nil anywhere
+	transfers map[int]*cost.Program // what prices its transfers, by chunks per rank
+
+	moved map[sharding]*workTimes // see [searcher.moved]
+	sent  map[sendKey][]partTimes // see [searcher.sends]
+}
+
+// twin reports whether an outline costs exactly what an earlier one costs. Outlines that differ
+// only in the size of the unit or the order of its ranks run the same programs; if all their groups
+// and transfers also take the same ways through the network, every plan takes the same time and
+// memory.
+func (s *searcher) twin(o outline) bool {
+	key := waysKeyOf(o)
+	twin, known := s.isTwin[key]
+	if !known {
+		ways, unit := s.waysOf(o).text, key
+		unit.plan, unit.dp, unit.ranks = 0, s.replicas(o), ""
+		twin = slices.Contains(s.seen[unit], ways)
+		s.seen[unit], s.isTwin[key] = append(s.seen[unit], ways), twin
+	}
+	return twin
+}
+
+// replicas is how many data-parallel ranks the whole run has.
+func (s *searcher) replicas(o outline) int { return o.dp * (s.opts.RuntimeNGPUs / o.plan) }
+
+// waysOf returns the ways of an outline.
+func (s *searcher) waysOf(o outline) *ways {
+	key := waysKeyOf(o)
+	w, known := s.orders[key]
+	if known {
+		return w
+	}
+	if o.ranks == anywhere {
+		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[sharding]*workTimes{}}
+		s.orders[key] = w
+		return w
+	}
+	p := &partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp, TPRows: o.rows, ZeROGroup: o.group,
+		MicroBatch: s.batch, Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order], RankOrder: o.ranks,
+	}
+	mesh := p.Mesh(s.batch)
+	price := s.rates.Program(p, mesh)
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
+	type place struct {
+		kinds cost.Kinds
+		group cost.Group
+	}
+	var places []place
+	var offsets []int
+	for at := range o.pp {
+		offset := price.Offset(at)
+		if slices.Contains(offsets, offset) {
+			continue
+		}
+		offsets = append(offsets, offset)
+		as := price.As(at)
+		if x := (place{price.Kinds(at), as.Group(w.dp)}); !slices.Contains(places, x) {
+			places, w.prices = append(places, x), append(w.prices, as)
+		}
+	}
+	s.orders[key] = w
+	return w
+}
+
+// collective is the least time of a collective over data-parallel ranks, at any position.
+func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
+	if w.anywhere > 0 {
+		return w.prices[0].Nearest(op, bytes, w.anywhere)
+	}
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.Replicas(op, bytes, price.Group(w.dp)))
+	}
+	return least
+}
+
+// hostCopy is the least time of a copy between device and host.
+func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.HostCopy(bytes))
+	}
+	return least
+}
