@@ -526,6 +526,16 @@ func inTheKernels() []mutant {
 		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.16e-2, 1.6666665459e-1, 0.5",
 		pkg: kernel, run: "^TestMathBounds$",
 	}, {
+		bug: "derivative of GELU by tanh", how: "the cube of a number times what is almost zero",
+		file: "runtime/cpu/kernel/math_generic.go",
+		old:  "v = min(max(v, -geluMax), geluMax)", new: "v = min(v, geluMax)",
+		pkg: kernel, run: "^TestDerivativeBounds$",
+	}, {
+		bug: "scratch memory", how: "RMS norm's bias of zeros is what was there",
+		file: "runtime/cpu/kernel/layernorm.go",
+		old:  "	clear(p.partial)\n", new: "",
+		pkg: kernel, run: "^TestRMSNorm$",
+	}, {
 		bug: "product on tiles", how: "a slice of terms takes the place of those before",
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "sums, ld, q > 0, next", new: "sums, ld, false, next",
