@@ -30,7 +30,6 @@ type mutant struct {
 	old, new string // old occurs once in file
 	pkg      string // package of the tests that must turn red
 	run      string // those tests, as go test -run has them
-	needs    string // what the processor must have to run what is wrong, as /proc/cpuinfo names it
 }
 
 func (m mutant) name() string {

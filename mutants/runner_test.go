@@ -34,7 +34,6 @@ const (
 
 func TestMutants(t *testing.T) {
 	lab := newLaboratory(t)
-	processor, _ := os.ReadFile("/proc/cpuinfo")
 	verdicts := make([]string, len(lab.table))
 	t.Cleanup(func() { // when all have ended
 		var table bytes.Buffer
@@ -50,9 +49,6 @@ func TestMutants(t *testing.T) {
 	})
 	for i, m := range lab.table {
 		t.Run(m.name(), func(t *testing.T) {
-			if !bytes.Contains(processor, []byte(m.needs)) {
-				t.Skipf("this processor has no %s", m.needs)
-			}
 			t.Parallel()
 			tree := <-lab.trees
 			defer func() { lab.trees <- tree }()

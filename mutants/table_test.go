@@ -479,17 +479,17 @@ func inTheKernels() []mutant {
 		bug: "attention on tiles", how: "columns of a right-hand matrix follow on the steps that count",
 		file: "runtime/cpu/kernel/attention_tiles.go",
 		old:  "s.values[j/tileLines*tileFloat:], (s.positions-seen)*tileFloat,", new: "s.values[j/tileLines*tileFloat:], 0,",
-		pkg: kernel, run: "^TestAttention$", needs: "amx_tile",
+		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "attention on tiles", how: "what some queries see is added for those after, too, again",
 		file: "runtime/cpu/kernel/attention_tiles.go",
 		old:  "from = seen", new: "from = 0",
-		pkg: kernel, run: "^TestAttention$", needs: "amx_tile",
+		pkg: kernel, run: "^TestAttention$",
 	}, {
 		bug: "attention on tiles", how: "gradients of keys in the order of positions",
 		file: "runtime/cpu/kernel/attention_tiles.go",
 		old:  "to.data[(run.Row+i+r)*to.rs:]", new: "to.data[(run.Pos+i+r)*to.rs:]",
-		pkg: kernel, run: "^TestAttentionOfRuns$", needs: "amx_tile",
+		pkg: kernel, run: "^TestAttentionOfRuns$",
 	}, {
 		bug: "dropout of rows of scores", how: "each from the start of a block of random numbers on",
 		file: "runtime/cpu/kernel/score_rows.go",
@@ -526,15 +526,25 @@ func inTheKernels() []mutant {
 		old:  "4.1665795894e-2, 1.6666665459e-1, 0.5", new: "4.16e-2, 1.6666665459e-1, 0.5",
 		pkg: kernel, run: "^TestMathBounds$",
 	}, {
+		bug: "derivative of GELU by tanh", how: "the cube of a number times what is almost zero",
+		file: "runtime/cpu/kernel/math_generic.go",
+		old:  "v = min(max(v, -geluMax), geluMax)", new: "v = min(v, geluMax)",
+		pkg: kernel, run: "^TestDerivativeBounds$",
+	}, {
+		bug: "scratch memory", how: "RMS norm's bias of zeros is what was there",
+		file: "runtime/cpu/kernel/layernorm.go",
+		old:  "	clear(p.partial)\n", new: "",
+		pkg: kernel, run: "^TestRMSNorm$",
+	}, {
 		bug: "product on tiles", how: "a slice of terms takes the place of those before",
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "sums, ld, q > 0, next", new: "sums, ld, false, next",
-		pkg: kernel, run: "^TestMatMul$", needs: "amx_tile",
+		pkg: kernel, run: "^TestMatMul$",
 	}, {
 		bug: "product on tiles", how: "the terms beyond a row's end are those of the block before",
 		file: "runtime/cpu/kernel/tiles.go",
 		old:  "		if !whole {\n			clear(buf)\n		}", new: "",
-		pkg: kernel, run: "^TestMatMulForgets$", needs: "amx_tile",
+		pkg: kernel, run: "^TestMatMul$",
 	}, {
 		bug: "non-causal mask", how: "decoding looks at positions to come",
 		file: "runtime/cpu/kernel/decode.go",

@@ -43,8 +43,8 @@ KERNEL(fixed_squares, 256)(i64* part, const T* x, i64 n, double scale) {
 	i64 coarse = 0, fine = 0;
 	each_of_all<T>(n, false, [&](auto, i64 i) {
 		double y = (double)wide(x[i]) * (double)wide(x[i]) * scale, whole = rint(y); // exact: 48 bits
-		coarse = fixed_sum(coarse, y < 0x1p62 ? (i64)whole : OVERFLOW_);
-		fine += y < 0x1p62 ? (i64)rint((y - whole) * scale) : 0;
+		coarse = fixed_sum(coarse, y < 0x1p63 ? (i64)whole : OVERFLOW_);
+		fine += y < 0x1p63 ? (i64)rint((y - whole) * scale) : 0;
 	});
 	coarse = block_reduce(coarse, [](i64 a, i64 b) { return fixed_sum(a, b); });
 	fine = block_reduce(fine, [](i64 a, i64 b) { return a + b; });

@@ -8250,12 +8250,14 @@ one282:
 	JLT          tail283
 	PREFETCHT0   2048(DX)(SI*1)
 	VMOVUPS      (DX)(SI*1), Y0
+	VMOVUPS      wordc119999a<>+0(SB), Y1
+	VMAXPS       Y0, Y1, Y0
+	VMOVUPS      word4119999a<>+0(SB), Y1
+	VMINPS       Y0, Y1, Y0
 	VMULPS       Y0, Y0, Y1
 	VMOVUPS      wordbd922279<>+0(SB), Y2
 	VFMADD213PS  wordbfcc422a<>+0(SB), Y1, Y2
 	VMULPS       Y0, Y2, Y2
-	VMOVUPS      word42a00000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
 	VMAXPS       Y2, Y3, Y2
 	VMOVUPS      word42b20000<>+0(SB), Y3
@@ -8302,12 +8304,14 @@ tail283:
 	NEGQ         BX
 	VMOVUPS      32(DI)(BX*4), Y0
 	VMASKMOVPS   (DX)(SI*1), Y0, Y1
+	VMOVUPS      wordc119999a<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
+	VMOVUPS      word4119999a<>+0(SB), Y2
+	VMINPS       Y1, Y2, Y1
 	VMULPS       Y1, Y1, Y2
 	VMOVUPS      wordbd922279<>+0(SB), Y3
 	VFMADD213PS  wordbfcc422a<>+0(SB), Y2, Y3
 	VMULPS       Y1, Y3, Y3
-	VMOVUPS      word42a00000<>+0(SB), Y4
-	VMINPS       Y3, Y4, Y3
 	VMOVUPS      wordc2ae999a<>+0(SB), Y4
 	VMAXPS       Y3, Y4, Y3
 	VMOVUPS      word42b20000<>+0(SB), Y4
@@ -8448,9 +8452,9 @@ one290:
 	JLT          tail291
 	PREFETCHT0   2048(BX)(R8*1)
 	VMOVUPS      (BX)(R8*1), Y0
+	VMOVUPS      wordc2a00000<>+0(SB), Y1
+	VMAXPS       Y0, Y1, Y0
 	VXORPS       word80000000<>+0(SB), Y0, Y1
-	VMOVUPS      word42a00000<>+0(SB), Y2
-	VMINPS       Y1, Y2, Y1
 	VMOVUPS      wordc2ae999a<>+0(SB), Y2
 	VMAXPS       Y1, Y2, Y1
 	VMOVUPS      word42b20000<>+0(SB), Y2
@@ -8500,9 +8504,9 @@ tail291:
 	NEGQ         DI
 	VMOVUPS      32(R9)(DI*4), Y0
 	VMASKMOVPS   (BX)(R8*1), Y0, Y1
+	VMOVUPS      wordc2a00000<>+0(SB), Y2
+	VMAXPS       Y1, Y2, Y1
 	VXORPS       word80000000<>+0(SB), Y1, Y2
-	VMOVUPS      word42a00000<>+0(SB), Y3
-	VMINPS       Y2, Y3, Y2
 	VMOVUPS      wordc2ae999a<>+0(SB), Y3
 	VMAXPS       Y2, Y3, Y2
 	VMOVUPS      word42b20000<>+0(SB), Y3
@@ -10371,12 +10375,14 @@ one365:
 	JLT               tail366
 	PREFETCHT0        2048(DX)(SI*1)
 	VMOVUPS           (DX)(SI*1), Z0
+	VBROADCASTSS      wordc119999a<>+0(SB), Z1
+	VMAXPS            Z0, Z1, Z0
+	VBROADCASTSS      word4119999a<>+0(SB), Z1
+	VMINPS            Z0, Z1, Z0
 	VMULPS            Z0, Z0, Z1
 	VBROADCASTSS      wordbd922279<>+0(SB), Z2
 	VFMADD213PS.BCST  wordbfcc422a<>+0(SB), Z1, Z2
 	VMULPS            Z0, Z2, Z2
-	VBROADCASTSS      word42a00000<>+0(SB), Z3
-	VMINPS            Z2, Z3, Z2
 	VBROADCASTSS      wordc2ae999a<>+0(SB), Z3
 	VMAXPS            Z2, Z3, Z2
 	VBROADCASTSS      word42b20000<>+0(SB), Z3
@@ -10424,12 +10430,14 @@ tail366:
 	DECQ              DI
 	KMOVW             DI, K1
 	VMOVUPS.Z         (DX)(SI*1), K1, Z0
+	VBROADCASTSS      wordc119999a<>+0(SB), Z1
+	VMAXPS            Z0, Z1, Z0
+	VBROADCASTSS      word4119999a<>+0(SB), Z1
+	VMINPS            Z0, Z1, Z0
 	VMULPS            Z0, Z0, Z1
 	VBROADCASTSS      wordbd922279<>+0(SB), Z2
 	VFMADD213PS.BCST  wordbfcc422a<>+0(SB), Z1, Z2
 	VMULPS            Z0, Z2, Z2
-	VBROADCASTSS      word42a00000<>+0(SB), Z3
-	VMINPS            Z2, Z3, Z2
 	VBROADCASTSS      wordc2ae999a<>+0(SB), Z3
 	VMAXPS            Z2, Z3, Z2
 	VBROADCASTSS      word42b20000<>+0(SB), Z3
@@ -10571,9 +10579,9 @@ one373:
 	JLT               tail374
 	PREFETCHT0        2048(BX)(R8*1)
 	VMOVUPS           (BX)(R8*1), Z0
+	VBROADCASTSS      wordc2a00000<>+0(SB), Z1
+	VMAXPS            Z0, Z1, Z0
 	VPXORD.BCST       word80000000<>+0(SB), Z0, Z1
-	VBROADCASTSS      word42a00000<>+0(SB), Z2
-	VMINPS            Z1, Z2, Z1
 	VBROADCASTSS      wordc2ae999a<>+0(SB), Z2
 	VMAXPS            Z1, Z2, Z1
 	VBROADCASTSS      word42b20000<>+0(SB), Z2
@@ -10624,9 +10632,9 @@ tail374:
 	DECQ              R9
 	KMOVW             R9, K1
 	VMOVUPS.Z         (BX)(R8*1), K1, Z0
+	VBROADCASTSS      wordc2a00000<>+0(SB), Z1
+	VMAXPS            Z0, Z1, Z0
 	VPXORD.BCST       word80000000<>+0(SB), Z0, Z1
-	VBROADCASTSS      word42a00000<>+0(SB), Z2
-	VMINPS            Z1, Z2, Z1
 	VBROADCASTSS      wordc2ae999a<>+0(SB), Z2
 	VMAXPS            Z1, Z2, Z1
 	VBROADCASTSS      word42b20000<>+0(SB), Z2
@@ -13090,15 +13098,25 @@ DATA wordbfcc422a<>+24(SB)/4, $0xbfcc422a
 DATA wordbfcc422a<>+28(SB)/4, $0xbfcc422a
 GLOBL wordbfcc422a<>(SB), RODATA|NOPTR, $32
 
-DATA word42a00000<>+0(SB)/4, $0x42a00000
-DATA word42a00000<>+4(SB)/4, $0x42a00000
-DATA word42a00000<>+8(SB)/4, $0x42a00000
-DATA word42a00000<>+12(SB)/4, $0x42a00000
-DATA word42a00000<>+16(SB)/4, $0x42a00000
-DATA word42a00000<>+20(SB)/4, $0x42a00000
-DATA word42a00000<>+24(SB)/4, $0x42a00000
-DATA word42a00000<>+28(SB)/4, $0x42a00000
-GLOBL word42a00000<>(SB), RODATA|NOPTR, $32
+DATA wordc119999a<>+0(SB)/4, $0xc119999a
+DATA wordc119999a<>+4(SB)/4, $0xc119999a
+DATA wordc119999a<>+8(SB)/4, $0xc119999a
+DATA wordc119999a<>+12(SB)/4, $0xc119999a
+DATA wordc119999a<>+16(SB)/4, $0xc119999a
+DATA wordc119999a<>+20(SB)/4, $0xc119999a
+DATA wordc119999a<>+24(SB)/4, $0xc119999a
+DATA wordc119999a<>+28(SB)/4, $0xc119999a
+GLOBL wordc119999a<>(SB), RODATA|NOPTR, $32
+
+DATA word4119999a<>+0(SB)/4, $0x4119999a
+DATA word4119999a<>+4(SB)/4, $0x4119999a
+DATA word4119999a<>+8(SB)/4, $0x4119999a
+DATA word4119999a<>+12(SB)/4, $0x4119999a
+DATA word4119999a<>+16(SB)/4, $0x4119999a
+DATA word4119999a<>+20(SB)/4, $0x4119999a
+DATA word4119999a<>+24(SB)/4, $0x4119999a
+DATA word4119999a<>+28(SB)/4, $0x4119999a
+GLOBL word4119999a<>(SB), RODATA|NOPTR, $32
 
 DATA wordbe5b33b6<>+0(SB)/4, $0xbe5b33b6
 DATA wordbe5b33b6<>+4(SB)/4, $0xbe5b33b6
@@ -13119,6 +13137,16 @@ DATA word80000000<>+20(SB)/4, $0x80000000
 DATA word80000000<>+24(SB)/4, $0x80000000
 DATA word80000000<>+28(SB)/4, $0x80000000
 GLOBL word80000000<>(SB), RODATA|NOPTR, $32
+
+DATA wordc2a00000<>+0(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+4(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+8(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+12(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+16(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+20(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+24(SB)/4, $0xc2a00000
+DATA wordc2a00000<>+28(SB)/4, $0xc2a00000
+GLOBL wordc2a00000<>(SB), RODATA|NOPTR, $32
 
 DATA wordd2511f53<>+0(SB)/4, $0xd2511f53
 DATA wordd2511f53<>+4(SB)/4, $0xd2511f53

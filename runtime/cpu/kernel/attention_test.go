@@ -83,7 +83,7 @@ func TestAttention(t *testing.T) {
 			qkv[j] *= 1 + float32(j)/float32(len(qkv))
 		}
 		o, lse, dqkv := attentionReference(qkv, dout, s, drop)
-		check(t, fmt.Sprint(s, drop.P), 3e-5, [][]float64{o, lse, dqkv}, func(p *Pool) [][]float32 {
+		checkOn(t, withTiles(), fmt.Sprint(s, drop.P), 3e-5, [][]float64{o, lse, dqkv}, func(p *Pool) [][]float32 {
 			o, lse, dqkv := make([]float32, queries*s.D), make([]float32, queries), rnd.floats(packed)
 			Attention(p, o, lse, qkv, s, drop)
 			AttentionGrad(p, dqkv, dout, qkv, o, lse, s, drop)
@@ -165,7 +165,7 @@ func TestAttentionOfRuns(t *testing.T) {
 			}
 		})
 		each(where.Keys, s.T, func(row, pos int) { copy(wantDKV[row*2*part:][:2*part], dqkv[(pos*s.parts()+G)*part:]) })
-		check(t, fmt.Sprint("in runs ", s), 3e-5, [][]float64{wantO, wantLSE, wantDQ, wantDKV}, func(p *Pool) [][]float32 {
+		checkOn(t, withTiles(), fmt.Sprint("in runs ", s), 3e-5, [][]float64{wantO, wantLSE, wantDQ, wantDKV}, func(p *Pool) [][]float32 {
 			o, lse := make([]float32, len(do)), make([]float32, len(wantLSE))
 			dq, dkv := rnd.floats(len(do)), rnd.floats(len(kv))
 			AttentionKV(p, o, lse, here, kv, s, where, drop)

@@ -79,3 +79,51 @@ func TestMathBounds(t *testing.T) {
 		}
 	}
 }
+
+// Derivatives are right for every float32, too: at most 2e-6 off, and zero or one where they are that to the last bit, however
+// large the number.
+func TestDerivativeBounds(t *testing.T) {
+	x := allMagnitudes()
+	ones, got, other := make([]float32, len(x)), make([]float32, len(x)), make([]float32, len(x))
+	for i := range ones {
+		ones[i] = 1
+	}
+	logistic := func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }
+	for _, f := range []struct {
+		name string
+		run  func(set isa)
+		want func(x float64) float64 // between -1e2 and 1e2
+	}{
+		{"GELU by erf", func(set isa) { set.geluGrad(got, ones, x) }, func(x float64) float64 {
+			return 0.5*math.Erfc(-x/math.Sqrt2) + x*math.Exp(-x*x/2)/math.Sqrt(2*math.Pi)
+		}},
+		{"GELU by tanh", func(set isa) { set.geluTanhGrad(got, ones, x) }, func(x float64) float64 {
+			u := math.Sqrt(2/math.Pi) * (x + 0.044715*x*x*x)
+			return logistic(2*u) + x*logistic(2*u)*logistic(-2*u)*2*math.Sqrt(2/math.Pi)*(1+3*0.044715*x*x)
+		}},
+		{"SwiGLU, gate", func(set isa) { set.swigluGrad(got, other, ones, x, ones) }, func(x float64) float64 {
+			return logistic(x) + x*logistic(x)*logistic(-x)
+		}},
+	} {
+		for _, set := range instructionSets() {
+			f.run(set)
+			for i, v := range x {
+				want := f.want(max(-1e2, min(float64(v), 1e2))) // beyond, the same
+				if math.IsInf(float64(v), 0) && got[i] != got[i] {
+					continue // zero times infinity
+				}
+				if diff := math.Abs(float64(got[i]) - want); !(diff <= 2e-6) && !(v != v && got[i] != got[i]) {
+					t.Fatalf("%s: %s has derivative %v at %v, want %v", set.name, f.name, got[i], v, want)
+				}
+			}
+		}
+	}
+	for _, set := range instructionSets() {
+		set.swigluGrad(got, other, ones, x, ones)
+		for i, v := range x {
+			if v < -80 && !math.IsInf(float64(v), 0) {
+				require.InDelta(t, 0, other[i], 1e-32, "%s: SwiGLU, up, at %v", set.name, v)
+			}
+		}
+	}
+}

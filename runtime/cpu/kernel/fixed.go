@@ -133,7 +133,7 @@ func fixedSquaresGeneric(x []float32, scale float64) squareSum {
 		whole := math.RoundToEven(y)
 		s.coarse += int64(whole)
 		s.fine += int64(math.RoundToEven((y - whole) * scale))
-		s.ok = s.ok && y < 1<<62 && s.coarse >= 0
+		s.ok = s.ok && y < 1<<63 && s.coarse >= 0
 	}
 	return s
 }

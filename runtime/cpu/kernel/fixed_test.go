@@ -101,11 +101,13 @@ func TestFixedSquares(t *testing.T) {
 			_, _, ok := FixedSquares(newPool(1, set), x, frac)
 			require.False(t, ok, "%s %v", set.name, bad)
 		}
+		coarse, fine, ok := FixedSquares(newPool(1, set), []float32{46340}, frac)
+		require.Equal(t, []any{int64(46340 * 46340 << frac), int64(0), true}, []any{coarse, fine, ok}, "%s: the largest integer", set.name)
 		x := make([]float32, 4*sumChunk)
 		for i := range x {
 			x[i] = 300
 		}
-		_, _, ok := FixedSquares(newPool(1, set), x, frac)
+		_, _, ok = FixedSquares(newPool(1, set), x, frac)
 		require.False(t, ok, "the sum")
 	}
 }

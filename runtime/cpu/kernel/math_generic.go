@@ -121,7 +121,7 @@ const (
 	geluA = -2 * 0.7978845608028654
 	geluB = geluA * 0.044715
 
-	geluMax = 80 // bound of -2u in the gradient: there the result is 0 and exp(-2u) still finite
+	geluMax = 9.6 // bound of |x| in the gradient: there it is 0 or 1, exp(-2u) still finite, and x^3 times it nothing
 )
 
 func geluTanhGeneric(y, x []float32) {
@@ -134,14 +134,15 @@ func geluTanhGeneric(y, x []float32) {
 func geluTanhGradGeneric(dx, dy, x []float32) {
 	dy, x = dy[:len(dx)], x[:len(dx)]
 	for i, v := range x {
-		e := exp32(min(v*(geluA+geluB*(v*v)), geluMax))
+		v = min(max(v, -geluMax), geluMax)
+		e := exp32(v * (geluA + geluB*(v*v)))
 		s := 1 / (1 + e)                     // the logistic function of 2u
 		slope := v * (geluA + 3*geluB*(v*v)) // x times the derivative of -2u
 		dx[i] = dy[i] * (s - s*(e*s)*slope)  // e*s is 1-s without cancellation
 	}
 }
 
-// siluMax bounds -gate in the gradient of SwiGLU: there the result is 0 and exp(-gate) still finite.
+// siluMax bounds -gate in the gradient of SwiGLU: there it is 0, exp(-gate) still finite, and gate times it nothing.
 const siluMax = 80
 
 func swigluGeneric(y, gate, up []float32) {
@@ -154,8 +155,8 @@ func swigluGeneric(y, gate, up []float32) {
 func swigluGradGeneric(dgate, dup, dy, gate, up []float32) {
 	dup, gate, up = dup[:len(dy)], gate[:len(dy)], up[:len(dy)]
 	for i, d := range dy {
-		v, u := gate[i], up[i]
-		e := exp32(min(-v, siluMax))
+		v, u := max(gate[i], -siluMax), up[i]
+		e := exp32(-v)
 		s := 1 / (1 + e)
 		dgate[i] = d * u * (s + s*(e*s)*v) // e*s is 1-s without cancellation
 		dup[i] = d * (v * s)

@@ -45,11 +45,11 @@ func TestMatMul(t *testing.T) {
 		}
 		name := fmt.Sprint(s, acc)
 		tol := 3e-6 * max(1, math.Sqrt(float64(k)))
-		check(t, "MatMulNT "+name, tol, [][]float64{matMulReference(m, n, k,
+		checkOn(t, withTiles(), "MatMulNT "+name, tol, [][]float64{matMulReference(m, n, k,
 			func(i, q int) float32 { return a[i*k+q] }, func(q, j int) float32 { return b[j*k+q] }, c, acc)}, product(MatMulNT))
-		check(t, "MatMulNN "+name, tol, [][]float64{matMulReference(m, n, k,
+		checkOn(t, withTiles(), "MatMulNN "+name, tol, [][]float64{matMulReference(m, n, k,
 			func(i, q int) float32 { return a[i*k+q] }, func(q, j int) float32 { return b[q*n+j] }, c, acc)}, product(MatMulNN))
-		check(t, "MatMulTN "+name, tol, [][]float64{matMulReference(m, n, k,
+		checkOn(t, withTiles(), "MatMulTN "+name, tol, [][]float64{matMulReference(m, n, k,
 			func(i, q int) float32 { return a[q*m+i] }, func(q, j int) float32 { return b[q*n+j] }, c, acc)}, product(MatMulTN))
 	}
 }

@@ -6,17 +6,13 @@ import (
 
 const siluMax = 80
 
-// sigmoidParts returns e = exp(-x), with -x at most limit where that is not zero, and 1 + e.
-func (g *generator) sigmoidParts(x reg.VecVirtual, limit float64) (e, sum reg.VecVirtual) {
+// sigmoidParts returns e = exp(-x) and 1 + e.
+func (g *generator) sigmoidParts(x reg.VecVirtual) (e, sum reg.VecVirtual) {
 	e = g.register()
 	if g.wide {
 		g.VPXORD(g.bits(1<<31), x, e)
 	} else {
 		g.VXORPS(g.bits(1<<31), x, e)
-	}
-	if limit != 0 {
-		bound := g.constantIn(limit)
-		g.VMINPS(e, bound, e) // a NaN, the second source, passes
 	}
 	e = g.exp(e)
 	sum = g.register()
@@ -29,7 +25,7 @@ func (g *generator) swiglus() {
 	y, gate, up := g.base("y"), g.base("gate"), g.base("up")
 	g.each(g.length("y"), 1, func(s *step) {
 		v := s.load(gate)
-		_, sum := g.sigmoidParts(v, 0)
+		_, sum := g.sigmoidParts(v)
 		g.VDIVPS(sum, v, v)
 		g.VMULPS(s.load(up), v, v)
 		s.store(v, y)
@@ -41,7 +37,8 @@ func (g *generator) swiglus() {
 	gate, up = g.base("gate"), g.base("up")
 	g.each(g.length("dy"), 1, func(s *step) {
 		v := s.load(gate)
-		e, sum := g.sigmoidParts(v, siluMax)
+		g.VMAXPS(v, g.constantIn(-siluMax), v) // a NaN, the second source, passes
+		e, sum := g.sigmoidParts(v)
 		sigma := g.constantIn(1)
 		g.VDIVPS(sum, sigma, sigma)
 		g.VMULPS(sigma, e, e) // 1 - sigma

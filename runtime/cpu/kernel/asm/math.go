@@ -13,11 +13,7 @@ var expPoly = []float64{1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166
 
 // exp replaces x by e**x.
 func (g *generator) exp(x reg.VecVirtual) reg.VecVirtual {
-	// With x as the second source a NaN passes both bounds.
-	bound := g.constantIn(-87.3)
-	g.VMAXPS(x, bound, x)
-	bound = g.constantIn(89)
-	g.VMINPS(x, bound, x)
+	g.bound(x, -87.3, 89)
 	n := g.register()
 	g.VMULPS(g.constant(math.Log2E), x, n)
 	if g.wide {
@@ -34,6 +30,13 @@ func (g *generator) exp(x reg.VecVirtual) reg.VecVirtual {
 	g.VMULPS(n, y, y)
 	g.VADDPS(y, y, y)
 	return y
+}
+
+// bound has x be at least one number and at most another.
+func (g *generator) bound(x reg.VecVirtual, least, most float64) {
+	// With x as the second source a NaN passes.
+	g.VMAXPS(x, g.constantIn(least), x)
+	g.VMINPS(x, g.constantIn(most), x)
 }
 
 // poly returns the polynomial of x with the given coefficients, highest power first.
@@ -85,7 +88,7 @@ const (
 
 	geluA   = -2 * 0.7978845608028654
 	geluB   = geluA * 0.044715
-	geluMax = 80
+	geluMax = 9.6
 )
 
 // normalCDF returns Phi(x) and exp(-x*x/2).
@@ -117,15 +120,11 @@ func (g *generator) normalCDF(x reg.VecVirtual) (phi, e reg.VecVirtual) {
 	return phi, e
 }
 
-// logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form, with -2u at most limit where that is not zero.
-func (g *generator) logistic(x, square reg.VecVirtual, limit float64) (s, e reg.VecVirtual) {
+// logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form.
+func (g *generator) logistic(x, square reg.VecVirtual) (s, e reg.VecVirtual) {
 	e = g.constantIn(geluB)
 	g.VFMADD213PS(g.constant(geluA), square, e)
 	g.VMULPS(x, e, e)
-	if limit != 0 {
-		bound := g.constantIn(limit)
-		g.VMINPS(e, bound, e)
-	}
 	e = g.exp(e)
 	s, one := g.register(), g.constantIn(1)
 	g.VADDPS(one, e, s)
@@ -161,7 +160,7 @@ func (g *generator) gelus() {
 	g.each(g.length("y"), 1, func(s *step) {
 		v, square := s.load(x), g.register()
 		g.VMULPS(v, v, square)
-		logistic, _ := g.logistic(v, square, 0)
+		logistic, _ := g.logistic(v, square)
 		g.VMULPS(v, logistic, logistic)
 		s.store(logistic, y)
 	})
@@ -171,8 +170,9 @@ func (g *generator) gelus() {
 	dx, dy, x = g.base("dx"), g.base("dy"), g.base("x")
 	g.each(g.length("dx"), 1, func(s *step) {
 		v, square := s.load(x), g.register()
+		g.bound(v, -geluMax, geluMax)
 		g.VMULPS(v, v, square)
-		logistic, e := g.logistic(v, square, geluMax)
+		logistic, e := g.logistic(v, square)
 		slope := g.constantIn(3 * geluB)
 		g.VFMADD213PS(g.constant(geluA), square, slope)
 		g.VMULPS(v, slope, slope)

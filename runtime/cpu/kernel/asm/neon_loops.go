@@ -163,14 +163,8 @@ func (g *neon) reductions() {
 
 // exp replaces x by e**x.
 func (g *neon) exp(x vec) vec {
-	for _, c := range []struct {
-		bound float64
-		op    func(d, a, b vec)
-	}{{-87.3, g.max}, {89, g.min}} { // a NaN passes both
-		bound := g.constant(c.bound)
-		c.op(x, x, bound)
-		g.drop(bound)
-	}
+	g.bound(x, g.max, -87.3)
+	g.bound(x, g.min, 89)
 	n := g.constant(math.Log2E)
 	g.mul(n, x, n)
 	g.round(n, n)
@@ -189,6 +183,13 @@ func (g *neon) exp(x vec) vec {
 	g.add(y, y, y)
 	g.drop(n, bias)
 	return y
+}
+
+// bound sets x to the larger or smaller of it and a number. A NaN passes.
+func (g *neon) bound(x vec, op func(d, a, b vec), number float64) {
+	bound := g.constant(number)
+	op(x, x, bound)
+	g.drop(bound)
 }
 
 // normalCDF returns Phi(x) and exp(-x*x/2).
@@ -213,23 +214,18 @@ func (g *neon) normalCDF(x vec) (phi, e vec) {
 	return below, e
 }
 
-// logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form, with -2u at most limit where that is not zero.
-func (g *neon) logistic(x, square vec, limit float64) (s, e vec) {
+// logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form.
+func (g *neon) logistic(x, square vec) (s, e vec) {
 	b := g.constant(geluB)
 	e = g.constant(geluA)
 	g.mla(e, b, square)
 	g.mul(e, e, x)
 	g.drop(b)
-	return g.inverse(e, limit)
+	return g.inverse(e)
 }
 
-// inverse returns 1/(1 + exp(x)) and exp(x), with x at most limit where that is not zero.
-func (g *neon) inverse(x vec, limit float64) (s, e vec) {
-	if limit != 0 {
-		bound := g.constant(limit)
-		g.min(x, x, bound)
-		g.drop(bound)
-	}
+// inverse returns 1/(1 + exp(x)) and exp(x).
+func (g *neon) inverse(x vec) (s, e vec) {
 	e = g.exp(x)
 	s = g.vec()
 	one := g.constant(1)
@@ -295,7 +291,7 @@ func (g *neon) exponentials() {
 	g.each(g.length("y"), 1, func(s *neonStep) {
 		v, square := s.load(x), g.vec()
 		g.mul(square, v, v)
-		logistic, _ := g.logistic(v, square, 0)
+		logistic, _ := g.logistic(v, square)
 		g.mul(logistic, logistic, v)
 		s.store(logistic, y)
 	})
@@ -305,8 +301,10 @@ func (g *neon) exponentials() {
 	dx, dy, x = g.base("dx"), g.base("dy"), g.base("x")
 	g.each(g.length("dx"), 1, func(s *neonStep) {
 		v, square := s.load(x), g.vec()
+		g.bound(v, g.max, -geluMax)
+		g.bound(v, g.min, geluMax)
 		g.mul(square, v, v)
-		logistic, e := g.logistic(v, square, geluMax)
+		logistic, e := g.logistic(v, square)
 		slope := g.constant(geluA)
 		g.mla(slope, square, g.constant(3*geluB))
 		g.mul(slope, slope, v)
@@ -323,7 +321,7 @@ func (g *neon) exponentials() {
 	g.each(g.length("y"), 1, func(s *neonStep) {
 		v, e := s.load(gate), g.vec()
 		g.negate(e, v)
-		logistic, _ := g.inverse(e, 0)
+		logistic, _ := g.inverse(e)
 		g.mul(v, v, logistic)
 		g.mul(v, v, s.load(up))
 		s.store(v, y)
@@ -334,8 +332,9 @@ func (g *neon) exponentials() {
 	dgate, dup, dy, gate, up := g.base("dgate"), g.base("dup"), g.base("dy"), g.base("gate"), g.base("up")
 	g.each(g.length("dy"), 1, func(s *neonStep) {
 		d, v, u, e := s.load(dy), s.load(gate), s.load(up), g.vec()
+		g.bound(v, g.max, -siluMax)
 		g.negate(e, v)
-		logistic, e := g.inverse(e, siluMax)
+		logistic, e := g.inverse(e)
 		g.mul(u, u, d)
 		g.mul(d, d, v)
 		g.mul(d, d, logistic) // d * (v*s)
