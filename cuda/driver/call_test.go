@@ -174,8 +174,16 @@ func TestCompile(t *testing.T) {
 	}
 	all.Wait()
 	require.EqualValues(t, 1, slow.calls.Load())
-	_, err = Cached(c, "/proc/nowhere").Compile("a.cu", "right", "sm_90a", nil)
-	require.NoError(t, err, "a cache that cannot be written is only slow")
+	f.said()
+	for _, dir := range []string{"/proc/nowhere", ""} { // for want of a place to write, or of any
+		kept = Cached(c, dir)
+		for range 2 {
+			cubin, err := kept.Compile("a.cu", "right", "sm_90a", nil)
+			require.NoError(t, err)
+			require.Equal(t, "a.cu|--gpu-architecture=sm_90a;", string(cubin))
+		}
+		require.Len(t, f.said(), 3, "once a process in %q", dir)
+	}
 }
 
 // slowCompiler is still at it when all have asked.
