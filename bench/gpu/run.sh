@@ -8,7 +8,7 @@
 # Stages: versions driver nccl conformance step profile rates loopback train sanitizer kernels.
 # `first` (the default) is those up to step, in the order in which a failure tells most: is
 # there a GPU, is NCCL called right, is every op right, how fast is a step. `second` is profile
-# and rates, with steps of all BATCHES by the profile; `third` is the rest. Each takes at most
+# and rates, then steps of all BATCHES by the profile; `third` is the rest. Each takes at most
 # BUDGET seconds (570) in all; no stage needs another. A stage that fails or has no time left
 # stops no other.
 #
@@ -111,8 +111,6 @@ section() { if grep -q '^|' "$OUT/$2"; then grep '^|' "$OUT/$2" | table "$1"; fi
 # field KEY FILE: a number of a JSON object that has one key a line.
 field() { sed -n "s/^ *\"$1\": *\\([-0-9.e+]*\\),*\$/\\1/p" "$2" 2>/dev/null | head -n 1; }
 
-has_torch() { timeout 60 "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' >/dev/null 2>&1; }
-
 versions() {
 	{
 		date -u
@@ -151,7 +149,7 @@ conformance() {
 nccl() { checked "NCCL with one rank" 120 nccl.txt sh -c 'cd cuda && exec ../tests/cuda.test -test.v -test.run "^TestGPUOneRankNCCL$"'; }
 
 profile() {
-	checked "what this machine does (autopar profile)" 150 profile.txt ./autopar profile --device cuda --budget 30 -o "$OUT/cluster.yaml"
+	checked "what this machine does (autopar profile)" 210 profile.txt ./autopar profile --device cuda --budget 30 -o "$OUT/cluster.yaml"
 	[ -s "$OUT/cluster.yaml" ] && { note '```'; grep -v '^#' "$OUT/profile.txt"; sed -n '/^# Attention/,$s/^# //p' "$OUT/cluster.yaml"; note '```'; } | table "autopar profile --device cuda: cluster.yaml"
 }
 
@@ -210,12 +208,15 @@ step() {
 			;;
 		esac
 	done
-	if has_torch; then
+	bounded 60 torch.txt "$PYTHON" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())'
+	case $? in
+	0)
 		# shellcheck disable=SC2086 # a list of numbers
 		bounded 240 torch.txt "$PYTHON" gpt2.py $BATCHES --steps "$STEPS" || row "PyTorch" "failed" "$(last "$OUT/torch.txt"), torch.txt"
-	else
-		row "PyTorch" "skipped" "$PYTHON has no torch that sees a GPU"
-	fi
+		;;
+	125) row "PyTorch" "skipped" "no time left of $BUDGET s" ;;
+	*) row "PyTorch" "skipped" "$PYTHON has no torch that sees a GPU, torch.txt" ;;
+	esac
 	for b in $BATCHES; do measured "$b"; done >"$OUT/steps.md"
 	{
 		note "Commit $(cat commit), $(grep -m1 '^# PyTorch' "$OUT/torch.txt" | tail -c +3)."
@@ -265,7 +266,7 @@ sanitizer() {
 }
 
 first="versions driver nccl conformance step"
-second="versions profile step rates"
+second="versions profile rates step"
 third="versions loopback train sanitizer kernels"
 stages=${*:-first}
 case $stages in

@@ -41,7 +41,7 @@ func bundle(t *testing.T) string {
 		"bin/nvidia-smi":                  "case $* in *memory.used*) echo 2048; exec sleep 60 ;; esac; echo 'A GPU, 1.2'\n",
 		"bin/compute-sanitizer":           passes,
 		"bin/python": `case $1 in
--c) case $2 in *sysconfig*) echo /nowhere ;; esac ;;
+-c) case $2 in *sysconfig*) echo /nowhere ;; *is_available*) echo asked >>order ;; esac ;;
 *)
 	echo PyTorch >>order
 	echo "# PyTorch 2.11"
@@ -99,7 +99,7 @@ func TestScript(t *testing.T) {
 	require.Zero(t, status)
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	require.NoError(t, err)
-	require.Equal(t, "autopar\nPyTorch\n", string(order), "what is measured comes before what it is compared with, which may take all the time")
+	require.Equal(t, "autopar\nasked\nPyTorch\n", string(order), "what is measured comes before what it is compared with, which may take all the time")
 	second, status := run(t, dir, "gpu-second.md", nil, "second")
 	require.Zero(t, status)
 	third, status := run(t, dir, "gpu-third.md", nil, "third")
@@ -135,6 +135,19 @@ func TestScript(t *testing.T) {
 	alone, status := run(t, dir, "gpu-rates.md", nil, "rates")
 	require.Zero(t, status)
 	require.Contains(t, alone, "| product | 700 |")
+}
+
+// TestScriptEnds: when the time of a call is over nothing is begun, and PyTorch, which takes what is left, comes last.
+func TestScriptEnds(t *testing.T) {
+	dir := bundle(t)
+	page, status := run(t, dir, "gpu-step.md", []string{"BUDGET=0", "BATCHES=8"}, "step", "rates")
+	require.Zero(t, status)
+	require.Contains(t, page, "| a step of GPT-2 124M, batch 8 | skipped | no time left of 0 s |")
+	require.Contains(t, page, "| PyTorch | skipped | no time left of 0 s |")
+	require.NoFileExists(t, filepath.Join(dir, "order"), "to load PyTorch may take a minute")
+
+	page, _ = run(t, dir, "gpu-second.md", nil, "second")
+	require.Less(t, strings.Index(page, "| matrix products |"), strings.Index(page, "| a step of GPT-2 124M, batch 8 |"))
 }
 
 // TestScriptFails: what failed says so in its line and by the exit status, and stops nothing else; without a GPU all is said once.
