@@ -82,6 +82,7 @@ inline u32 ballot(bool bit) {
 	return bits;
 }
 inline int popcount(u32 x) { return __builtin_popcount(x); }
+inline float sum_of(float a, float b) { return a + b; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float reciprocal_fast(float x) { return 1 / x; }
 
