@@ -22,6 +22,7 @@ typedef long long i64;
 // Group is the threads that wait for each other.
 struct Group {
 	int arrived = 0;
+	const void* place = nullptr; // in the code, where the first has arrived
 	u64 turn = 0;
 };
 
