@@ -33,7 +33,7 @@ func onFake(opts cuda.Options) backendtest.Open {
 // The suite of backends, in parts: with all ranks on one GPU, and each on its own.
 func TestAlone(t *testing.T) { backendtest.RunAlone(t, onFake(cuda.Options{})) }
 func TestFused(t *testing.T) {
-	backendtest.RunFused(t, onFake(cuda.Options{}), func(ir.Op, ir.Attr) bool { return false }, false)
+	backendtest.RunFused(t, onFake(cuda.Options{}), func(ir.Op, ir.Attr) bool { return false })
 }
 func TestFixedPoint(t *testing.T) { backendtest.RunFixedPoint(t, onFake(cuda.Options{Loopback: true})) }
 func TestFixedNCCL(t *testing.T)  { backendtest.RunFixedPoint(t, onFake(cuda.Options{})) }

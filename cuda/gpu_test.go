@@ -44,7 +44,7 @@ func TestGPUConformance(t *testing.T) {
 	t.Log(system.Versions)
 	open := func(t *testing.T) runtime.Backend { return cuda.New(system, cuda.Options{Loopback: true}) }
 	backendtest.RunAlone(t, open)
-	backendtest.RunFused(t, open, func(ir.Op, ir.Attr) bool { return false }, false)
+	backendtest.RunFused(t, open, func(ir.Op, ir.Attr) bool { return false })
 	backendtest.RunTogether(t, open)
 }
 

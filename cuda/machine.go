@@ -42,9 +42,7 @@ func Machine(opts MachineOptions) (*System, error) {
 			dir = filepath.Join(cache, "autopar", "cuda")
 		}
 	}
-	if dir != "" {
-		compiler = driver.Cached(compiler, dir)
-	}
+	compiler = driver.Cached(compiler, dir)
 	lt, err := driver.NewLt(version, driver.LtOptions{TF32: opts.TF32, Dir: dir})
 	if err != nil {
 		return nil, err

@@ -41,7 +41,7 @@ func bundle(t *testing.T) string {
 		"bin/nvidia-smi":                  "case $* in *memory.used*) echo 2048; exec sleep 60 ;; esac; echo 'A GPU, 1.2'\n",
 		"bin/compute-sanitizer":           passes,
 		"bin/python": `case $1 in
--c) case $2 in *sysconfig*) echo /nowhere ;; esac ;;
+-c) case $2 in *sysconfig*) echo /nowhere ;; *is_available*) echo asked >>order ;; esac ;;
 *)
 	echo PyTorch >>order
 	echo "# PyTorch 2.11"
@@ -99,7 +99,7 @@ func TestScript(t *testing.T) {
 	require.Zero(t, status)
 	order, err := os.ReadFile(filepath.Join(dir, "order"))
 	require.NoError(t, err)
-	require.Equal(t, "autopar\nPyTorch\n", string(order), "what is measured comes before what it is compared with, which may take all the time")
+	require.Equal(t, "autopar\nasked\nPyTorch\n", string(order), "what is measured comes before what it is compared with, which may take all the time")
 	second, status := run(t, dir, "gpu-second.md", nil, "second")
 	require.Zero(t, status)
 	third, status := run(t, dir, "gpu-third.md", nil, "third")
@@ -137,6 +137,57 @@ func TestScript(t *testing.T) {
 	require.Contains(t, alone, "| product | 700 |")
 }
 
+// TestScriptOutlivesKernels: after an access that a GPU refuses its process does nothing more. The tests after it run in another.
+func TestScriptOutlivesKernels(t *testing.T) {
+	dir := bundle(t)
+	suite := `#!/bin/sh
+for last; do :; done
+echo "$last" >>skips
+say() { echo "=== RUN   TestGPUConformance/ops/$1"; echo "    ops.go:9: cuEventQuery: $2"; echo "        --- FAIL: TestGPUConformance/ops/$1 (0.01s)"; exit 1; }
+case $last in
+*gelu*) say cast/7 "no number" ;;
+*norm*) say 'gelu/[f16[3]]' 'CUDA_ERROR_ILLEGAL_ADDRESS (700)' ;;
+*) say norm/1 'CUDA_ERROR_MISALIGNED_ADDRESS (716)' ;;
+esac
+`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/cuda.test"), []byte(suite), 0o777))
+	page, status := run(t, dir, "gpu-conformance.md", nil, "conformance")
+	require.Equal(t, 1, status)
+	for _, line := range []string{
+		"| conformance suite on the GPU | **failed** |",
+		"| conformance suite on the GPU without TestGPUConformance/ops/norm/1 | **failed** |",
+		"| conformance suite on the GPU without TestGPUConformance/ops/gelu/[f16[3]] | **failed** |",
+		"| the first of what failed | TestGPUConformance/ops/norm/1 (0.01s) | failed-ops.txt |",
+	} {
+		require.Contains(t, page, line)
+	}
+	skips, err := os.ReadFile(filepath.Join(dir, "cuda", "skips"))
+	require.NoError(t, err)
+	const norm = "^$|^TestGPUConformance$/^ops$/^norm$/^1$"
+	require.Equal(t, "^$\n"+norm+"\n"+norm+`|^TestGPUConformance$/^ops$/^gelu$/^\[f16\[3\]\]$`+"\n", string(skips))
+	failed, err := os.ReadFile(filepath.Join(dir, "out", "failed-ops.txt"))
+	require.NoError(t, err)
+	require.Equal(t, 3, strings.Count(string(failed), "\n"))
+
+	always := "#!/bin/sh\nn=$(cat n 2>/dev/null); echo x$n >n; echo \"=== RUN   TestGPUConformance/ops/x$n\"; echo CUDA_ERROR_LAUNCH_FAILED; exit 1\n"
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/cuda.test"), []byte(always), 0o777))
+	page, _ = run(t, dir, "gpu-conformance.md", nil, "conformance")
+	require.Equal(t, 4, strings.Count(page, "| conformance suite on the GPU"), "there are other stages")
+}
+
+// TestScriptEnds: when the time of a call is over nothing is begun, and PyTorch, which takes what is left, comes last.
+func TestScriptEnds(t *testing.T) {
+	dir := bundle(t)
+	page, status := run(t, dir, "gpu-step.md", []string{"BUDGET=0", "BATCHES=8"}, "step", "rates")
+	require.Zero(t, status)
+	require.Contains(t, page, "| a step of GPT-2 124M, batch 8 | skipped | no time left of 0 s |")
+	require.Contains(t, page, "| PyTorch | skipped | no time left of 0 s |")
+	require.NoFileExists(t, filepath.Join(dir, "order"), "to load PyTorch may take a minute")
+
+	page, _ = run(t, dir, "gpu-second.md", nil, "second")
+	require.Less(t, strings.Index(page, "| matrix products |"), strings.Index(page, "| a step of GPT-2 124M, batch 8 |"))
+}
+
 // TestScriptFails: what failed says so in its line and by the exit status, and stops nothing else; without a GPU all is said once.
 func TestScriptFails(t *testing.T) {
 	dir := bundle(t)
@@ -149,7 +200,7 @@ func TestScriptFails(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/cuda.test"), []byte("#!/bin/sh\necho '--- SKIP: Test (0.00s)'; echo '    no GPU'\n"), 0o777))
 	page, status = run(t, dir, "gpu-first.md", []string{"BATCHES=8 16"}, "first")
 	require.Equal(t, 1, status)
-	require.Contains(t, page, "| conformance suite on the GPU | skipped | no GPU, conformance.txt |")
+	require.Contains(t, page, "| conformance suite on the GPU | skipped | no GPU, conformance-1.txt |")
 	require.Contains(t, page, "| a step of GPT-2 124M, batch 16 | **failed** | autopar: no room, step-16.json |")
 	require.Contains(t, page, "| 16 | - | - | - | - | - | - | 120.00 | 20.50 | - |")
 	require.Contains(t, page, "| steps | 0 of 2 batches |")

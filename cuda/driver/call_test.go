@@ -174,8 +174,16 @@ func TestCompile(t *testing.T) {
 	}
 	all.Wait()
 	require.EqualValues(t, 1, slow.calls.Load())
-	_, err = Cached(c, "/proc/nowhere").Compile("a.cu", "right", "sm_90a", nil)
-	require.NoError(t, err, "a cache that cannot be written is only slow")
+	f.said()
+	for _, dir := range []string{"/proc/nowhere", ""} { // for want of a place to write, or of any
+		kept = Cached(c, dir)
+		for range 2 {
+			cubin, err := kept.Compile("a.cu", "right", "sm_90a", nil)
+			require.NoError(t, err)
+			require.Equal(t, "a.cu|--gpu-architecture=sm_90a;", string(cubin))
+		}
+		require.Len(t, f.said(), 3, "once a process in %q", dir)
+	}
 }
 
 // slowCompiler is still at it when all have asked.
@@ -254,6 +262,36 @@ func TestProducts(t *testing.T) {
 	f.failNext("cublasLtMatmulAlgoGetHeuristic", 15)
 	err = b.MatMul(GEMM{M: 2, N: 1, K: 1, LDA: 2, LDB: 1, LDC: 2}, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555)
 	require.EqualError(t, err, "gemm NN 2x1x1 ld 2 1 2 f32 f32 to f32: cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)")
+}
+
+// TestTrialsEnd: of a product that takes long, candidates are tried for a second, the library's best first, and doing its epilogue
+// apart in any case.
+func TestTrialsEnd(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	l, err := newLt(f.lib, LtOptions{})
+	require.NoError(t, err)
+	b, err := l.Open(d, "H200")
+	require.NoError(t, err)
+	var missing error
+	slower := f.lib.proc("fake_slower", &missing)
+	require.NoError(t, missing)
+	trials := func(by uintptr, g GEMM) int {
+		slower.call(by)
+		f.said()
+		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
+		return strings.Count(strings.Join(f.said(), "\n"), "cublasLtMatmul d0")
+	}
+	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+	require.Equal(t, 12, trials(1, g), "four runs of each of three")
+	g.Accumulate = true
+	require.Equal(t, 8, trials(30, g), "630 ms, 420 ms, and no third")
+	g.Accumulate, g.Epilogue = false, AddBias
+	slower.call(60)
+	apart := 0
+	require.NoError(t, b.With(g, 0xa00, 0xb00, 0xc00, 0xe00, 0xd00, 0x5555, func() error { apart++; return nil }))
+	require.Equal(t, 5, apart, "timed, and chosen")
 }
 
 // TestUntimedProducts: a product that there is no memory to try has the library's first algorithm, for all GPUs of this run; the

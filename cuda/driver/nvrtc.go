@@ -7,9 +7,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync"
 	"unsafe"
-
-	"golang.org/x/sync/singleflight"
 )
 
 // majorsFor are the versions of CUDA's libraries that run on a driver, best first. A
@@ -125,19 +124,21 @@ func (c *nvrtc) text(prog uintptr) string {
 	return strings.TrimSpace(cString(log))
 }
 
-// cached keeps machine code in files.
+// cached keeps machine code in files, and as long as the process lasts.
 type cached struct {
 	Compiler
-	dir   string
-	calls singleflight.Group // by file
-	cores chan struct{}      // that compile
+	dir   string        // empty is none
+	cores chan struct{} // that compile
+
+	mu   sync.Mutex
+	made map[string]func() ([]byte, error) // by file; they wait for who compiles
 }
 
-// Cached returns a compiler that keeps what it has compiled in a directory, by the hash of
-// all that it depends on. Where it cannot write it compiles anew. Who asks for what another is
-// compiling waits for that, and no more programs are compiled at a time than there are cores.
+// Cached returns a compiler that keeps what it has compiled in a directory, if it is not empty, by the hash of all that it
+// depends on. Where it cannot write, each process compiles anew, once. Who asks for what another is compiling waits for that,
+// and no more programs are compiled at a time than there are cores.
 func Cached(c Compiler, dir string) Compiler {
-	return &cached{Compiler: c, dir: dir, cores: make(chan struct{}, runtime.NumCPU())}
+	return &cached{Compiler: c, dir: dir, cores: make(chan struct{}, runtime.NumCPU()), made: map[string]func() ([]byte, error){}}
 }
 
 func (c *cached) Compile(name, source, arch string, options []string) ([]byte, error) {
@@ -146,22 +147,25 @@ func (c *cached) Compile(name, source, arch string, options []string) ([]byte, e
 		fmt.Fprintf(h, "%d:%s;", len(s), s)
 	}
 	file := filepath.Join(c.dir, fmt.Sprintf("%x.cubin", h.Sum(nil)))
-	cubin, err, _ := c.calls.Do(file, func() (any, error) {
-		if cubin, err := os.ReadFile(file); err == nil && len(cubin) > 0 {
-			return cubin, nil
-		}
-		c.cores <- struct{}{}
-		defer func() { <-c.cores }()
-		cubin, err := c.Compiler.Compile(name, source, arch, options)
-		if err == nil {
-			replaceFile(file, cubin)
-		}
-		return cubin, err
-	})
-	if err != nil {
-		return nil, err
+	c.mu.Lock()
+	made := c.made[file]
+	if made == nil {
+		made = sync.OnceValues(func() ([]byte, error) {
+			if cubin, err := os.ReadFile(file); c.dir != "" && err == nil && len(cubin) > 0 {
+				return cubin, nil
+			}
+			c.cores <- struct{}{}
+			defer func() { <-c.cores }()
+			cubin, err := c.Compiler.Compile(name, source, arch, options)
+			if err == nil && c.dir != "" {
+				replaceFile(file, cubin)
+			}
+			return cubin, err
+		})
+		c.made[file] = made
 	}
-	return cubin.([]byte), nil
+	c.mu.Unlock()
+	return made()
 }
 
 // replaceFile writes a file whole or not at all; a cache that cannot be written is only

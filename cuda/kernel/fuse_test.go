@@ -20,7 +20,7 @@ func TestFused(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
 	backendtest.RunFused(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
-		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul }, true)
+		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul })
 }
 
 // TestFuseKeepsOrder cuts random kernels, which overwrite each other's operands, into groups: two that conflict stay in their

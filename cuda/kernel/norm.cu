@@ -101,7 +101,7 @@ KERNEL(norm_grad, 256)(T* dx, float* part, const T* dy, const T* x, const T* mor
 					by[j] += d[j] * n;
 					shift[j] += d[j];
 					d[j] = s * (d[j] * scale[j] - sum - n * along);
-					if (more) d[j] = rounded<T>(d[j]) + add[j];
+					if (more) d[j] = sum_of(rounded<T>(d[j]), add[j]);
 				}
 				store(dx + i, d);
 			}

@@ -76,6 +76,13 @@ DEVICE float as_float(u32 x) {
 	return y;
 }
 
+// sum_of is a + b by itself: where a is a product, the compiler would make one of both, which is rounded once.
+DEVICE float sum_of(float a, float b) {
+	float y;
+	asm("add.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
+	return y;
+}
+
 // exp2_fast is 2^x within 2 units in the last place.
 DEVICE float exp2_fast(float x) {
 	float y;

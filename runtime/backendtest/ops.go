@@ -124,7 +124,7 @@ func RunWideHeads(t *testing.T, open Open) {
 // go, most of them of few rows.
 func testManyIDs(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
-	c := newChain(t, ds[0], 4, false)
+	c := newChain(t, ds[0], 4)
 	ids, dy := c.input(ir.I32, 0, 131, 3, 3001), c.input(ir.BF16, -1, 1, 3, 3001, 8)
 	for i, id := range c.values[ids].I {
 		if i%3 > 0 {
@@ -138,7 +138,7 @@ func testManyIDs(t *testing.T, open Open) {
 // once, times the gradient and its square. A decay rounded to float32 has one that is 1.3e-5 of it off at 0.999.
 func testFirstMoments(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
-	c := newChain(t, ds[0], 5, false)
+	c := newChain(t, ds[0], 5)
 	w, m, v, g := c.input(ir.F32, -1, 1, 35), c.input(ir.F32, 0, 0, 35), c.input(ir.F32, 0, 0, 35), c.input(ir.F32, -1, 1, 35)
 	clip, lr, step := c.input(ir.F32, 1, 1), c.input(ir.F32, 0.1, 0.1), c.input(ir.I32, 0, 1)
 	out := c.do(ir.OpAdamW, ir.AdamWAttr{Beta1: 0.9995, Beta2: 0.999, Eps: 1e-8}, nil, w, m, v, g, clip, lr, step)
@@ -332,9 +332,10 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 		for _, want := range w.F {
 			largest = max(largest, math.Abs(want))
 		}
-		terms := float64(o.work()) / float64(max(1, len(w.F))) // of a sum, whose rounding grows as they do
 		for j, want := range w.F {
-			tolerance := 3e-5*max(1, terms/512)*(1+math.Abs(want)) + o.loose*largest
+			// A sum is rounded as its terms are large, of which those of a small one may be as large as those of the largest. In
+			// an exponential of x that has some roundings of x for an error.
+			tolerance := 3e-5*(1+math.Abs(want)) + (1e-6+o.loose)*largest
 			if s.mode == accumulating && o.op.Accumulates(i) {
 				tolerance += 2e-3 * float64(s.parts) // of poison in float32
 			}

@@ -22,6 +22,7 @@ typedef long long i64;
 // Group is the threads that wait for each other.
 struct Group {
 	int arrived = 0;
+	const void* place = nullptr; // in the code, where the first has arrived
 	u64 turn = 0;
 };
 
@@ -82,6 +83,7 @@ inline u32 ballot(bool bit) {
 	return bits;
 }
 inline int popcount(u32 x) { return __builtin_popcount(x); }
+inline float sum_of(float a, float b) { return a + b; }
 inline float exp2_fast(float x) { return exp2f(x); }
 inline float reciprocal_fast(float x) { return 1 / x; }
 
