@@ -12,7 +12,7 @@ import (
 // writes a buffer that it reads or writes, before having waited for it; buckets
 // hold collectives of one kind that do not disturb each other; and what runs in
 // the last micro-batch only is what the step does once.
-func checkStreams(mesh ir.Mesh, s *Stage) error {
+func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			var running []*Instr // asynchronous ones, from the first of the task
@@ -49,6 +49,9 @@ func checkStreams(mesh ir.Mesh, s *Stage) error {
 		return err
 	}
 	if err := checkArrivals(s); err != nil {
+		return err
+	}
+	if err := checkPosted(s, training); err != nil {
 		return err
 	}
 	return checkLives(s)
@@ -181,7 +184,9 @@ func lasts(instrs []Instr) []int {
 	var running []int // asynchronous ones, from the first of the task
 	done := 0
 	for i, in := range instrs {
-		ends[i] = i
+		if ends[i] = i; in.Posted {
+			ends[i] = len(instrs) - 1
+		}
 		for ; done < min(in.Await, len(running)); done++ {
 			ends[running[done]] = i - 1
 		}

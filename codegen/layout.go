@@ -41,6 +41,8 @@ type tables struct {
 	along  []int
 	during []*ir.Node
 
+	sent []bool // values that a posted send may read, nil without: see posted.go
+
 	pieces []*ir.Node // of each of two nodes in a row that are made in parts the other, nil without: see pieces.go
 }
 
@@ -88,6 +90,7 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 			}
 		}
 	}
+	t.sent = sentInPasses(prog)
 	for _, o := range g.Outputs {
 		t.keep[o.Value.ID] = true
 		t.uses[o.Value.ID]++
@@ -395,6 +398,8 @@ func (b *stageBuilder) bodies() {
 				region = Slot
 			case b.bodyOf(n) != n.Phase:
 				region = b.sums() // made in a pass, read in the update
+			case b.isSent(r):
+				region = Persist
 			}
 			if b.canOverwrite(n, i, region) {
 				b.of[r.ID] = b.of[n.Args[i].ID]
@@ -429,6 +434,9 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 		return false
 	}
 	x, r := n.Args[i], n.Results[i]
+	if b.isSent(x) || b.isSent(r) && region == Persist {
+		return false // it may be on its way, or lies apart to be sent
+	}
 	if b.lastUse[x.ID] != n || b.keep[x.ID] || b.next[x.ID] || x.Def.Op.Class() == ir.Leaf {
 		return false
 	}
@@ -489,6 +497,7 @@ func (b *stageBuilder) instr(n *ir.Node) Instr {
 	for i, r := range n.Results {
 		in.Results[i], in.Accum[i] = b.of[r.ID], b.modes[r.ID]
 	}
+	in.Posted = b.posts(&in)
 	return in
 }
 

@@ -445,8 +445,8 @@ func (b *stageBuilder) awaits(instrs []Instr) {
 
 // joined returns for each instruction of a task the last position at which it may
 // still be running: its own, of a bucket that of the last in it, of a collective that of the
-// last kernel beside it, and of an asynchronous one that before the first which waits for it, else the end. (What runs on beyond the
-// end has buffers that last.)
+// last kernel beside it, of an asynchronous one that before the first which waits for it, else the end, and of a posted send
+// the end. (What runs on beyond the end has buffers that last.)
 func joined(instrs []Instr) []int {
 	last := make([]int, len(instrs))
 	var running []int // asynchronous ones that nothing has waited for, in order
@@ -456,7 +456,9 @@ func joined(instrs []Instr) []int {
 			last[running[0]] = i - 1
 			running = running[1:]
 		}
-		last[i] = i
+		if last[i] = i; instrs[i].Posted {
+			last[i] = len(instrs) - 1
+		}
 		if instrs[i].Async {
 			running = append(running, i)
 		}

@@ -80,6 +80,9 @@ func (p *Program) instrText(s *Schedule, task Task, in Instr) string {
 	if in.Async {
 		where += "  async"
 	}
+	if in.Posted {
+		where += "  posted"
+	}
 	if in.Fused {
 		where += " with the last"
 	}

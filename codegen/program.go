@@ -12,7 +12,8 @@
 //   - What a program is: program.go, order.go; print.go writes it.
 //   - How it is made: generate.go; layout.go, the bodies of a stage and where their buffers lie in memory, which allocate.go and pack.go
 //     place. What changes the bodies before: overlap.go moves communication to a stream, beside.go has it run beside a product,
-//     pieces.go in parts, join.go has that of an update made together, view.go makes shards in place.
+//     pieces.go in parts, posted.go has a stage send while it goes on, join.go has that of an update made together, view.go
+//     makes shards in place.
 //   - Why it is right: equivalence.go runs every rank over expressions in place of numbers (expression.go, folded.go,
 //     sliced.go, contents.go), meetings.go matches collectives, progress.go finds cycles of waits; repeat.go has a few blocks
 //     stand for many. check.go, checkstream.go, checkview.go and checkleaf.go hold buffers against their lives, and against what the
@@ -267,6 +268,10 @@ type Instr struct {
 	// Last says that the instruction, of the update by its node, runs in the rank's last
 	// micro-batch only.
 	Last bool
+	// Posted says that the instruction, a send of a pass, is handed to the rank's transfer stream, which makes one transfer
+	// after another: the rank goes on. Its operand stays what it is until the next task of the same chunk and phase,
+	// or the end of the step, which wait until it is sent. See posted.go.
+	Posted bool
 	// InPlace says that of the buffers of the instruction, a slice or an all_gather, one is a
 	// view of the other: a slice has nothing to do, and an all_gather to move only what the
 	// other members have.

@@ -426,6 +426,7 @@ func TestPlansRefused(t *testing.T) {
 		"overlap of tp": {func(p *partition.Plan) {
 			p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.OverlapTP, p.Schedule = 2, 4, 4, true, partition.ZeroBubble
 		}, "overlap_tp: is on, but schedule zero-bubble"},
+		"overlap of p2p": {func(p *partition.Plan) { p.OverlapP2P = true }, "overlap_p2p: is on, but there is one stage"},
 		"pieces":     {func(p *partition.Plan) { p.TPPieces = 17 }, "tp_pieces: is 17, want 0, which stands for 1, to 16"},
 		"sequence":   {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
 		"selective":  {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},

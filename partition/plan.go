@@ -92,6 +92,8 @@ type Plan struct {
 	// kernels that do not need the result: in the backward pass that is the product for the
 	// gradient of a weight, or of an input. See codegen's beside.
 	OverlapTP bool `json:"overlap_tp,omitempty"`
+	// OverlapP2P lets a stage go on while what its passes send to another stage is on its way. See codegen's posted.
+	OverlapP2P bool `json:"overlap_p2p,omitempty"`
 	// TPPieces is in how many parts of whole sequences products and the collectives of
 	// tensor-parallel ranks next to them are made, each part of one beside a part of the other: those of the
 	// forward pass, and of the backward pass those that OverlapTP leaves. 0 stands for 1. See codegen's pieces.

@@ -46,6 +46,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.OverlapTP && p.Schedule == ZeroBubble {
 		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
+	if p.OverlapP2P && p.PP() == 1 {
+		return planErrorf("overlap_p2p", "is on, but there is one stage, which sends nothing; want overlap_p2p off, or at least 2 stages")
+	}
 	if p.TPPieces < 0 || p.TPPieces > MaxTPPieces {
 		return planErrorf("tp_pieces", "is %d, want 0, which stands for 1, to %d", p.TPPieces, MaxTPPieces)
 	}

@@ -1,0 +1,133 @@
+package codegen_test
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
+)
+
+// posted is a plan of several stages that do not wait for what they send: k goes through schedules, tensor and data parallelism,
+// ZeRO, overlap and recomputation.
+func posted(k, layers int) *partition.Plan {
+	stages := 2 + k/4%2*2
+	p := plan(1+k%2, 1+k/2%2, stages, 1+k%2, layers, []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}[k%3], k/8%2 == 1)
+	if k%4 == 3 {
+		p = chunked(plan(1+k%2, 1+k/2%2, 2*stages, 1+k%2, layers, partition.OneFOneB, k/8%2 == 1), 2)
+	}
+	p.SequenceParallel, p.ZeRO, p.Overlap = p.TP > 1, k%(2*p.DP), p.DP > 1 && k/16%2 == 1
+	p.OverlapTP = p.TP > 1 && p.Schedule != partition.ZeroBubble
+	p.OverlapP2P = true
+	return p
+}
+
+// TestVerifyAcceptsPosted: programs whose passes post what they send are sound and compute the traced graph, under every
+// schedule. All that passes send is posted, from memory that lasts, and nothing else is; it is as much as the same plan sends
+// without. So it is in an evaluation.
+func TestVerifyAcceptsPosted(t *testing.T) {
+	const layers = 8
+	train := trainGraph(t, layers)
+	eval, err := gpt.EvalStep(model(layers), batch, 33)
+	require.NoError(t, err)
+	for k := range 32 {
+		p := posted(k, layers)
+		name := fmt.Sprintf("%d: %+v", k, *p)
+		for _, g := range []*ir.Graph{train, eval} {
+			prog := generate(t, g, p)
+			require.NoError(t, codegen.Verify(prog, g), name)
+			apart := *p
+			apart.OverlapP2P = false
+			without := generate(t, g, &apart)
+			sends := 0
+			for s, st := range prog.Stages {
+				for phase, body := range st.Bodies {
+					require.Equal(t, sentBy(without.Stages[s].Bodies[phase]), sentBy(body), name)
+					for i := range body.Instrs {
+						in := &body.Instrs[i]
+						require.Equal(t, in.Node.Op == ir.OpSend && ir.Phase(phase) != ir.Update, in.Posted, "%s: %s", name, in.Node.Name)
+						if in.Posted {
+							require.Equal(t, codegen.Persist, st.Buffers[in.Args[0]].Region, "%s: %s", name, in.Node.Name)
+							sends++
+						}
+					}
+				}
+			}
+			require.Positive(t, sends, name)
+		}
+	}
+}
+
+// sentBy lists what a body sends, in order.
+func sentBy(b codegen.Body) (names []string) {
+	for i := range b.Instrs {
+		if n := b.Instrs[i].Node; n.Op == ir.OpSend {
+			names = append(names, n.Name)
+		}
+	}
+	return names
+}
+
+// TestPostedIsChecked: a program that may write to what is still being sent is refused.
+func TestPostedIsChecked(t *testing.T) {
+	const layers = 4
+	traced := trainGraph(t, layers)
+	for name, m := range map[string]struct {
+		breakIt func(st *codegen.Stage, body []codegen.Instr, i int)
+		says    string
+	}{
+		"from memory that others have next": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			st.Buffers[body[i].Args[0]].Region = codegen.Temp
+		}, "which others may have"},
+		"from the slot of a backward pass": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			st.Buffers[body[i].Args[0]].Region = codegen.Slot
+		}, "which others may have"},
+		"by another chunk, too": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			for k := range body {
+				if body[k].Chunk != body[i].Chunk && body[k].Posted {
+					of := body[k].Args[0]
+					for j := range body {
+						for r, id := range body[j].Results {
+							if id == of {
+								body[j].Results[r] = body[i].Args[0]
+							}
+						}
+					}
+				}
+			}
+		}, "may still be sending"},
+		"written again after it": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			for k := i - 1; k >= 0; k-- {
+				if len(body[k].Results) > 0 && body[k].Results[0] == body[i].Args[0] {
+					body[k], body[i] = body[i], body[k]
+					return
+				}
+			}
+		}, "may still be sending"},
+		"an update": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			st.Bodies[ir.Update].Instrs[0].Posted = true
+		}, "not made on the transfer stream"},
+		"what is no send": {func(st *codegen.Stage, body []codegen.Instr, i int) { body[0].Posted = true }, "not made on the transfer stream"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := chunked(plan(1, 1, 4, 2, layers, partition.OneFOneB, false), 2)
+			p.OverlapP2P = true
+			prog := generate(t, traced, p)
+			require.NoError(t, codegen.Verify(prog, traced))
+			st := prog.Stages[1] // it sends in both chunks backward, and in the first forward
+			body := st.Bodies[ir.Backward].Instrs
+			for i := range body {
+				if body[i].Posted {
+					m.breakIt(st, body, i)
+					break
+				}
+			}
+			require.ErrorContains(t, st.CheckStreams(), m.says)
+			require.Error(t, codegen.Check(prog))
+		})
+	}
+}
