@@ -130,8 +130,8 @@ func TestPipelinesOverNCCL(t *testing.T) {
 		pipelinePlan(1, 1, 2, 2, 2, ""), pipelinePlan(1, 2, 2, 3, 3, "full"), pipelinePlan(2, 1, 4, 2, 1, ""),
 		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"), chunks, bubble,
 	}
-	for _, p := range plans {
-		p.OverlapTP = p.TP > 1 && p.Schedule != partition.ZeroBubble
+	for i, p := range plans {
+		p.OverlapTP, p.OverlapP2P = p.TP > 1 && p.Schedule != partition.ZeroBubble, i%3 > 0
 	}
 	for i, p := range plans {
 		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d", p.ScheduleText(), p.DP, p.TP, p.PP()), func(t *testing.T) {
@@ -171,7 +171,7 @@ func TestGPULoopbackParity(t *testing.T) {
 	require.NoError(t, err)
 	const steps = 20
 	zero := func(p *partition.Plan, stage int, overlap bool) *partition.Plan {
-		p.ZeRO, p.Overlap = stage, overlap
+		p.ZeRO, p.Overlap, p.OverlapP2P = stage, overlap, overlap && p.PP() > 1
 		return p
 	}
 	fmt.Println("| element type | ranks | GPUs | dp | tp | pp | zero | overlap | max Δloss |\n|---|---|---|---|---|---|---|---|---|")

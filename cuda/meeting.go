@@ -1,6 +1,8 @@
 package cuda
 
 import (
+	"time"
+
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
@@ -9,8 +11,8 @@ import (
 // Between GPUs a message is a send and a receive of NCCL, each of which holds its stream until the
 // other has come, and takes multiprocessors meanwhile. NCCL does the work of one communicator in
 // order, whatever the streams. So every rank has for each other that it sends to a communicator of
-// the two and sends on its compute stream; it has one more, with a stream of its own, for each that
-// it receives from. There a receive waits for the compute stream to come to where the program
+// the two, and sends on its compute stream or, what the program posts, on that of transfers; it has one more, with a
+// stream of its own, for each that it receives from. There a receive waits for the compute stream to come to where the program
 // expects the message ([codegen.Expects]), and the compute stream waits for it where the message is
 // taken. The first message makes the communicator, and NCCL connects the two, while both hosts wait.
 // Even a GPU that did the work of all its streams one after another would get through.
@@ -56,10 +58,15 @@ func (d *Device) send(t *runtime.Transfer) error {
 	if err != nil {
 		return err
 	}
-	d.compute.note(given{transfer: t})
-	d.label(d.compute, t.Node.Op.String(), t.Node.Name)
-	if err := comm.Send(d.at(t.Local), elems, t.Local.DType, 1, d.compute.stream); err != nil {
+	l := d.lane(t.Stream)
+	l.note(given{transfer: t})
+	d.label(l, t.Node.Op.String(), t.Node.Name)
+	start := time.Now()
+	if err := comm.Send(d.at(t.Local), elems, t.Local.DType, 1, l.stream); err != nil {
 		return err
+	}
+	if t.Ran != nil { // when it was given to the GPU
+		t.Ran(start, time.Now())
 	}
 	return d.settle()
 }

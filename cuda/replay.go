@@ -90,6 +90,10 @@ func (r *replay) do(c call, data []byte) error {
 		if c.collective.Ran != nil {
 			r.why = "every collective is timed"
 		}
+	case callSend:
+		if c.transfer.Ran != nil {
+			r.why = "every transfer is timed"
+		}
 	}
 	at := len(r.now)
 	r.now = append(r.now, c)

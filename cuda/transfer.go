@@ -2,6 +2,7 @@ package cuda
 
 import (
 	"sync"
+	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -34,26 +35,46 @@ func (d *Device) Send(t *runtime.Transfer) error {
 	}
 	defer d.leave()
 	if d.Meets() {
-		return d.do(call{kind: callSend, transfer: t}, nil)
+		return d.do(call{kind: callSend, transfer: t, stream: t.Stream}, nil)
 	}
-	d.label(d.compute, t.Node.Op.String(), t.Node.Name)
-	if bytes := t.Local.Bytes(); bytes > 0 {
-		dst := d.backend.devices[t.Peer].arena + driver.Ptr(t.Remote)
-		if err := d.drv.Copy(dst, d.at(t.Local), bytes, d.compute.stream); err != nil {
+	l := d.lane(t.Stream)
+	err := l.run(task{do: func() error {
+		start := time.Now()
+		if err := l.copyTo(t); err != nil {
+			if t.Stream != runtime.Compute {
+				err = &runtime.StreamError{Stream: t.Stream, Node: t.Node, Err: err}
+			}
 			return err
 		}
-	}
-	if err := d.backend.wire(t.Wire).say(d); err != nil {
+		if t.Ran != nil {
+			t.Ran(start, time.Now())
+		}
+		return nil
+	}})
+	if err != nil {
 		return err
 	}
 	return d.settle()
 }
 
-// say records that a message is there.
-func (w *wire) say(d *Device) error {
+// copyTo copies a tensor to the arena of a rank on the same GPU.
+func (l *lane) copyTo(t *runtime.Transfer) error {
+	d := l.device
+	d.label(l, t.Node.Op.String(), t.Node.Name)
+	if bytes := t.Local.Bytes(); bytes > 0 {
+		dst := d.backend.devices[t.Peer].arena + driver.Ptr(t.Remote)
+		if err := d.drv.Copy(dst, d.at(t.Local), bytes, l.stream); err != nil {
+			return err
+		}
+	}
+	return d.backend.wire(t.Wire).say(l)
+}
+
+// say records that a message is there, which a lane brings.
+func (w *wire) say(l *lane) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	e, err := w.spare.record(d.drv, d.compute.stream)
+	e, err := w.spare.record(l.device.drv, l.stream)
 	if err != nil {
 		return err
 	}

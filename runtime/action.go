@@ -158,6 +158,9 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 		}
 		return nil
 	}
+	if in.Posted {
+		a.transfer.Stream = Transfers
+	}
 	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})
 	a.transfer.Local = l.tensor(s, stage, t, in, n.Args[0], in.Args[0])
 

@@ -65,11 +65,12 @@ const (
 	Compute       Stream = iota // kernels, transfers, and the collectives that kernels wait for
 	Communication               // collectives beside them: of parameters, gradients and weights
 	Exchange                    // collectives of tensor-parallel ranks beside the kernels that follow them
+	Transfers                   // what passes send to another stage while they go on
 	Host                        // the caller, for Wait
 )
 
 func (s Stream) String() string {
-	return [...]string{"compute", "communication", "exchange", "host"}[s]
+	return [...]string{"compute", "communication", "exchange", "transfers", "host"}[s]
 }
 
 // Event is something that happens when the work of a stream of a rank has come so
@@ -81,7 +82,7 @@ type Event struct {
 }
 
 // Device is where one rank computes. It has one arena of memory in each space and
-// three streams of work: what is given to a stream takes effect in order, and the
+// four streams of work: what is given to a stream takes effect in order, and the
 // streams wait for each other by events only. Calls may return before their effect;
 // Download, and Wait of the [Host], return after it.
 //
@@ -105,7 +106,7 @@ type Device interface {
 	// same collectives of that group in the same order.
 	Collective(c *Collective) error
 	// Send copies a tensor into the arena of the peer, which has said by an event
-	// that the place is free. The n-th Send on a wire matches the n-th Recv.
+	// that the place is free, on the stream that the transfer says. The n-th Send on a wire matches the n-th Recv.
 	Send(t *Transfer) error
 	// Recv holds later work back until the matching Send has arrived.
 	Recv(t *Transfer) error
@@ -228,4 +229,8 @@ type Transfer struct {
 	Local Tensor // read by a Send, filled by a Recv
 	// Remote is the offset in the peer's arena, for a Send.
 	Remote int64
+	// Stream is where a Send is made: Compute or Transfers. A Recv holds back the compute stream.
+	Stream Stream
+	// Ran, when set, is told when a Send on the stream Transfers was made.
+	Ran func(start, end time.Time)
 }

@@ -94,8 +94,10 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 	}
 	e := &Executor{
 		opts: opts, backend: backend, first: first, done: make(chan int, end-first), timer: time.NewTimer(opts.Timeout),
-		events:   [Host][]int64{make([]int64, n), make([]int64, n), make([]int64, n)},
 		programs: map[*codegen.Program]*program{}, groups: map[string]int{},
+	}
+	for s := range e.events {
+		e.events[s] = make([]int64, n)
 	}
 	e.late, e.meets = true, true
 	for i, d := range devices {

@@ -60,7 +60,7 @@ func (s shape) plan() *partition.Plan {
 	p := &partition.Plan{
 		PlanNGPUs: s.dp * s.tp * s.pp, RuntimeNGPUs: s.dp * s.tp * s.pp * units,
 		DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave,
-		ZeRO: s.zero, Overlap: s.overlap, OverlapTP: s.overlap && s.tp > 1,
+		ZeRO: s.zero, Overlap: s.overlap, OverlapTP: s.overlap && s.tp > 1, OverlapP2P: s.overlap && s.pp > 1,
 		Placements: partitiontest.Megatron(),
 	}
 	stages := s.pp * max(s.interleave, 1)

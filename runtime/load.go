@@ -30,12 +30,10 @@ type program struct {
 type task struct {
 	codegen.Task
 	actions []action
-	event   int64 // of the step on the compute stream: the task is done
-	before  int64 // buckets given to the communication stream before it
-	buckets int   // given in it
-	joins   int   // of those, how many are done at its end: see [codegen.Instr.Async]
-	// exchanged is how many collectives are given to the exchange stream before it.
-	exchanged int64
+	// before and after are how many events of each stream the step has before the task, and up to its end.
+	before, after [Host]int64
+	joins         int   // of the buckets given in it, how many are done at its end: see [codegen.Instr.Async]
+	away          int64 // what is done of the transfers of the step when it starts: see [codegen.Instr.Posted]
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -57,6 +55,17 @@ type action struct {
 	feed     *input // bytes from:to of it go to offset
 	from, to int64
 	offset   int64
+}
+
+// stream is where an action takes place.
+func (a *action) stream() Stream {
+	switch {
+	case a.collective != nil:
+		return a.collective.Stream
+	case a.transfer != nil:
+		return a.transfer.Stream
+	}
+	return Compute
 }
 
 // output is where an output lies.
@@ -102,9 +111,9 @@ func (e *Executor) Add(prog *codegen.Program) error {
 			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
 		}
 		last := &tasks[len(tasks)-1]
-		p.events[Compute] = append(p.events[Compute], last.event)
-		p.events[Communication] = append(p.events[Communication], last.before+int64(last.buckets))
-		p.events[Exchange] = append(p.events[Exchange], last.event-int64(len(tasks))-last.before-int64(last.buckets))
+		for s, n := range last.after {
+			p.events[s] = append(p.events[s], n)
+		}
 		if e.local(i) == nil {
 			tasks = nil
 		}
@@ -184,15 +193,21 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	prog := l.program.src
 	stage := prog.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
-	var before, exchanged int64
+	var count [Host]int64
+	type part struct {
+		phase ir.Phase
+		chunk int
+	}
+	away := map[part]int64{} // by the part of a body that a task runs
 	for i, t := range s.Tasks {
-		tasks[i].Task, tasks[i].before, tasks[i].exchanged = t, before, exchanged
+		of := part{t.Phase, t.Chunk}
+		tasks[i].Task, tasks[i].before, tasks[i].away = t, count, away[of]
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		awaits := 0       // of instructions that have nothing to do
-		exchanges, until := 0, 0
+		exchanges, posts, until := 0, 0, 0
 		instrs := stage.Run(t)
 		for j := range instrs {
 			in := &instrs[j]
@@ -232,12 +247,18 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				exchanges++
 				until = j + 1 + in.Beside
 			}
+			if in.Posted {
+				posts++
+			}
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
-		tasks[i].buckets = given[len(given)-1]
-		before += int64(tasks[i].buckets)
-		exchanged += int64(exchanges)
-		tasks[i].event = before + exchanged + int64(i) + 1
+		count[Communication] += int64(given[len(given)-1])
+		count[Exchange] += int64(exchanges)
+		count[Transfers] += int64(posts)
+		count[Compute] += int64(given[len(given)-1]+exchanges+posts) + 1
+		if tasks[i].after = count; posts > 0 {
+			away[of] = count[Transfers]
+		}
 		l.observe(s, &tasks[i])
 		if err := l.fuse(s, tasks[i].actions); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
@@ -315,21 +336,27 @@ func (l *loader) observe(s *codegen.Schedule, t *task) {
 	trace := l.exec.opts.Trace
 	for i := range t.actions {
 		a := &t.actions[i]
-		c := a.collective
-		if trace == nil || c == nil {
+		if trace == nil || a.collective == nil && a.transfer == nil {
 			continue
 		}
-		for _, more := range c.More {
-			a.with = append(a.with, more.Node.Name)
+		if a.collective != nil {
+			for _, more := range a.collective.More {
+				a.with = append(a.with, more.Node.Name)
+			}
 		}
-		if c.Stream == Compute {
+		if a.stream() == Compute {
 			continue
 		}
-		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: c.Node.Op, Name: c.Node.Name, Stream: c.Stream, With: a.with, Part: a.part, Parts: a.parts}
-		c.Ran = func(start, end time.Time) {
+		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: a.node.Op, Name: a.node.Name, Stream: a.stream(), With: a.with, Part: a.part, Parts: a.parts}
+		ran := func(start, end time.Time) {
 			span := span
 			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
 			trace(span)
+		}
+		if a.collective != nil {
+			a.collective.Ran = ran
+		} else {
+			a.transfer.Ran = ran
 		}
 	}
 }
@@ -342,7 +369,7 @@ func (l *loader) event(s *codegen.Schedule, task int) int64 {
 		n++
 		instrs := stage.Run(t)
 		for i := range instrs {
-			if in := &instrs[i]; (in.Async && !in.Fused || in.Beside > 0) && s.Runs(in, t) {
+			if in := &instrs[i]; (in.Async && !in.Fused || in.Beside > 0 || in.Posted) && s.Runs(in, t) {
 				n++
 			}
 		}

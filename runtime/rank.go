@@ -93,9 +93,14 @@ func (r *rank) step(p *program, start time.Time) error {
 	var done int64 // events of the compute stream in this step
 	for t := range p.tasks[r.id] {
 		task := &p.tasks[r.id][t]
-		if task.Phase == ir.Update && task.before > 0 {
-			r.place.Store(int64(t) << 32)
-			if err := r.await(task.before); err != nil {
+		r.place.Store(int64(t) << 32)
+		if given := task.before[Communication]; task.Phase == ir.Update && given > 0 {
+			if err := r.waitFor(Communication, given); err != nil {
+				return err
+			}
+		}
+		if task.away > 0 {
+			if err := r.waitFor(Transfers, task.away); err != nil {
 				return err
 			}
 		}
@@ -103,12 +108,12 @@ func (r *rank) step(p *program, start time.Time) error {
 			r.place.Store(int64(t)<<32 | int64(i))
 			a := &task.actions[i]
 			if a.await > 0 {
-				if err := r.await(task.before + int64(a.await)); err != nil {
+				if err := r.waitFor(Communication, task.before[Communication]+int64(a.await)); err != nil {
 					return err
 				}
 			}
 			if a.rejoin > 0 {
-				if err := r.waitFor(Exchange, task.exchanged+int64(a.rejoin)); err != nil {
+				if err := r.waitFor(Exchange, task.before[Exchange]+int64(a.rejoin)); err != nil {
 					return err
 				}
 			}
@@ -118,7 +123,7 @@ func (r *rank) step(p *program, start time.Time) error {
 				}
 				continue
 			}
-			if a.collective != nil && a.collective.Stream != Compute {
+			if a.stream() != Compute {
 				done++
 				if err := r.give(a, done); err != nil {
 					return err
@@ -138,7 +143,12 @@ func (r *rank) step(p *program, start time.Time) error {
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
 		if task.joins > 0 {
-			if err := r.await(task.before + int64(task.joins)); err != nil {
+			if err := r.waitFor(Communication, task.before[Communication]+int64(task.joins)); err != nil {
+				return err
+			}
+		}
+		if sent := task.after[Transfers]; sent > 0 && t == len(p.tasks[r.id])-1 {
+			if err := r.waitFor(Transfers, sent); err != nil {
 				return err
 			}
 		}
@@ -151,9 +161,6 @@ func (r *rank) step(p *program, start time.Time) error {
 	return r.end(p, done)
 }
 
-// await holds the compute stream back until the n-th bucket of the step is done.
-func (r *rank) await(n int64) error { return r.waitFor(Communication, n) }
-
 // waitFor holds the compute stream back until the n-th event of the step of another stream.
 func (r *rank) waitFor(s Stream, n int64) error {
 	began := time.Now()
@@ -162,21 +169,19 @@ func (r *rank) waitFor(s Stream, n int64) error {
 	return err
 }
 
-// give hands a collective to its stream, to be made when all work before it is done. n is the number of the event, in this step, that says so.
+// give hands a collective or a transfer to its stream, to be made when all work before it is done. n is the number of the event,
+// in this step, that says so.
 func (r *rank) give(a *action, n int64) error {
-	r.counters.Collectives++
-	r.counters.CollectiveBytes += a.bytes
 	if err := r.device.Record(Compute); err != nil {
 		return err
 	}
-	s := a.collective.Stream
-	if err := r.device.Wait(s, Event{r.id, Compute, r.exec.events[Compute][r.id] + n}); err != nil {
+	if err := r.device.Wait(a.stream(), Event{r.id, Compute, r.exec.events[Compute][r.id] + n}); err != nil {
 		return err
 	}
-	if err := r.device.Collective(a.collective); err != nil {
+	if err := r.exchange(a); err != nil {
 		return err
 	}
-	return r.device.Record(s)
+	return r.device.Record(a.stream())
 }
 
 // act runs one action on the compute stream.
@@ -212,7 +217,7 @@ func (r *rank) exchange(a *action) error {
 	// The place is free at an event of this step, or else since the end of the one before.
 	peer := a.transfer.Peer
 	if n := r.exec.events[Compute][peer] + a.after; !r.exec.meets && (a.after > 0 || n > 0 && r.exec.late) {
-		if err := r.device.Wait(Compute, Event{peer, Compute, n}); err != nil {
+		if err := r.device.Wait(a.transfer.Stream, Event{peer, Compute, n}); err != nil {
 			return err
 		}
 	}

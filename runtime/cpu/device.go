@@ -156,8 +156,16 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 	return unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(x))), len(x))
 }
 
-// Send copies the tensor to the peer's arena.
+// Send copies the tensor to the peer's arena, or has the stream that the transfer says do so.
 func (d *Device) Send(t *runtime.Transfer) error {
+	if t.Stream != runtime.Compute {
+		d.stream(t.Stream).give(work{send: t})
+		return nil
+	}
+	return d.send(t)
+}
+
+func (d *Device) send(t *runtime.Transfer) error {
 	if err := d.enter(); err != nil {
 		return err
 	}

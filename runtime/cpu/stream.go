@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
 
@@ -33,10 +34,11 @@ type stream struct {
 	events *counter // recorded
 }
 
-// work is one thing that a stream does: a collective, a wait for a counter, or,
-// with neither, making the next event.
+// work is one thing that a stream does: a collective, a send, a wait for a counter, or,
+// with none of them, making the next event.
 type work struct {
 	collective *runtime.Collective
+	send       *runtime.Transfer
 	until      *counter
 	n          int64
 	rank       int // whose counter it is
@@ -88,7 +90,7 @@ func (s *stream) serve() {
 		if !more {
 			return
 		}
-		if w.collective == nil && w.until == nil {
+		if w.collective == nil && w.send == nil && w.until == nil {
 			s.events.add(1)
 			continue
 		}
@@ -111,8 +113,8 @@ func (s *stream) do(w work) (err error) {
 			stack = stack[:goruntime.Stack(stack, false)]
 			err = fmt.Errorf("panic: %v\n%s", x, stack)
 		}
-		if err != nil && w.collective != nil {
-			err = &runtime.StreamError{Stream: s.of, Node: w.collective.Node, Err: err}
+		if err != nil && w.node() != nil {
+			err = &runtime.StreamError{Stream: s.of, Node: w.node(), Err: err}
 		}
 	}()
 	if w.until != nil {
@@ -120,14 +122,26 @@ func (s *stream) do(w work) (err error) {
 		s.lane.backend.others.await(rank, w.until, w.n)
 		return s.lane.wait(w.until, w.n, func() []int { return []int{rank} })
 	}
-	if w.collective.Ran == nil {
-		return s.lane.collective(w.collective)
+	start, ran := time.Now(), (func(start, end time.Time))(nil)
+	if w.send != nil {
+		ran, err = w.send.Ran, s.lane.send(w.send)
+	} else {
+		ran, err = w.collective.Ran, s.lane.collective(w.collective)
 	}
-	start := time.Now()
-	if err := s.lane.collective(w.collective); err != nil {
-		return err
+	if err == nil && ran != nil {
+		ran(start, time.Now())
 	}
-	w.collective.Ran(start, time.Now())
+	return err
+}
+
+// node is what is to be done, nil if it is no instruction.
+func (w *work) node() *ir.Node {
+	switch {
+	case w.collective != nil:
+		return w.collective.Node
+	case w.send != nil:
+		return w.send.Node
+	}
 	return nil
 }
 
