@@ -279,9 +279,13 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 	for _, x := range spans {
 		byTask[x.Task] = append(byTask[x.Task], x)
 	}
-	exchange := 1 // the lane of what tensor-parallel ranks exchange beside products
+	// The lanes of what tensor-parallel ranks exchange beside products, and of transfers.
+	exchange, transfers := 1, 1
 	if r.prog.Plan.Overlap {
-		exchange = 2
+		exchange, transfers = 2, 2
+	}
+	if r.prog.Plan.OverlapTP || r.prog.Plan.TPPieces > 1 {
+		transfers++
 	}
 	live := map[[2]int]int64{} // what each micro-batch in flight keeps, by chunk
 	release := codegen.Releases(r.prog.Plan, r.prog.Training())
@@ -294,13 +298,15 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 				lane = 1
 			case x.Beside:
 				lane = exchange
+			case x.Posted:
+				lane = transfers
 			}
 			if n := instrs[x.Instr].Node; detailed && x.End > x.Start {
 				out.Spans = append(out.Spans, filmSpan{nanos(x.Start), nanos(x.End), e.name(n.Name), kindOf(n, t.Phase), lane})
 			}
 		}
-		// What the task leaves to the stream may go on beside the next one.
-		own = slices.DeleteFunc(own, func(x sim.Span) bool { return x.Stream })
+		// What the task leaves to streams may go on beside the next one.
+		own = slices.DeleteFunc(own, func(x sim.Span) bool { return x.Stream || x.Posted })
 		out.Tasks = append(out.Tasks, passes(t, own, e.film.Step/filmWait)...)
 
 		p := e.profile(s.Stage, t)

@@ -119,6 +119,8 @@ func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 			spans[i].Stream = runtime.Communication
 		case s.Beside:
 			spans[i].Stream = runtime.Exchange
+		case s.Posted:
+			spans[i].Stream = runtime.Transfers
 		}
 		for _, with := range instrs[1 : 1+s.Bucket] {
 			spans[i].With = append(spans[i].With, with.Node.Name)

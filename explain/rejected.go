@@ -146,6 +146,9 @@ func shardedText(p *partition.Plan) string {
 	if p.OverlapTP {
 		text += ", overlap of tp"
 	}
+	if p.OverlapP2P {
+		text += ", overlap of p2p"
+	}
 	if p.TPPieces > 1 {
 		text += fmt.Sprintf(", tp in %d pieces", p.TPPieces)
 	}

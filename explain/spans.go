@@ -42,6 +42,8 @@ func (s *step) thread() int {
 		return streamThread
 	case s.Stream == runtime.Exchange:
 		return exchangeThread
+	case s.Stream == runtime.Transfers:
+		return transferThread
 	case communicates(s.Op):
 		return commThread
 	}

@@ -100,7 +100,7 @@ func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 		all = append(all, event{Name: "process_name", Kind: "M", Process: process, Args: map[string]any{"name": of.name}})
 		for _, e := range line.events() {
 			rank := e.Process
-			e.Process, e.Thread = process, rank*(streamThread+1)+e.Thread
+			e.Process, e.Thread = process, rank*transferThread+e.Thread
 			if e.ID > 0 {
 				e.ID = 2*e.ID + process
 			}
@@ -170,6 +170,7 @@ const (
 	commThread     = 2
 	streamThread   = 3
 	exchangeThread = 4
+	transferThread = 5 // the last
 )
 
 // events lists everything to draw, by rank and time.
@@ -297,6 +298,9 @@ func (l *timeline) labels(rank int) []event {
 	if l.prog.Plan.OverlapTP || l.prog.Plan.TPPieces > 1 {
 		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: exchangeThread, Args: map[string]any{"name": "exchange stream"}})
 	}
+	if l.prog.Plan.OverlapP2P {
+		labels = append(labels, event{Name: "thread_name", Kind: "M", Process: rank, Thread: transferThread, Args: map[string]any{"name": "transfer stream"}})
+	}
 	return labels
 }
 
@@ -306,7 +310,7 @@ func (l *timeline) arrow(s *step, ids map[message]int) event {
 	if ids[m] == 0 {
 		ids[m] = len(ids) + 1
 	}
-	e := event{Name: m.send, Category: "transfer", Process: s.Rank, Thread: commThread, ID: ids[m]}
+	e := event{Name: m.send, Category: "transfer", Process: s.Rank, Thread: s.thread(), ID: ids[m]}
 	if s.Op == ir.OpSend {
 		e.Kind, e.Time = "s", micros(s.Start)
 	} else {

@@ -80,7 +80,7 @@ func TestGolden(t *testing.T) {
 		}
 	}
 	units := func(p *partition.Plan) {
-		p.PlanNGPUs, p.DP, p.CP, p.TP, p.OverlapTP, p.Interleave, p.Schedule, p.ZeRO = 8, 1, 2, 2, true, 2, partition.Interleaved, 1
+		p.PlanNGPUs, p.DP, p.CP, p.TP, p.OverlapTP, p.OverlapP2P, p.Interleave, p.Schedule, p.ZeRO = 8, 1, 2, 2, true, true, 2, partition.Interleaved, 1
 		p.Stages = stages(8, 8, 8, 8)
 	}
 	hybrid := func(p *partition.Plan) {
@@ -312,5 +312,23 @@ func TestNoWords(t *testing.T) {
 			require.IsType(t, &export.Error{}, err)
 			require.Empty(t, text)
 		})
+	}
+}
+
+// TestTransfersOfMegatron: Megatron has stages go on while what they send is on its way under interleaved schedules, where it can be
+// told not to, and under no other.
+func TestTransfersOfMegatron(t *testing.T) {
+	for _, posted := range []bool{false, true} {
+		for _, chunks := range []int{1, 2} {
+			text, err := written(t, document(t, gpt2, func(p *partition.Plan) {
+				p.DP, p.Stages, p.OverlapP2P = 8, stages(6, 6), posted
+				if chunks > 1 {
+					p.Stages, p.Interleave, p.Schedule = stages(3, 3, 3, 3), chunks, partition.Interleaved
+				}
+			}), export.Megatron)
+			require.NoError(t, err)
+			require.Equal(t, chunks > 1 && !posted, strings.Contains(text, "--no-overlap-p2p-communication"))
+			require.Equal(t, chunks == 1 && posted, strings.Contains(text, "stages wait for what they send"))
+		}
 	}
 }

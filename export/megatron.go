@@ -78,6 +78,8 @@ func (p *plan) megatron(o Options) string {
 	p.note(m.Activation == gpt.GELUTanh && !m.Bias, "GELU is the exact form")
 
 	p.megatronTraining(a)
+	a.flag(p.Chunks() > 1 && !p.OverlapP2P, "no-overlap-p2p-communication")
+	p.note(p.Chunks() == 1 && p.OverlapP2P, "stages wait for what they send, as Megatron has them go on under interleaved schedules alone")
 	p.note(p.TP > 1 && !p.OverlapTP, "tensor-parallel ranks communicate beside the products of the backward pass")
 	env := ""
 	if p.ZeRO < 2 && (p.TP > 1 || p.ContextParallel() > 1) {

@@ -30,7 +30,7 @@ func inTheAnswers() []mutant {
 	}, {
 		bug: "communication beside kernels counts as exposed", how: "in the accounts of the simulator",
 		file: "planner/sim/program.go",
-		old:  "if b.account != nil && !((stream || beside) && !apart) {", new: "if b.account != nil {",
+		old:  "if b.account != nil && (!hidden || apart) {", new: "if b.account != nil {",
 		pkg: "./explain", run: "^TestTermsAddUp$",
 	}, {
 		bug: "slower memory is taken for faster", how: "where the share of a resource is read off the price",

@@ -20,7 +20,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "update before gradients of interleaved stages are reduced", how: "nothing waits for what its tasks left",
 		file: "runtime/rank.go",
-		old:  "if task.Phase == ir.Update && task.before > 0 {", new: "if task.Phase == ir.Update && task.before < 0 {",
+		old:  "task.Phase == ir.Update && given > 0 {", new: "task.Phase == ir.Update && given < 0 {",
 		pkg: ".", run: "^TestPipelinesOverNCCL$",
 	}, {
 		bug: "update before gradients of interleaved stages are reduced", how: "in the simulation",

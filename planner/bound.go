@@ -142,6 +142,16 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learn
 			start += c.backFixed[size][j]
 		}
 	}
+	// The stage goes on while a gradient that it has posted is on its way. So that of micro-batch 0 delays none of its own
+	// work, unless micro-batch 0 is the last one as well, and that of the last micro-batch delays stage 0 alone, on flow.
+	posted := p.body(i, ir.Backward, first).posted()
+	start -= posted
+	if p.microBatches > 1 {
+		flow -= posted
+		posted = p.body(i, ir.Backward, rest).posted()
+	} else {
+		posted = 0
+	}
 	// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
 	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].block[kept] - c.block[first]
 	b.again = append(b.again, make([][]option, 0, blocks-stages+1))
@@ -159,7 +169,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learn
 			tail := tail + p.outlasts(i, n, r)
 			own := cost.Picoseconds(n)*slower + c.works[i].left(p, i, n, r)
 			t := flow + cost.Picoseconds(from)*(c.block[first]-c.block[rest]) + own
-			late := start + own + c.works[i].weights.at(n, r) + tail
+			late := start + own - posted + c.works[i].weights.at(n, r) + tail
 			t = max(t, c.works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
 			all, least = append(all, option{r, t, late}), min(least, t)
 		}

@@ -196,6 +196,7 @@ func (b *brute) sizesOf(s *searcher, o outline, local int, beside bool) {
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch, plan.OverlapTP = size, beside
+		plan.OverlapP2P = o.pp > 1 && b.opts.OverlapP2P != "off" && (b.opts.OverlapP2P == "on" || !b.cluster.Device.Shared)
 		asked := b.opts.MicroBatch == 0 || size == min(b.opts.MicroBatch, local)
 		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp || b.opts.TPPieces == 0 && o.pieces >= 2*size {
 			continue

@@ -120,7 +120,9 @@ func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Re
 		return res, nil, fmt.Errorf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster than %s; one could be by %.2g %%",
 			50*thorough, res.Plan.Degrees(), 100*res.Stats.Gap)
 	}
-	opts.Eval = nil
+	if opts.Eval = nil; s.opts.OverlapP2P == "off" && opts.OverlapP2P == "" && !c.Device.Shared {
+		opts.OverlapP2P = "off" // as nothing fits otherwise
+	}
 	cert := &Certificate{
 		GraphHash: graphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
 		Plan: res.Plan, Step: res.Prediction.Step, Peaks: res.Prediction.PeakBytes,

@@ -186,6 +186,9 @@ func (a *auditor) isTemplate(o outline) error {
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
 	}
+	if template.OverlapP2P != a.cert.Plan.OverlapP2P {
+		return refute(8, "the winner has overlap of transfers %s, the space %s", onOff(a.cert.Plan.OverlapP2P), onOff(template.OverlapP2P))
+	}
 	if !reflect.DeepEqual(slices.Clip(template.Placements), slices.Clip(a.cert.Plan.Placements)) && len(template.Placements)+len(a.cert.Plan.Placements) > 0 {
 		return refute(8, "the winner places parameters as %v, the space as %v", a.cert.Plan.Placements, template.Placements)
 	}

@@ -360,7 +360,7 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	if chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
 		sh.overlap = also(3).IntN(3) > 0
 	}
-	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0)}
+	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0), OverlapP2P: onOff(also(12).IntN(3) > 0)}
 	if pieces {
 		opts.TPPieces = 2 + k%3
 		if d.tp > 1 {

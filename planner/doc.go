@@ -74,7 +74,7 @@
 //     micro-batches through the positions; held.go, measure.go, updatememory.go and memory.go bound
 //     memory, final.go lays it out, footprint.go adds what training software holds besides; estimate.go
 //     does it for any plan.
-//   - Bounds of outlines: floor.go, relax.go, passage.go, beside.go, spread.go. Bounds of cuts: bound.go,
+//   - Bounds of outlines: floor.go, relax.go, passage.go, posted.go, beside.go, spread.go. Bounds of cuts: bound.go,
 //     outlast.go, tail.go.
 //   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
 //   - Around it: priceable.go refuses steps too long to count; infeasible.go, sketch.go and leanest.go name
@@ -141,6 +141,7 @@
 //   - chain: events that wait for each other under every schedule, so that no step is shorter than they are together.
 //   - way: what a micro-batch takes on its way through the pipeline: its passes up to the send, without what follows that.
 //   - exposed: what is left of a collective after the kernels beside it.
+//   - posted: of a send, made while the stage goes on (package codegen).
 //   - tail: what follows the last pass of a stage until the step ends; outlasts: by how much a communication stream is done
 //     later than what is in order.
 //   - segment, mark, moment: in a body with overlap, what codegen's segments are; a time that others count from; and a time

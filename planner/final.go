@@ -414,9 +414,14 @@ func (s *searcher) finish(x *candidate) (Prediction, error) {
 func (p *pipeline) breakdown(cut []partition.Stage) cost.Breakdown {
 	system := p.system(cut)
 	busy := make([]cost.Picoseconds, len(system.Processes))
-	system.Trace = func(process, _, _ int, start, end cost.Picoseconds) { busy[process] += end - start }
+	system.Trace = func(process, task, op int, start, end cost.Picoseconds) {
+		if !system.Processes[process].Tasks[task].Ops[op].Posted {
+			busy[process] += end - start
+		}
+	}
+	system.Exposed = busy // by what is posted
 	step := latest(system)
-	system.Trace = nil
+	system.Trace, system.Exposed = nil, nil
 	at := 0
 	for i := range busy {
 		if busy[i] > busy[at] {

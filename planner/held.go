@@ -76,7 +76,7 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 
 // heldBy lists the buffers of a stage that lie in the memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
-	used, lives, once := usedBuffers(st), inOrderLives(st), sumsOfBlocks(st)
+	used, lives, once := usedBuffers(st), inOrderLives(st), onceOfBlocks(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for _, id := range b.readApart(st) {
@@ -101,10 +101,18 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	return all
 }
 
-// sumsOfBlocks tells which buffers of blocks also hold results of the update that are of no block: the sum of all squares
-// lies where that of the first block does. A stage has such a buffer once, not once for each block.
-func sumsOfBlocks(st *codegen.Stage) []bool {
+// onceOfBlocks tells which buffers of blocks a stage has once, not once for each block: those that also hold results of the
+// update that are of no block, as the sum of all squares lies where that of the first block does; and those from which
+// the last block, or backward the first, posts what it makes.
+func onceOfBlocks(st *codegen.Stage) []bool {
 	once := make([]bool, len(st.Buffers))
+	for _, body := range st.Bodies {
+		for _, in := range body.Instrs {
+			if in.Posted && st.Buffers[in.Args[0]].Region == codegen.Persist {
+				once[in.Args[0]] = true
+			}
+		}
+	}
 	for _, in := range st.Bodies[ir.Update].Instrs {
 		if in.Node.Block() == "" {
 			for _, id := range in.Results {

@@ -37,6 +37,9 @@ func TestClosestIsExact(t *testing.T) {
 		if x.opts.Offload == "" {
 			x.opts.Offload = "none"
 		}
+		if x.opts.PP > 1 { // else both are tried: see TestWaitingFits
+			x.opts.OverlapP2P = onOff(k%2 == 0)
+		}
 		x.opts.RuntimeNGPUs, x.opts.PlanNGPUs, x.opts.MemoryLimit = x.ranks, x.ranks, 1<<10
 		b := &brute{
 			t: t, g: step(t, model, batch), blocks: x.layers, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),

@@ -56,6 +56,10 @@ type Options struct {
 	// such collectives, except under zero-bubble schedules, which put those kernels off. Empty is on,
 	// or off if ranks share a device. It costs no memory to speak of, so there is nothing to search.
 	OverlapTP string
+	// OverlapP2P is "on" or "off": stages go on while what their passes send is on its way, in every
+	// plan with several stages. Empty is on, or off if ranks share a device, or if no plan fits with
+	// the buffers that stages then send from: these are small, so there is nothing else to search.
+	OverlapP2P string
 	// TPPieces is [partition.Plan.TPPieces] of every plan with tensor parallelism; 1 is none. 0
 	// searches 1, 2 and 4 for micro-batches with sequences for more than half of them. It is 1
 	// instead if OverlapTP is off, ranks share a device, or Policy is not AutoDist.
@@ -134,11 +138,13 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	if o.Overlap == "" && c.Device.Shared {
 		o.Overlap = "off" // else communication would take the time of kernels
 	}
-	switch {
-	case o.OverlapTP == "" && c.Device.Shared:
-		o.OverlapTP = "off"
-	case o.OverlapTP == "":
-		o.OverlapTP = "on"
+	for _, overlap := range []*string{&o.OverlapTP, &o.OverlapP2P} {
+		switch {
+		case *overlap == "" && c.Device.Shared:
+			*overlap = "off"
+		case *overlap == "":
+			*overlap = "on"
+		}
 	}
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
 		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)
@@ -313,7 +319,7 @@ func (o Options) Fixed() (flags []string) {
 		{"policy", o.Policy}, {"dp", o.DP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"cp", o.CP}, {"pp", o.PP}, {"micro-batch", o.MicroBatch},
 		{"schedule", o.Schedule}, {"interleave", o.Interleave}, {"rank-order", o.RankOrder}, {"zero", o.ZeRO}, {"zero-group", o.ZeROGroup},
 		{"recompute", o.Recompute}, {"sequence-parallel", o.SequenceParallel}, {"batch-parallel", o.BatchParallel}, {"replicate", o.Replicate},
-		{"overlap", o.Overlap}, {"overlap-tp", o.OverlapTP}, {"tp-pieces", o.TPPieces}, {"loss-slices", o.LossSlices}, {"offload", o.Offload},
+		{"overlap", o.Overlap}, {"overlap-tp", o.OverlapTP}, {"overlap-p2p", o.OverlapP2P}, {"tp-pieces", o.TPPieces}, {"loss-slices", o.LossSlices}, {"offload", o.Offload},
 	} {
 		if value := reflect.ValueOf(x.value); !value.IsZero() {
 			flags = append(flags, fmt.Sprintf("--%s %v", x.flag, reflect.Indirect(value)))
@@ -379,6 +385,9 @@ func (o Options) validateSharding() error {
 			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
 		}
 	}
+	if o.OverlapP2P == "on" && o.PP == 1 {
+		return optionErrorf("overlap-p2p", "is on, but pp is 1: it needs at least 2")
+	}
 	switch g := o.ZeROGroup; {
 	case g < 0 || g == 1:
 		return optionErrorf("zero-group", "is %d, must be at least 2 data-parallel ranks", g)
@@ -428,6 +437,7 @@ func (o Options) validateWords() error {
 		{"batch-parallel", o.BatchParallel, " on off "},
 		{"overlap", o.Overlap, " on off "},
 		{"overlap-tp", o.OverlapTP, " on off "},
+		{"overlap-p2p", o.OverlapP2P, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
 		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
 		{"recompute", string(o.Recompute), " none pointwise selective full "},

@@ -25,6 +25,7 @@ type passage struct {
 	first, last workTimes      // of a whole micro-batch and of the last one: lower bounds at every position
 	each        [][2]workTimes // by position, with different kinds of devices; nil where all take as long
 	sent        [2][]partTimes // by position: transfers of a whole micro-batch and of the last one
+	posts       bool           // positions go on while what they send is on its way
 	// enough is what the caller needs: above it a bound is not raised further, and short is set.
 	enough cost.Picoseconds
 	short  bool
@@ -149,6 +150,9 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 			time += p.all(afterBlocks, 1)
 		}
 		bound = max(bound, time)
+		if p.posts && p.chunks != anyChunks && at == p.pp-1 {
+			bound = max(bound, s.fromLastStage(p, even, recomputed))
+		}
 	}
 	return bound
 }
@@ -177,7 +181,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 	}
 	time := way(&p.first[beforeBlocks]) + cost.Picoseconds(s.graphs.blocks)*way(&p.first[inBlock]) + way(&p.first[afterBlocks])
 	for at := range p.pp {
-		time += way(&p.sent[whole][at])
+		time += p.sent[whole][at].way
 	}
 	return time
 }
@@ -298,7 +302,7 @@ func (s *searcher) positions(p *passage) []position {
 		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
 		start -= aheadOf(first, last)
 		start += forward(&p.sent[whole][at], &p.sent[rest][at])
-		sentBack += back(&p.sent[whole][at])
+		sentBack += p.sent[whole][at].returned()
 	}
 	each[rest] = min(each[whole], each[rest])
 	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + min(back(&first[afterBlocks]), back(&last[afterBlocks])) + sentBack
@@ -323,6 +327,9 @@ func (s *searcher) positions(p *passage) []position {
 		after := cost.Picoseconds(p.pp - 1 - at)
 		if at == 0 {
 			after = blocks
+		}
+		if p.posts {
+			start -= p.sent[whole][at].returned() // the position goes on meanwhile
 		}
 		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
 		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
@@ -349,7 +356,11 @@ func (s *searcher) positions(p *passage) []position {
 		}
 		fixed := func(c *chain) *cost.Picoseconds { return &c.fixed }
 		does(&first[inBlock], &last[inBlock], func(c *chain) *cost.Picoseconds { return &c.block })
-		does(&p.sent[whole][at], &p.sent[rest][at], fixed)
+		if p.posts { // beside what it has left to do
+			through.fixed += p.sent[rest][at].returned()
+		} else {
+			does(&p.sent[whole][at], &p.sent[rest][at], fixed)
+		}
 		switch {
 		case at == 0:
 			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
@@ -360,8 +371,10 @@ func (s *searcher) positions(p *passage) []position {
 			through.block += each[whole] - each[rest]
 			update.block += each[whole]
 		}
-		start -= back(&p.sent[whole][at])
-		sentOn += back(&p.sent[rest][at])
+		if !p.posts {
+			start -= p.sent[whole][at].returned()
+		}
+		sentOn += p.sent[rest][at].returned()
 		through.fixed += update0 // the first position updates one block at least
 		update.block += last[inBlock].update
 		busy.block += last[inBlock].update
@@ -376,7 +389,8 @@ func (s *searcher) positions(p *passage) []position {
 	return all
 }
 
-// sends returns, by position of an outline, the time to send a micro-batch of a size forward and its gradient back. It is
+// sends returns, by position of an outline, the time to send a micro-batch of a size forward and its gradient back: all of it is
+// on the way of a micro-batch, but where positions go on meanwhile no work of theirs. It is
 // nothing where ranks share their cores: a rank that sends may then have those of ranks that wait.
 func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	key := sendKey{o.sequence, o.split, size, o.chunks}
@@ -414,8 +428,9 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 			}
 			time := cost.Picoseconds(sending) * price.Send(n, mesh, ir.Coord{}, from, from+hop)
 			t := &all[at]
-			t.all += time
-			t.way += time
+			if t.way += time; !s.posts(o) {
+				t.all += time
+			}
 			if n.Phase == ir.Forward {
 				t.forward += time
 			}

@@ -238,7 +238,7 @@ func (p *pipeline) newFrame(stages int) *frame {
 				}
 				f.system.Channels = append(f.system.Channels, ch)
 			}
-			out[k].Peer = id
+			out[k].Peer, out[k].Posted = id, part.posted
 		}
 		return out
 	}
@@ -258,11 +258,12 @@ func (p *pipeline) newFrame(stages int) *frame {
 		tasks := make([]sim.Task, len(order))
 		for k, t := range order {
 			if t.Phase == ir.Update {
-				tasks[k] = sim.Task{Ops: f.updates[at]}
+				tasks[k] = sim.Task{Ops: f.updates[at], Part: sim.PartOf(t)}
 				continue
 			}
 			tasks[k] = sim.Task{
 				Ops: f.passes[at+t.Chunk*positions][t.Phase][p.size(t.MicroBatch)], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last,
+				Part: sim.PartOf(t),
 			}
 		}
 		f.system.Processes[at] = sim.Process{Tasks: tasks}

@@ -78,6 +78,7 @@ type part struct {
 	kind   sim.OpKind
 	hop    int  // how many stages further the other end of a transfer is
 	wire   int  // its index among the transfers in that direction
+	posted bool // a send beside which the stage goes on: no work in order
 	line        // time of what runs in order
 	beside line // time of the communication stream
 	sums   []sum
@@ -161,7 +162,9 @@ func (l *line) add(p *part) {
 func (b body) busy() line {
 	var l line
 	for i := range b {
-		l.add(&b[i])
+		if !b[i].posted {
+			l.add(&b[i])
+		}
 	}
 	return l
 }
@@ -446,6 +449,13 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		if f != nil && kind != sim.Work {
 			next(sim.Work) // there is work between two transfers, too
 		}
+		if in.Posted && !price.Overlaps() { // the rank copies by itself, but waits for nobody
+			p := next(sim.Work)
+			if p.fixed += time; f != nil {
+				f.follow(e, in.Instr, false, s.of.async, item{time: time})
+			}
+			time = 0
+		}
 		p := next(kind)
 		x := item{kind: kind, time: time, each: s.of.ofBlock[n], given: s.of.given[n]}
 		if s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last {
@@ -453,7 +463,10 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		}
 		switch {
 		case kind == sim.Send:
-			p.fixed, p.wire, p.hop = time, s.of.wires[n], s.of.hop(&s.plan, n)
+			p.fixed, p.wire, p.hop, p.posted = time, s.of.wires[n], s.of.hop(&s.plan, n), in.Posted
+			if in.Posted { // nothing that the body does in order
+				x.time = 0
+			}
 		case kind == sim.Recv:
 			p.fixed, p.wire, p.hop = time, s.of.wires[n.Args[0].Def], s.of.hop(&s.plan, n)
 		case in.Async && s.of.ofBlock[n]:

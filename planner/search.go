@@ -132,6 +132,18 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 // also returns the searcher, from which a certificate is written.
 func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *searcher, error) {
 	start := time.Now()
+	res, s, err := searchWith(g, batch, c, opts, steps)
+	if instead, some := waiting(opts, c, err); some {
+		res, s, err = searchWith(g, batch, c, instead, steps)
+	}
+	if err == nil {
+		res.Stats.Seconds = time.Since(start).Seconds()
+	}
+	return res, s, err
+}
+
+// searchWith is newSearch with all that the options say.
+func searchWith(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *searcher, error) {
 	opts, err := opts.on(c, batch)
 	if err != nil {
 		return nil, nil, err
@@ -171,7 +183,6 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 			res.Alternatives = append(res.Alternatives, Alternative{x.plan, p})
 		}
 	}
-	s.stats.Seconds = time.Since(start).Seconds()
 	res.Stats = s.stats
 	return res, s, nil
 }

@@ -250,7 +250,7 @@ def ours(memory):
     """autopar's plans that Calculon can express, the one that it predicts to be fastest first, and the processor seconds of all searches."""
     plans, took = [], 0
     for schedule, recompute, zero in itertools.product(("1f1b", "interleaved"), ("none", "selective", "full"), "01"):
-        found, seconds = autopar.search(binary, CONFIG, cluster(memory), GPUS, "--cp", "1", "--offload", "none", "--schedule", schedule, "--recompute", recompute, "--zero", zero, "--tp-pieces", str(PIECES))
+        found, seconds = autopar.search(binary, CONFIG, cluster(memory), GPUS, "--cp", "1", "--offload", "none", "--overlap-p2p", "off", "--schedule", schedule, "--recompute", recompute, "--zero", zero, "--tp-pieces", str(PIECES))
         plans += found
         took += seconds
     return sorted(plans, key=lambda p: p["seconds"]), took

@@ -125,7 +125,7 @@ def main():
     seconds, t, pp, d = best_equal()
     print(f"| the best with equal degrees | {1e3 * seconds:.4f} | | | listed | tp {t}, pp {pp}, dp {d} |")
     for who, more in (("autopar's", ()), ("autopar's of those degrees", ("--tp", str(t), "--pp", str(pp), "--dp", str(d)))):
-        plans, took = autopar.search(binary, CONFIG, cluster(), devices, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--recompute", "none",
+        plans, took = autopar.search(binary, CONFIG, cluster(), devices, "--cp", "1", "--offload", "none", "--overlap-p2p", "off", "--schedule", "1f1b", "--recompute", "none",
                                      "--rank-order", "tp-cp-dp-pp", *more, unit=devices)
         p, (seconds, memory) = plans[0], price(translate(plans[0]))
         print(f"| {who} | {1e3 * seconds:.4f} | {memory:.1f} | {1e3 * p['seconds'] / batch:.4f} | {took:.1f} | {autopar.words(p)} |")

@@ -137,7 +137,7 @@ def ours(limit):
 
     SimuMax has 1F1B, the usual order of ranks, optimizer state sharded, and no communication beside the computation. limit is GiB.
     """
-    return autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--schedule", "1f1b", "--zero", "1", "--overlap", "off", "--overlap-tp", "off",
+    return autopar.search(binary, CONFIG, cluster(), GPUS, "--cp", "1", "--offload", "none", "--overlap-p2p", "off", "--schedule", "1f1b", "--zero", "1", "--overlap", "off", "--overlap-tp", "off",
                           "--rank-order", "tp-cp-dp-pp", "--memory-limit", f"{int(limit * 1024)}MiB", unit=GPUS)
 
 

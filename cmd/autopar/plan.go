@@ -55,6 +55,7 @@ type fixed struct {
 	Replicate        string `group:"fix" placeholder:"none|MODULES" help:"Modules whose weights all tensor-parallel ranks hold instead of splitting them: none, or of attn, mlp and wte (the vocabulary; lm_head where that is untied) some, such as mlp+wte."`
 	Overlap          string `group:"fix" enum:",on,off" default:"" placeholder:"on|off" help:"Communicate gradients and sharded parameters beside the computation; off where ranks share processors."`
 	OverlapTP        string `group:"fix" name:"overlap-tp" enum:",on,off" default:"" placeholder:"on|off" help:"Have tensor-parallel ranks communicate beside products of the backward pass; off where ranks share processors."`
+	OverlapP2P       string `group:"fix" name:"overlap-p2p" enum:",on,off" default:"" placeholder:"on|off" help:"Have the stages of a pipeline go on while what they send to each other is on its way; off where ranks share processors."`
 	TPPieces         *int   `group:"fix" name:"tp-pieces" placeholder:"N" help:"Parts of whole sequences in which products and the collectives of tensor-parallel ranks next to them are made, each part of one beside a part of the other, where none runs beside a whole product; 1 is none. Without, 1, 2 and 4 are searched where tensor parallelism is overlapped."`
 	LossSlices       *int   `group:"fix" placeholder:"N" help:"Slices of the positions of sequences in which the head and the loss run, forward and backward of each together, so that logits take as much less memory; a divisor of the tokens of a sequence. Without, 1 to 16 are searched where memory is short."`
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
@@ -79,7 +80,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	o.DP, o.TP, o.CP, o.PP, o.RankOrder = deref(c.DP), deref(c.TP), deref(c.CP), deref(c.PP), c.RankOrder
 	o.Schedule, o.Interleave, o.ZeRO, o.ZeROGroup = partition.Schedule(c.Schedule), deref(c.Interleave), c.Zero, deref(c.ZeroGroup)
 	o.Recompute, o.SequenceParallel, o.BatchParallel = planner.Recompute(c.Recompute), c.SequenceParallel, c.BatchParallel
-	o.Overlap, o.OverlapTP, o.Offload = c.Overlap, c.OverlapTP, c.Offload
+	o.Overlap, o.OverlapTP, o.OverlapP2P, o.Offload = c.Overlap, c.OverlapTP, c.OverlapP2P, c.Offload
 	o.TPRows, o.LossSlices, o.TPPieces, o.Replicate = deref(c.TPRows), deref(c.LossSlices), deref(c.TPPieces), c.Replicate
 	o.Policy, o.TopK = planner.Policy(c.Policy), c.Top
 	if c.MicroBatch != nil {

@@ -64,6 +64,9 @@ func choices(doc *planner.Document) [][]string {
 	if p.OverlapTP {
 		about = append(about, []string{"overlap of tp", "in the backward pass its ranks communicate beside products"})
 	}
+	if p.OverlapP2P {
+		about = append(about, []string{"overlap of p2p", "stages go on while what they send is on its way"})
+	}
 	if p.TPPieces > 1 {
 		about = append(about, []string{"in pieces", fmt.Sprintf("products and collectives of tp next to them, in %d parts of the sequences", p.TPPieces)})
 	}

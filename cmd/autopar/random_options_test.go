@@ -68,6 +68,9 @@ func (c *randomRun) options(ranks int) []string {
 	if tp > 1 {
 		f.tensorParallel(grid, copies*tp <= c.batch, schedule)
 	}
+	if pp > 1 {
+		f.give(50, "overlap-p2p", c.word("on on off"))
+	}
 	return f.args
 }
 

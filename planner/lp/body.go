@@ -17,10 +17,11 @@ type segment struct {
 
 // transfer is a send, or a receive, of a wire: what goes from one position to another.
 type transfer struct {
-	wire wire
-	send bool
-	time cost.Picoseconds // of it
-	room int              // micro-batches for which the receiver has room; 0 for all
+	wire   wire
+	send   bool
+	posted bool             // the position goes on: see [codegen.Instr.Posted]
+	time   cost.Picoseconds // of it
+	room   int              // micro-batches for which the receiver has room; 0 for all
 }
 
 // wire numbers the transfers of a phase between two positions.
@@ -122,7 +123,10 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 				done = append(done, stream)
 			}
 		case in.Node.Op == ir.OpSend || in.Node.Op == ir.OpRecv:
-			x := &transfer{send: in.Node.Op == ir.OpSend, time: time}
+			if in.Posted && !b.price.Overlaps() { // the rank copies by itself
+				now, time = now.plus(time), 0
+			}
+			x := &transfer{send: in.Node.Op == ir.OpSend, posted: in.Posted, time: time}
 			send := in.Node
 			if !x.send {
 				send = in.Node.Args[0].Def

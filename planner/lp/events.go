@@ -85,7 +85,7 @@ func (p *Program) schedule(r *reader) error {
 				}
 			}
 		}
-		all = append(all, &process{scheduler: s, position: at, tasks: codegen.Order(&p.plan, at, r.microBatches, true), now: expression{event: -1}})
+		all = append(all, &process{scheduler: s, position: at, tasks: codegen.Order(&p.plan, at, r.microBatches, true), now: expression{event: -1}, away: map[ir.Phase]expression{}})
 	}
 	for moved := true; moved; {
 		moved = false
@@ -99,7 +99,9 @@ func (p *Program) schedule(r *reader) error {
 		if len(x.tasks) > 0 {
 			return fmt.Errorf("lp: position %d waits forever in %v", x.position, x.tasks[0])
 		}
-		p.ends = append(p.ends, x.now)
+		if p.ends = append(p.ends, x.now); x.sent != nil {
+			p.ends = append(p.ends, *x.sent)
+		}
 	}
 	return nil
 }
@@ -110,7 +112,7 @@ func alike(a, b []segment) bool {
 		if x.transfer == nil || y.transfer == nil {
 			return x.transfer == y.transfer
 		}
-		return x.transfer.wire == y.transfer.wire && x.transfer.send == y.transfer.send && x.transfer.room == y.transfer.room
+		return x.transfer.wire == y.transfer.wire && x.transfer.send == y.transfer.send && x.transfer.posted == y.transfer.posted && x.transfer.room == y.transfer.room
 	})
 }
 
@@ -172,26 +174,71 @@ type process struct {
 	segment  int            // of the first of them
 	now      expression
 	marks    []expression // of the first of them
+
+	posted []post                  // sends that no event is named for yet, in order
+	sent   *expression             // the end of the last one that has a name
+	away   map[ir.Phase]expression // the end of the last that tasks of a phase have posted, unless one has waited for it
+}
+
+// post is a send that a position has handed to its stream of transfers.
+type post struct {
+	*transfer
+	phase      ir.Phase
+	label      string
+	microBatch int
+	duration   int
+	after      expression
+}
+
+// post names the sends of a position as far as the release that they wait for has a name, and reports whether it could.
+func (x *process) post() (moved bool) {
+	for len(x.posted) > 0 {
+		p := &x.posted[0]
+		awaited, known, waits := x.awaited(p.transfer, p.microBatch)
+		if !known {
+			return moved
+		}
+		after := []expression{p.after}
+		if x.sent != nil {
+			after = append(after, *x.sent)
+		}
+		if waits {
+			after = append(after, awaited)
+		}
+		end := x.event(p.label, after...).plus(p.duration)
+		x.arrivals[arrival{p.wire, p.microBatch}] = end
+		x.sent, x.away[p.phase] = &end, end
+		x.posted, moved = x.posted[1:], true
+	}
+	return moved
 }
 
 // step goes to the end of the next segment, and reports whether it could.
 func (x *process) step() bool {
+	moved := x.post()
 	if len(x.tasks) == 0 {
-		return false
+		return moved
 	}
 	task := x.tasks[0]
 	key := spanKey{x.position, passOf(task, x.reader.microBatches), x.segment, 0}
 	body := x.reader.bodies[x.position][key.pass][0]
-	if x.segment == 0 {
+	if x.marks == nil {
+		if slices.ContainsFunc(x.posted, func(p post) bool { return p.phase == task.Phase }) {
+			return moved
+		}
+		if away, some := x.away[task.Phase]; some {
+			x.now = x.event(fmt.Sprintf("%c%d_%d_a", phaseLetter(task.Phase), x.position, task.MicroBatch), x.now, away)
+			delete(x.away, task.Phase)
+		}
 		x.marks = []expression{x.now}
 	}
 	label := fmt.Sprintf("%c%d_%d_%d", phaseLetter(task.Phase), x.position, task.MicroBatch, x.segment)
 	t := body[x.segment].transfer
 	var wait []expression
-	if t != nil {
+	if t != nil && !t.posted {
 		awaited, known, waits := x.awaited(t, task.MicroBatch)
 		if !known {
-			return false
+			return moved
 		}
 		if waits {
 			wait = []expression{awaited}
@@ -220,9 +267,14 @@ func (x *process) step() bool {
 		return true
 	}
 	key.mark = -1
-	x.now = x.now.plus(x.duration(key))
-	if t.send {
+	switch {
+	case t.posted:
+		x.posted = append(x.posted, post{t, task.Phase, label + "s", task.MicroBatch, x.duration(key), x.now})
+	case t.send:
+		x.now = x.now.plus(x.duration(key))
 		x.arrivals[arrival{t.wire, task.MicroBatch}] = x.now
+	default:
+		x.now = x.now.plus(x.duration(key))
 	}
 	x.marks = append(x.marks, x.now)
 	x.segment++

@@ -11,7 +11,9 @@
 // beside the rank, each when the rank has come to it and the one before is done;
 // the rank waits for it where an op says so, and at the end of the task or, for what is
 // late, at the start of a task that joins it. Of a collective that ops run beside, the rank
-// only says that it has come to it, and waits for its end after those ops.
+// only says that it has come to it, and waits for its end after those ops. Sends that are posted are made one after another
+// by a stream of their own, each when its slot is free: the rank waits for those of a part of the program when it begins that
+// part again, and for all at its end.
 //
 // Such a system is a max-plus recurrence: its times do not depend on the order in
 // which ranks are looked at, and never decrease when a duration grows.
@@ -42,6 +44,8 @@ type Op struct {
 	// Async says that the op, Work or a Join, is handed to the stream, and Late that the
 	// end of the task does not wait for it.
 	Async, Late bool
+	// Posted says that a Send is handed to the stream of transfers, which makes one after another.
+	Posted bool
 	// Beside is how many ops after a Join, all of them Work, the process goes on with when it
 	// has come to the meeting: it waits for the end of that after them.
 	Beside int
@@ -64,6 +68,8 @@ type Task struct {
 	MicroBatch int
 	Releases   bool // the end of this task frees the micro-batch's slot in the chunk
 	Joins      bool // it starts when the stream has done what tasks before left it
+	// Part numbers the tasks of a process that post the same: each starts when what those before it have posted is sent.
+	Part int
 }
 
 // Process is the work of one rank.
@@ -91,7 +97,7 @@ type System struct {
 	// for its stream while that was communicating.
 	Exposed []cost.Picoseconds
 	// Waited, when set with Exposed, is told of each part of that: how long the
-	// process waited for an op of its stream.
+	// process waited for an op of its stream, or one that it had posted.
 	Waited func(process, task, op int, time cost.Picoseconds)
 }
 
@@ -151,8 +157,9 @@ func (s *System) Run() ([]cost.Picoseconds, error) {
 		}
 	}
 	ends := make([]cost.Picoseconds, len(s.Processes))
-	for p, st := range r.states {
-		if st.task < len(s.Processes[p].Tasks) {
+	for p := range r.states {
+		st := &r.states[p]
+		if st.task < len(s.Processes[p].Tasks) || !r.away(p, st, -1) {
 			return nil, fmt.Errorf("sim: process %d waits forever in task %d at op %d", p, st.task, st.op)
 		}
 		ends[p] = st.now
@@ -177,6 +184,10 @@ type state struct {
 	before    int     // how many of those that is
 	done      int     // of all
 	streaming bool    // the next waits at a Join that it has been counted in
+
+	posted []given          // sends, in order; those of tasks that have begun again are dropped
+	sent   int              // of these, how many are made
+	last   cost.Picoseconds // the end of the last of those
 }
 
 // fork is a Join that ops of its process run beside, up to but not including one of the task;
@@ -209,11 +220,11 @@ type runner struct {
 // advance runs a process until it has to wait.
 func (r *runner) advance(p int) {
 	st, proc := &r.states[p], &r.Processes[p]
-	task, op := st.task, st.op
+	task, op, moved := st.task, st.op, r.transfer(p, st)
 	defer func() {
 		// Who waits for this process looks again only if it has moved, so that
 		// processes that wait for each other come to rest.
-		if st.task != task || st.op != op {
+		if st.task != task || st.op != op || moved {
 			r.woken = append(r.woken, st.waiting...)
 			st.waiting = st.waiting[:0]
 		}
@@ -222,6 +233,9 @@ func (r *runner) advance(p int) {
 		t := &proc.Tasks[st.task]
 		r.stream(p, st)
 		if len(st.marks) == 0 {
+			if len(st.posted) > 0 && !r.away(p, st, t.Part) {
+				return
+			}
 			if t.Joins && !r.await(p, st, st.before) {
 				return
 			}
@@ -245,7 +259,10 @@ func (r *runner) advance(p int) {
 				r.stream(p, st)
 				continue
 			}
-			if !r.step(p, st, t) {
+			if o.Posted {
+				st.posted = append(st.posted, given{task: st.task, op: st.op, at: st.now})
+				r.transfer(p, st)
+			} else if !r.step(p, st, t) {
 				return
 			}
 			if o.Kind == Send || o.Kind == Recv {
@@ -381,6 +398,71 @@ func (r *runner) streamed(p int, st *state, start, end cost.Picoseconds) {
 	}
 }
 
+// transfer makes the sends that a process has posted, as far as their slots are free, and reports whether it made one.
+func (r *runner) transfer(p int, st *state) (moved bool) {
+	for ; st.sent < len(st.posted); st.sent++ {
+		g := &st.posted[st.sent]
+		t := &r.Processes[p].Tasks[g.task]
+		op := &t.Ops[g.op]
+		start, ok := r.free(p, t, op, max(g.at, st.last))
+		if !ok {
+			return moved
+		}
+		g.start, g.end = start, start+op.Time
+		st.last, moved = g.end, true
+		r.arrivals[op.Peer][t.MicroBatch] = g.end
+		if r.Trace != nil {
+			r.Trace(p, g.task, g.op, g.start, g.end)
+		}
+	}
+	return moved
+}
+
+// away holds a process until what tasks of a part have posted is sent, or with part -1 everything, and reports whether it is known when that
+// is. What was posted before that is sent then, too.
+func (r *runner) away(p int, st *state, part int) bool {
+	n := len(st.posted)
+	for n > 0 && part >= 0 && r.Processes[p].Tasks[st.posted[n-1].task].Part != part {
+		n--
+	}
+	if st.sent < n {
+		return false
+	}
+	if n == 0 {
+		return true
+	}
+	until := st.posted[n-1].end
+	if r.Exposed != nil {
+		for i := range st.posted[:n] {
+			g := &st.posted[i]
+			waited := max(0, min(g.end, until)-max(g.start, st.now))
+			r.Exposed[p] += waited
+			if r.Waited != nil && waited > 0 {
+				r.Waited(p, g.task, g.op, waited)
+			}
+		}
+	}
+	st.now = max(st.now, until)
+	st.posted, st.sent = append(st.posted[:0], st.posted[n:]...), st.sent-n
+	return true
+}
+
+// free returns when a message can be sent that is ready at a time: when its slot is free, which may not be known.
+func (r *runner) free(p int, t *Task, op *Op, ready cost.Picoseconds) (start cost.Picoseconds, known bool) {
+	c := r.Channels[op.Peer]
+	before := t.MicroBatch - c.Room
+	if c.Room == 0 || before < 0 {
+		return ready, true
+	}
+	receiver := &r.states[c.To]
+	free := receiver.released[c.Chunk][before]
+	if free < 0 {
+		receiver.waiting = append(receiver.waiting, p)
+		return 0, false
+	}
+	return max(ready, free), true
+}
+
 // step runs the next op, and reports whether it could.
 func (r *runner) step(p int, st *state, t *Task) bool {
 	op := &t.Ops[st.op]
@@ -427,15 +509,9 @@ func (r *runner) step(p int, st *state, t *Task) bool {
 		}
 		return false
 	case Send:
-		c := r.Channels[op.Peer]
-		if before := t.MicroBatch - c.Room; c.Room > 0 && before >= 0 {
-			receiver := &r.states[c.To]
-			free := receiver.released[c.Chunk][before]
-			if free < 0 {
-				receiver.waiting = append(receiver.waiting, p)
-				return false
-			}
-			start = max(start, free)
+		var known bool
+		if start, known = r.free(p, t, op, start); !known {
+			return false
 		}
 		r.arrivals[op.Peer][t.MicroBatch] = start + op.Time
 	case Recv:

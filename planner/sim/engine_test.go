@@ -62,3 +62,58 @@ func TestDeadlockIsAnError(t *testing.T) {
 	_, err := s.Run()
 	require.ErrorContains(t, err, "waits forever")
 }
+
+// A stage goes on while what it has posted is on its way: until it does the same again, or the step ends. One message is sent
+// after another, each when its slot is free.
+func TestPostedSends(t *testing.T) {
+	post := func(t cost.Picoseconds, ch int) Op { return Op{Kind: Send, Time: t, Peer: ch, Posted: true} }
+	other := Task{Ops: []Op{work(10)}, Part: 1}
+	run := func(room int, receive cost.Picoseconds) ([]cost.Picoseconds, cost.Picoseconds) {
+		s := System{
+			Processes: []Process{
+				{Tasks: []Task{task(0, true, work(10), post(100, 0)), other, task(1, true, work(10), post(100, 0)), other}},
+				{Tasks: []Task{task(0, true, recv(0), work(receive)), task(1, true, recv(0), work(receive))}},
+			},
+			Channels: []Channel{{From: 0, To: 1, Room: room}},
+			Exposed:  make([]cost.Picoseconds, 2),
+		}
+		ends, err := s.Run()
+		require.NoError(t, err)
+		return ends, s.Exposed[0]
+	}
+	// Posted at 10 and there at 110; the other task until 20; again from 110, posted at 120, the other until 130, there at 220.
+	ends, exposed := run(2, 5)
+	require.Equal(t, []cost.Picoseconds{220, 225}, ends)
+	require.Equal(t, cost.Picoseconds(110-20+220-130), exposed)
+	// The slot is free at 110+200: sent from then to 410. The wait for it is no communication.
+	ends, exposed = run(1, 200)
+	require.Equal(t, []cost.Picoseconds{410, 610}, ends)
+	require.Equal(t, cost.Picoseconds(110-20+410-310), exposed)
+}
+
+// TestPostedInTurn: what is posted together goes one after another, whoever it is for.
+func TestPostedInTurn(t *testing.T) {
+	s := System{
+		Processes: []Process{
+			{Tasks: []Task{task(0, true, work(10), Op{Kind: Send, Time: 100, Posted: true}, Op{Kind: Send, Time: 100, Peer: 1, Posted: true})}},
+			{Tasks: []Task{task(0, true, recv(0))}}, {Tasks: []Task{task(0, true, recv(1))}},
+		},
+		Channels: []Channel{{From: 0, To: 1}, {From: 0, To: 2}},
+	}
+	ends, err := s.Run()
+	require.NoError(t, err)
+	require.Equal(t, []cost.Picoseconds{210, 110, 210}, ends)
+}
+
+// TestPostedDeadlock: a message that finds no room before the end is an error, though its sender has nothing else to do.
+func TestPostedDeadlock(t *testing.T) {
+	s := System{
+		Processes: []Process{
+			{Tasks: []Task{task(0, true, Op{Kind: Send, Time: 1, Posted: true}), {MicroBatch: 1, Part: 1, Ops: []Op{{Kind: Send, Time: 1, Posted: true}}}}},
+			{Tasks: []Task{task(0, false, recv(0)), task(1, false)}},
+		},
+		Channels: []Channel{{From: 0, To: 1, Room: 1}},
+	}
+	_, err := s.Run()
+	require.ErrorContains(t, err, "waits forever")
+}

@@ -125,3 +125,44 @@ func TestPiecesHideCommunication(t *testing.T) {
 		require.Equal(t, run(1, 0).Step, run(1, 4).Step)
 	}
 }
+
+// TestPostedHidesTransfers: stages of GPUs that do not wait for what they send hide it behind other passes, most of it under an
+// interleaved schedule; of ranks that share processors it takes as long as before, but for what they wait for each other.
+func TestPostedHidesTransfers(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 8, 8, 2048, 1024, 512
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1}, 16, 1024)
+	require.NoError(t, err)
+	gpu, err := cost.Load("a10g") // between which bytes are slow
+	require.NoError(t, err)
+	shared := *gpu
+	shared.Device.Shared, shared.Device.Cores = true, 8
+	for _, chunks := range []int{1, 2} {
+		run := func(cluster *cost.Cluster, posted bool) *sim.Timeline {
+			p := &partition.Plan{
+				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 1, MicroBatch: 1, Schedule: partition.OneFOneB, OverlapP2P: posted, Placements: partitiontest.Megatron(),
+			}
+			if chunks > 1 {
+				p.Schedule, p.Interleave = partition.Interleaved, chunks
+			}
+			for i := range 4 * chunks {
+				p.Stages = append(p.Stages, partition.Stage{First: i * 8 / (4 * chunks), Last: (i + 1) * 8 / (4 * chunks)})
+			}
+			prog, err := codegen.Compile(g, p, 16, nil)
+			require.NoError(t, err)
+			line, err := sim.Run(prog, cluster, sim.Options{})
+			require.NoError(t, err)
+			for _, r := range line.Ranks {
+				require.Equal(t, line.Step, r.Breakdown.Total())
+			}
+			return line
+		}
+		before, now := run(gpu, false), run(gpu, true)
+		require.Less(t, now.Step, before.Step, "%d chunks", chunks)
+		hidden := now.Breakdown().Overlapped
+		require.Greater(t, hidden, before.Breakdown().Communication/2, "%d chunks", chunks)
+		require.LessOrEqual(t, now.Breakdown().Communication+hidden, before.Breakdown().Communication*11/10)
+		require.LessOrEqual(t, run(&shared, true).Step, run(&shared, false).Step)
+		require.Zero(t, run(&shared, true).Breakdown().Overlapped)
+	}
+}

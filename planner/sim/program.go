@@ -54,6 +54,7 @@ type Span struct {
 	Bucket     int  // instructions after that which are made with it
 	Stream     bool // on the rank's communication stream
 	Beside     bool // a collective of tensor-parallel ranks, beside the instructions after it
+	Posted     bool // a send on the rank's stream of transfers
 	Start, End cost.Picoseconds
 }
 
@@ -104,8 +105,8 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 					line.Spans = append(line.Spans, x)
 				}
 			}
-			if o.bucket > 0 || o.stream || o.beside {
-				add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Start: start, End: end})
+			if o.bucket > 0 || o.stream || o.beside || o.posted {
+				add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Posted: o.posted, Start: start, End: end})
 				return
 			}
 			for i, k := range o.instrs {
@@ -195,7 +196,7 @@ type bodyKey struct {
 type body struct {
 	ops    []stretch
 	spent  [3]cost.Picoseconds
-	beside cost.Picoseconds // on the communication stream
+	beside cost.Picoseconds // on the streams of communication and transfers, and beside kernels
 	// accounts are those of spent; those of what the stream does are its ops'.
 	accounts []float64
 }
@@ -212,8 +213,9 @@ type stretch struct {
 	silent bool // only a meeting: its work is an op of its own
 	await  int  // asynchronous ops of the task
 	beside bool // the next op runs beside it
+	posted bool // a send on the stream of transfers
 
-	accounts []float64 // of an op of the stream
+	accounts []float64 // of an op of a stream, or beside
 }
 
 type groupKey struct {
@@ -268,7 +270,7 @@ func (b *builder) build() error {
 			}
 			used = append(used, body)
 			proc.Tasks = append(proc.Tasks, Task{
-				Ops: ops[body], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last, Joins: t.Phase == ir.Update,
+				Ops: ops[body], Chunk: t.Chunk, MicroBatch: t.MicroBatch, Releases: t.Phase == last, Joins: t.Phase == ir.Update, Part: PartOf(t),
 			})
 		}
 		b.used = append(b.used, used)
@@ -276,6 +278,9 @@ func (b *builder) build() error {
 	}
 	return nil
 }
+
+// PartOf returns the [Task.Part] of a task.
+func PartOf(t codegen.Task) int { return t.Chunk*int(ir.NumPhases) + int(t.Phase) }
 
 // body returns the times of a task, shared with all tasks that take as long.
 func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
@@ -295,10 +300,11 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		in, all := &instrs[i], codegen.Bucket(instrs, i)
 		bucket := len(all) - 1
 		runs := s.Runs(in, t)
-		// Where ranks share processors the work of a bucket takes the time of the
-		// kernels, but still nothing waits for the other members.
-		stream, beside := in.Async, in.Beside > 0
-		apart := (stream || beside) && !b.price.Overlaps()
+		// Where ranks share processors the work of a bucket, or of a posted send, takes the time of the
+		// kernels, but still nothing waits for the other members, or for a free slot.
+		stream, beside, posted := in.Async, in.Beside > 0, in.Posted
+		hidden := stream || beside || posted
+		apart := hidden && !b.price.Overlaps()
 		for k := 0; in.Async && k <= bucket; k++ {
 			n := given[len(given)-1]
 			if runs && stream && k == 0 {
@@ -315,15 +321,15 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		if time < 0 {
 			return nil, fmt.Errorf("sim: %s takes %d ps", in.Node.Name, time)
 		}
-		if b.account != nil && !((stream || beside) && !apart) {
+		if b.account != nil && (!hidden || apart) {
 			b.account(all, at, time, x.accounts)
 		}
 		op, await := opKind(b.prog.Mesh, in.Node), given[in.Await]
 		last := len(x.ops) - 1
 		if apart {
 			x.ops = append(x.ops,
-				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}},
-				stretch{kind: op, instrs: []int{first}, stream: stream, beside: beside, late: in.Last, silent: true})
+				stretch{kind: Work, instrs: []int{first}, bucket: bucket, work: time, times: []cost.Picoseconds{time}, await: await},
+				stretch{kind: op, instrs: []int{first}, stream: stream, beside: beside, posted: posted, late: in.Last, silent: true})
 			x.spent[kind] += time
 			if beside {
 				until = first + 1 + in.Beside
@@ -331,7 +337,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 			continue
 		}
 		if op != Work || bucket > 0 || stream || await > 0 || first == until || last < 0 || x.ops[last].kind != Work || x.ops[last].bucket > 0 || x.ops[last].stream {
-			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, beside: beside, late: stream && in.Last, await: await})
+			x.ops = append(x.ops, stretch{kind: op, bucket: bucket, stream: stream, beside: beside, posted: posted, late: stream && in.Last, await: await})
 			last++
 		}
 		if beside {
@@ -340,7 +346,7 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		o := &x.ops[last]
 		o.instrs, o.times = append(o.instrs, first), append(o.times, time)
 		o.work += time
-		if stream || beside {
+		if hidden {
 			x.beside += time
 			if b.account != nil {
 				o.accounts = make([]float64, b.accounts)
@@ -377,7 +383,7 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 		o := &x.ops[i]
 		in := &instrs[o.instrs[0]]
 		n := in.Node
-		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await}
+		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await, Posted: o.posted}
 		if o.beside {
 			ops[i].Beside = 1
 		}

@@ -1,0 +1,82 @@
+package mutants
+
+// inPosted has the bugs of stages that go on while what they send is on its way.
+func inPosted() []mutant {
+	const sound, overNCCL, floors = "^TestVerifyAcceptsPosted$", "^TestPipelinesOverNCCL$", "^TestNoFloorIsAboveAPlan$"
+	return []mutant{{
+		bug: "what is still being sent is overwritten", how: "a task does not wait until the same one's messages before have gone",
+		file: "runtime/rank.go",
+		old:  "if task.away > 0 {", new: "if task.away > 1<<60 {",
+		pkg: ".", run: overNCCL,
+	}, {
+		bug: "what is still being sent is overwritten", how: "in the next step",
+		file: "runtime/rank.go",
+		old:  "sent > 0 && t == len(p.tasks[r.id])-1", new: "sent < 0 && t == len(p.tasks[r.id])-1",
+		pkg: ".", run: overNCCL,
+	}, {
+		bug: "what is still being sent is overwritten", how: "it lies with what is temporary",
+		file: "codegen/layout.go",
+		old:  "case b.isSent(r):\n\t\t\t\tregion = Persist", new: "case b.isSent(r):\n\t\t\t\tregion = Temp",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "what is still being sent is overwritten", how: "in the place of an operand",
+		file: "codegen/layout.go",
+		old:  "if b.isSent(x) || b.isSent(r) && region == Persist {", new: "if b.isSent(x) {",
+		pkg: "./codegen", run: sound,
+	}, {
+		bug: "a program that overwrites what it sends is accepted", how: "by another chunk",
+		file: "codegen/posted.go",
+		old:  "if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk ||", new: "if len(others) == 0 || other == phase ||",
+		pkg: "./codegen", run: "^TestPostedIsChecked$",
+	}, {
+		bug: "a program that overwrites what it sends is accepted", how: "in the same task",
+		file: "codegen/posted.go",
+		old:  "s.writesNone(instrs[i+1:], in)", new: "s.writesNone(nil, in)",
+		pkg: "./codegen", run: "^TestPostedIsChecked$",
+	}, {
+		bug: "messages travel all at once", how: "in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "r.free(p, t, op, max(g.at, st.last))", new: "r.free(p, t, op, g.at)",
+		pkg: "./planner/sim", run: "^TestPostedInTurn$",
+	}, {
+		bug: "a step ends before its messages have arrived", how: "in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "|| !r.away(p, st, -1) {", new: "|| r.away(p, st, -1) && st.now < 0 {",
+		pkg: "./planner/sim", run: "^TestPostedDeadlock$",
+	}, {
+		bug: "a floor is above a plan", how: "what is posted is work of the position",
+		file: "planner/passage.go",
+		old:  "if t.way += time; !s.posts(o) {", new: "if t.way += time; true {",
+		pkg: "./planner", run: floors,
+	}, {
+		bug: "a floor is above a plan", how: "the last position has other chunks in between, too",
+		file: "planner/posted.go",
+		old:  " - others*(early*block.forward+late*(block.all-block.forward))", new: " - 0*others*early*late",
+		pkg: "./planner", run: floors,
+	}, {
+		bug: "a bound of cuts is above a plan", how: "what is posted is work of the stage",
+		file: "planner/price.go",
+		old:  "\t\tif !b[i].posted {\n\t\t\tl.add(&b[i])", new: "\t\tif true {\n\t\t\tl.add(&b[i])",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_901$",
+	}, {
+		bug: "a bound of cuts is above a plan", how: "a stage waits for the first gradient that it posts",
+		file: "planner/bound.go",
+		old:  "\tstart -= posted\n", new: "",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016$",
+	}, {
+		bug: "memory is bounded from above", how: "every block has a place to send from",
+		file: "planner/held.go",
+		old:  "if in.Posted && st.Buffers[in.Args[0]].Region == codegen.Persist {", new: "if in.Posted && st.Buffers[in.Args[0]].Region == codegen.Slot {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a plan that fits is not found", how: "stages always have places to send from",
+		file: "planner/posted.go",
+		old:  `opts.OverlapP2P == "" && !c.Device.Shared && opts.PP != 1 && errors.As(err, &none)`, new: "errors.As(err, &none) && false",
+		pkg: "./planner", run: "^TestWaitingFits$",
+	}, {
+		bug: "another solver's program is another", how: "positions wait for what they post",
+		file: "planner/lp/events.go",
+		old:  "case t.posted:\n", new: "case t.posted && t.room < 0:\n",
+		pkg: "./planner/lp", run: "^TestPrograms$",
+	}}
+}

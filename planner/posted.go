@@ -1,0 +1,57 @@
+package planner
+
+import (
+	"errors"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// This file has the little that the search needs to know about stages that go on while what they send is on its way (see
+// [Options.OverlapP2P] and codegen's posted). The send is no work of the stage, but its time is on the way of the micro-batch
+// to the next one. So bounds that add up what a position does leave it out, and those that follow a micro-batch through the
+// positions have it, but for the position whose work ends the chain.
+
+// posts reports whether the positions of an outline go on while what they send is on its way.
+func (s *searcher) posts(o outline) bool { return o.pp > 1 && s.opts.OverlapP2P == "on" }
+
+// returned is the time of a pass back up to what it sends, or of the transfers back.
+func (t *partTimes) returned() cost.Picoseconds { return t.way - t.forward }
+
+// posted is how long what the body posts is on its way.
+func (b body) posted() (time cost.Picoseconds) {
+	for i := range b {
+		if b[i].posted {
+			time += b[i].fixed
+		}
+	}
+	return time
+}
+
+// waiting returns the options with which to search again where no plan fits and the options do not say whether stages wait for
+// what they send: without the buffers that they send from, one may.
+func waiting(opts Options, c *cost.Cluster, err error) (Options, bool) {
+	var none *InfeasibleError
+	again := opts.OverlapP2P == "" && !c.Device.Shared && opts.PP != 1 && errors.As(err, &none)
+	opts.OverlapP2P = "off"
+	return opts, again
+}
+
+// fromLastStage bounds a step with interleaving by a chain of events through its last stage. It begins when micro-batch 0 has come
+// forward through all stages before, and ends when the last micro-batch has gone back from there to position 0, which updates.
+// In between the last position does all its work but for its other chunks: forward, of the first micro-batches, as many as there
+// are positions, and backward, of the last ones (see [codegen.Order]). So the chain has nearly as much work as the
+// position, and every transfer once, which no position waits for. recomputed is the recomputation of the position in a pass.
+func (s *searcher) fromLastStage(p *passage, even evenShares, recomputed cost.Picoseconds) cost.Picoseconds {
+	last := evenShare(s.graphs.blocks, p.stages(), p.stages()-1)
+	before, others := cost.Picoseconds(s.graphs.blocks-last), cost.Picoseconds(even.at[p.pp-1].blocks-last)
+	early, late := cost.Picoseconds(min(p.pp, p.m)), cost.Picoseconds((p.m-1)%p.pp+1)
+	block := &p.first[inBlock]
+	time := p.all(inBlock, even.at[p.pp-1].blocks) - others*(early*block.forward+late*(block.all-block.forward))
+	time += p.all(afterBlocks, 1) + max(0, p.recomputing()-late)*recomputed
+	time += p.first[beforeBlocks].forward + before*block.forward
+	time += p.last[beforeBlocks].returned() + before*p.last[inBlock].returned() + p.update(even.at[0].blocks)
+	for at := range p.pp {
+		time += p.sent[whole][at].forward + p.sent[rest][at].returned()
+	}
+	return time - cost.Picoseconds(p.stages())*aheadOf(&p.first, &p.last)
+}
