@@ -69,7 +69,8 @@ type PredictedBreakdown struct {
 
 // SearchInfo says how the plan was found, and which plans lost to it.
 type SearchInfo struct {
-	Seconds         float64               `json:"seconds"`
+	Seconds         float64               `json:"seconds"`                        // until the plan was known
+	Beyond          float64               `json:"alternatives_seconds,omitempty"` // from then on, for the alternatives
 	PlansConsidered int                   `json:"plans_considered"`
 	Optimal         bool                  `json:"optimal"`
 	Gap             float64               `json:"gap,omitempty"` // by what fraction of its time a plan could at most be faster
@@ -90,7 +91,7 @@ func NewDocument(cfg *config.Config, g *ir.Graph, c *cost.Cluster, r *Result) *D
 		Config: cfg, ConfigHash: hash(cfg.Marshal()), GraphHash: graphHash(g), Cluster: c, Plan: r.Plan,
 		Predicted: NewPredicted(cfg, c, r.Plan, r.Prediction),
 		Search: SearchInfo{
-			Seconds: r.Stats.Seconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal, Gap: r.Stats.Gap,
+			Seconds: r.Stats.Seconds, Beyond: r.Stats.AlternativesSeconds, PlansConsidered: r.Stats.PlansConsidered, Optimal: r.Stats.Optimal, Gap: r.Stats.Gap,
 			Alternatives: []DocumentAlternative{},
 		},
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"sort"
+	"time"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -265,11 +266,17 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 			found.ceiling = never - 1
 		}
 		points = s.exhaust(points)
+		if s.certain.IsZero() && s.winnerKnown(points) {
+			s.certain = time.Now()
+		}
 		if last || len(found.best) > s.opts.TopK || len(found.best) == every {
 			break
 		}
 	}
 	optimal := s.prove(points)
+	if s.certain.IsZero() {
+		s.certain = time.Now()
+	}
 	kept := found.ranked()
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
 }
@@ -356,6 +363,13 @@ func (s *searcher) solvePoint(p *point) {
 		p.rest = max(p.rest, min(2*s.found.ceiling-p.least, p.dived))
 	}
 	s.found.take(p.degrees, x)
+}
+
+// winnerKnown reports, after exhaust, whether the best plan under the ceiling is the best there is: one was found, and no search
+// of cuts that may have a faster one gave up.
+func (s *searcher) winnerKnown(points []*point) bool {
+	kept := s.found.ranked()
+	return len(kept) > 0 && !slices.ContainsFunc(points, func(p *point) bool { return p.unsure && p.least < kept[0].time })
 }
 
 // prove reports whether the best plan is optimal. Where the search of a point's cuts gave up, it is

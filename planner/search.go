@@ -39,8 +39,10 @@ type Alternative struct {
 
 // Stats says what the search did.
 type Stats struct {
-	Seconds         float64
-	PlansConsidered int // plans priced in full, and groups of plans ruled out together by a bound
+	// Seconds is how long it took until the winner was known to be one, AlternativesSeconds how much
+	// longer until the alternatives were.
+	Seconds, AlternativesSeconds float64
+	PlansConsidered              int // plans priced in full, and groups of plans ruled out together by a bound
 	// Optimal says that no plan of the space is faster under the cost model.
 	Optimal bool
 	// Gap bounds how much faster than the winner a plan of the space could be, as a fraction of the
@@ -57,6 +59,10 @@ type searcher struct {
 	limit    int64 // bytes per rank, on the devices with the most memory
 	contexts       // which context-parallel degrees are in the space
 	steps    int   // the most branch-and-bound steps for the proof that the winner is optimal
+
+	// When the winner was known, and how long its memory took to lay out.
+	certain   time.Time
+	finishing time.Duration
 
 	// The state of branch and bound, from coarse to fine: see explore.go.
 	tracts   []*tract
@@ -137,7 +143,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		res, s, err = searchWith(g, batch, c, instead, steps)
 	}
 	if err == nil {
-		res.Stats.Seconds = time.Since(start).Seconds()
+		all := time.Since(start).Seconds()
+		res.Stats.Seconds = min(all, s.certain.Sub(start).Seconds()+s.finishing.Seconds())
+		res.Stats.AlternativesSeconds = all - res.Stats.Seconds
 	}
 	return res, s, err
 }
@@ -173,11 +181,13 @@ func searchWith(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int
 	s.stats.Optimal = optimal
 	res := &Result{}
 	for i, x := range found {
+		start := time.Now()
 		p, err := s.finish(x)
 		if err != nil {
 			return nil, nil, err
 		}
 		if i == 0 {
+			s.finishing = time.Since(start)
 			res.Plan, res.Prediction = x.plan, p
 		} else {
 			res.Alternatives = append(res.Alternatives, Alternative{x.plan, p})
@@ -202,6 +212,7 @@ func (s *searcher) needsContexts(found []*candidate) bool {
 
 // search lists the space and runs branch and bound over it.
 func (s *searcher) search() ([]*candidate, []*point, bool, error) {
+	s.certain = time.Time{}
 	if err := s.outlines(); err != nil {
 		return nil, nil, false, err
 	}

@@ -212,7 +212,11 @@ func (c *planCmd) Run(con *console) error {
 	case !doc.Search.Optimal:
 		proof = fmt.Sprintf("no other plan of these choices is more than %.2g %% faster", 100*doc.Search.Gap)
 	}
-	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), explain.Seconds(doc.Search.Seconds), proof)
+	took := explain.Seconds(doc.Search.Seconds)
+	if len(doc.Search.Alternatives) > 0 {
+		took += fmt.Sprintf(", and %s more for alternatives", explain.Seconds(doc.Search.Beyond))
+	}
+	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), took, proof)
 	if c.DumpDir != "" {
 		programs, err := compile(cfg, doc.Plan)
 		if err != nil {
