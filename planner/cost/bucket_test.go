@@ -10,8 +10,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestBucket: a bucket takes the time of one collective of all its bytes, so less
-// than its members one by one.
+// TestBucket: a bucket takes as long as one collective of all its bytes, so less than its members one by one.
 func TestBucket(t *testing.T) {
 	c, err := Load("h100")
 	require.NoError(t, err)
@@ -36,8 +35,8 @@ func TestBucket(t *testing.T) {
 	require.Less(t, together, apart)
 }
 
-// TestBucketInBuffers: software that has buffers of its own lets each tensor of a bucket
-// have its share of the hops of one, or if it is larger those of one of its own.
+// TestBucketInBuffers: if software has buffers of its own, each tensor of a bucket pays its share of a buffer's hops,
+// or those of its own buffer if it is larger than one.
 func TestBucketInBuffers(t *testing.T) {
 	c, err := Load("h100")
 	require.NoError(t, err)
@@ -62,9 +61,8 @@ func TestBucketInBuffers(t *testing.T) {
 	}
 }
 
-// TestAllReduce: software that sums whole gradients in 32 bits reduces and gathers
-// twice the bytes of bfloat16 where others scatter, among data-parallel ranks alone;
-// what it gathers after is as large as ever, and the floor of it no more.
+// TestAllReduce: software that sums whole gradients in 32 bits reduces and gathers twice the bytes of bfloat16 where
+// other software scatters, and only among data-parallel ranks. The gather that follows, and its floor, do not change.
 func TestAllReduce(t *testing.T) {
 	c, err := Load("a100-80g")
 	require.NoError(t, err)
@@ -97,8 +95,8 @@ func TestAllReduce(t *testing.T) {
 	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, dp), time)
 }
 
-// TestReplicas: what software loses of the network when data-parallel ranks sum and gather
-// is no loss of what others send: tensor-parallel ranks on two nodes and stages.
+// TestReplicas: what software loses of the network in collectives of data-parallel ranks does not slow down other
+// communication: of tensor-parallel ranks on two nodes, and of stages.
 func TestReplicas(t *testing.T) {
 	c, err := Load("a100-80g")
 	require.NoError(t, err)
@@ -133,8 +131,8 @@ func TestReplicas(t *testing.T) {
 	require.Greater(t, send, slowSend)
 }
 
-// TestNoFasterOfReplicas: of two groups one may be no faster for tensor parallelism, and
-// faster for data-parallel ranks that lose much of the network.
+// TestNoFasterOfReplicas: a group may be no faster than another for tensor parallelism, and yet faster for
+// data-parallel ranks whose software loses much of the network.
 func TestNoFasterOfReplicas(t *testing.T) {
 	c, err := Load("a100-80g")
 	require.NoError(t, err)

@@ -1,12 +1,19 @@
-// Package cost says how long an instruction takes on a cluster: a description of
-// the hardware as YAML, and pure functions from shapes to integer picoseconds.
+// Package cost prices instructions on a cluster. It has a description of hardware and training software as YAML, and
+// pure functions from shapes to integer picoseconds.
 //
-// Integers make sums exact and independent of their order, so that two plans tie
-// or do not tie on every machine alike. The formulas stand beside the functions:
-// collectives after Thakur et al. 2005 ([Model.Collective]), kernels by the roofline with
-// an efficiency of products that saturates ([NewProgram] prices instructions).
+// Integers make sums exact and independent of their order, so that whether two plans tie does not depend on the
+// machine that runs the planner. The formulas are documented at the functions. Collectives follow Thakur et al. 2005
+// ([Model.Collective]). Kernels follow the roofline model, with an efficiency of matrix products that saturates with
+// their size ([NewProgram] prices instructions).
 //
-// Begin reading at time.go; what a cluster file may say is in cluster.go.
+// # Reading order
+//
+//   - time.go: Model, the prices for one rank of a job. kernel.go prices kernels, topology.go the network and its
+//     collectives, shared.go and crowd.go what is special about a machine that all ranks share.
+//   - program.go: Program, the prices of a compiled program's instructions. work.go exposes what they count.
+//   - cluster.go: what a cluster file may state. yaml.go reads it, constants.go lists the uncertain figures, and
+//     software.go describes the kernels of other training software.
+//   - pool.go, poolyaml.go and lie.go: clusters with several kinds of devices.
 package cost
 
 import (
@@ -18,118 +25,112 @@ import (
 	"github.com/autopar/autopar/config"
 )
 
-// Cluster is a set of equal devices in equal nodes, or pools of such.
+// Cluster is a set of equal devices in equal nodes, or several pools, each of one kind of device.
 type Cluster struct {
 	Name   string `json:"name"`
 	Source string `json:"source"` // where the figures come from
-	// Uncertainty is the relative standard deviation of figures by key, where it is
-	// not the default of their kind: see [Cluster.Constants].
+	// Uncertainty is the relative standard deviation of figures by key, where it differs from the default for
+	// their kind: see [Cluster.Constants].
 	Uncertainty map[string]float64 `json:"uncertainty,omitempty"`
 	Device      Device             `json:"device"`
-	// DevicesPerNode is how many devices reach each other over IntraNode. It is
-	// meaningless on a shared machine, which is one node.
+	// DevicesPerNode is how many devices IntraNode connects. It has no meaning on a shared machine, which is
+	// one node.
 	DevicesPerNode int  `json:"devices_per_node"`
 	IntraNode      Link `json:"intra_node"`
 	InterNode      Link `json:"inter_node"`
-	// Collectives names the algorithm of collectives: [OnePass] on a shared machine, or
-	// nothing for rings and trees over links.
+	// Collectives names the algorithm of collectives: [OnePass] on a shared machine; empty means rings and
+	// trees over links.
 	Collectives string `json:"collectives,omitempty"`
-	// NICsPerNode are the network cards that the devices of a node share, 0 for one
-	// each. InterNode states what a device gets of them when all send.
+	// NICsPerNode is how many network cards the devices of a node share, 0 for one each. InterNode states what
+	// one device gets when all send.
 	NICsPerNode int `json:"nics_per_node,omitempty"`
-	// Oversubscription is how many times more the nodes of a rack can send than its
-	// uplinks carry, 0 or 1 where racks do not matter.
+	// Oversubscription is the bandwidth of all nodes of a rack divided by that of the rack's uplinks. 0 or 1
+	// means that racks do not matter.
 	Oversubscription float64 `json:"oversubscription,omitempty"`
 	NodesPerRack     int     `json:"nodes_per_rack,omitempty"`
-	// Levels, where there are some, are the whole network, innermost first; what is
-	// said above of nodes then repeats two of them.
+	// Levels, if not empty, describe the whole network, innermost first. DevicesPerNode, IntraNode and
+	// InterNode are then copies of two of them.
 	Levels []Level `json:"levels,omitempty"`
-	// Pools, where there are some, are all the devices, of several kinds; what is said
-	// above of a device, its node and its links is then the least of theirs.
+	// Pools, if not empty, are all the devices, of several kinds. Device, DevicesPerNode and the links are then
+	// the worst figures of any pool.
 	Pools []Pool `json:"pools,omitempty"`
-	// Between is what one device sends over to another pool, when all do.
+	// Between is the link from one device to another pool, as one device gets it when all send.
 	Between Link `json:"between,omitzero"`
-	// Host is what one device reaches the memory of its host over, in either
-	// direction; nil where that is not known, and nothing can be offloaded.
+	// Host is the link between one device and the memory of its host, in either direction. nil means unknown:
+	// nothing can be offloaded.
 	Host *Link `json:"host,omitempty"`
-	// Software is what runs on the devices; the zero value is this project's own.
+	// Software is what runs on the devices. The zero value is this project's own runtime.
 	Software Software `json:"software,omitzero"`
 }
 
-// Device is one accelerator, or with Shared one machine.
+// Device is one accelerator or, with Shared, one machine.
 type Device struct {
 	Name string `json:"name"`
-	// Shared says that all ranks are on this one device and divide it: its memory,
-	// its arithmetic, its memory bandwidth and the bandwidth of its copies. A rank
-	// gets 1/ranks of each while the others are busy, and what they leave while they
-	// wait: see [Model.Busy].
+	// Shared says that all ranks run on this one device and divide its memory, arithmetic, memory bandwidth and
+	// copy bandwidth. A rank gets 1/ranks of each while all are busy, and more while others wait: see
+	// [Model.Busy].
 	Shared bool `json:"shared"`
 	// Cores multiplies FLOPS, which is per core. 1 for accelerators.
 	Cores  int   `json:"cores"`
 	Memory int64 `json:"memory"` // usable bytes
-	// Reserve is bytes of Memory that plans leave free on every device: what its
-	// runtime holds beside the arena, such as a CUDA context, buffers of communicators
-	// and workspaces of libraries. 0 where the arena is all there is, as on a CPU.
+	// Reserve is how many bytes of Memory plans leave free on every device for what the runtime holds outside
+	// the arena, such as a CUDA context, communicator buffers and library workspaces. It is 0 if the arena is
+	// all there is, as on a CPU.
 	Reserve int64 `json:"reserve,omitempty"`
-	// FLOPS is the peak rate of dense products by element type: f32, f16, bf16, and
-	// for later tf32.
+	// FLOPS is the peak rate of dense matrix products by element type: f32, f16, bf16, and tf32 and f8 where
+	// stated.
 	FLOPS           map[string]float64 `json:"flops"`
 	MemoryBandwidth float64            `json:"memory_bandwidth"` // bytes/s
-	Cache           *Cache             `json:"cache,omitempty"`  // nil where it does not show
+	Cache           *Cache             `json:"cache,omitempty"`  // nil if it makes no difference
 	LaunchOverhead  float64            `json:"launch_overhead"`  // seconds per kernel
-	// Turn, on a shared machine, is the seconds that a core loses when the rank it works
-	// for waits for one that has none, and leaves it to that: until that has woken, and
-	// has near again what it needs.
+	// Turn, on a shared machine, is the seconds lost when a rank that waits hands its core to a rank that has
+	// none: the other one must wake up and load its data into the cache again.
 	Turn float64 `json:"turn,omitempty"`
-	// Fork, on a shared machine, is the seconds that a kernel loses which several cores
-	// compute for one rank: until all have begun, and the last has ended. What takes less
-	// on one of them that one computes alone.
+	// Fork, on a shared machine, is the seconds lost when several cores compute a kernel for one rank: until
+	// all have started and the last has finished. A kernel that takes less time than that on one core runs on
+	// one core.
 	Fork float64 `json:"fork,omitempty"`
-	// Pack, on a shared machine, is the seconds in which a core copies a number of one of
-	// the matrices of a product into the order in which it multiplies. See [Work.Packed]
-	// for how many numbers that are where cores divide a product.
+	// Pack, on a shared machine, is the seconds in which a core packs one matrix element of a product, that is,
+	// copies it into the order in which the kernel reads it. [Work.Packed] counts the elements.
 	Pack float64 `json:"pack,omitempty"`
-	// Units is how many parts of the device compute tiles of a product side by side,
-	// such as streaming multiprocessors; 0 where it does not show.
+	// Units is how many parts of the device compute tiles of a product in parallel, such as streaming
+	// multiprocessors; 0 if that makes no difference.
 	Units      int        `json:"units,omitempty"`
 	Efficiency Efficiency `json:"efficiency"`
-	// Kernels is the share of the peak rate that kernels of an op reach, in (0,1], by its
-	// name, where it is known better than what Efficiency says of all attention and of
-	// all other kernels but products.
+	// Kernels is the share of the peak rate, in (0,1], that kernels of an op reach, by the op's name. It takes
+	// precedence over Efficiency.Attention and Efficiency.Vector. Matrix products cannot be stated.
 	Kernels map[string]float64 `json:"kernels,omitempty"`
 }
 
-// Cache is the memory near the processors. What a kernel of a training step reads,
-// the one before it has most often written: where that fits, its traffic goes
-// there.
+// Cache is the memory close to the processors. Most of what a kernel of a training step reads was just written
+// by the kernel before, so a kernel whose operands fit into the cache has its traffic there.
 type Cache struct {
-	Memory    int64   `json:"memory"`    // bytes of all cores
+	Memory    int64   `json:"memory"`    // bytes, of all cores together
 	Bandwidth float64 `json:"bandwidth"` // bytes/s that vector kernels reach on all cores
-	// Remote is the bytes/s at which a core reads what lies near another one, or 0 where
-	// that does not show. A rank that computes with several has its operands near all.
+	// Remote is the bytes/s at which a core reads from the caches of other cores, 0 if that makes no
+	// difference. The operands of a rank that computes on several cores are spread over their caches.
 	Remote float64 `json:"remote,omitempty"`
 }
 
-// Efficiency is the share of a peak that kernels reach, in (0,1].
+// Efficiency holds the shares of a peak, in (0,1], that kernels reach.
 type Efficiency struct {
-	// A product of F operations runs at Matmul · F/(F+MatmulHalf) of the peak
-	// rate: at half of what large ones reach when F = MatmulHalf. It is stated for
-	// the fastest of the element types, and less for others as their rate is.
+	// A product of F operations runs at Matmul · F/(F+MatmulHalf) of the peak rate, so at half of what large
+	// products reach if F = MatmulHalf. MatmulHalf is stated for the fastest element type. For a slower type it
+	// shrinks in proportion to the rate.
 	Matmul     float64 `json:"matmul"`
 	MatmulHalf float64 `json:"matmul_half_flops"`
-	// TileFill is how many terms of its sums a unit could add in the time in which it
-	// starts and ends a tile.
+	// TileFill is how many terms of its sums a unit could add in the time that it takes to start and finish a tile.
 	TileFill  float64 `json:"tile_fill,omitempty"`
-	MatmulF8  float64 `json:"matmul_f8,omitempty"` // as Matmul, of 8-bit operands
+	MatmulF8  float64 `json:"matmul_f8,omitempty"` // as Matmul, for 8-bit operands
 	Attention float64 `json:"attention"`           // of the peak rate, for fused attention
 	Vector    float64 `json:"vector"`              // of the peak rate, for everything else
-	// AttentionHalf is the number of keys at which fused attention on a shared machine
-	// reaches half of that rate, for blocks on the diagonal that are half empty, and
-	// AttentionGradHalf that of its gradient; 0 is that of attention.
+	// AttentionHalf is the number of keys at which fused attention on a shared machine reaches half of that
+	// rate: blocks on the diagonal of the scores are half empty. AttentionGradHalf is the same for its
+	// gradient; 0 means as AttentionHalf.
 	AttentionHalf     float64 `json:"attention_half_keys,omitempty"`
 	AttentionGradHalf float64 `json:"attention_grad_half_keys,omitempty"`
-	// Threads, on a shared machine, is the share of their rate that cores keep, all in
-	// all, when those of ranks that wait compute for another; 0 is all of it.
+	// Threads, on a shared machine, is the share of their total rate that cores keep when cores of waiting
+	// ranks compute for another rank; 0 means all of it.
 	Threads float64 `json:"threads,omitempty"`
 	Memory  float64 `json:"memory"` // of the memory bandwidth
 }
@@ -141,8 +142,8 @@ type Link struct {
 	Latency    float64 `json:"latency"`    // seconds per message
 }
 
-// MemoryPerRank is what the arena of each of the given number of ranks may take; with
-// several kinds of devices that of the roomiest, see [Cluster.MemoryAt].
+// MemoryPerRank is the bytes that the arena of each of the given number of ranks may take. With several kinds
+// of devices it is that of the roomiest kind: see [Cluster.MemoryAt].
 func (c *Cluster) MemoryPerRank(ranks int) int64 {
 	if len(c.Pools) > 0 {
 		most := int64(0)
@@ -158,8 +159,7 @@ func (c *Cluster) MemoryPerRank(ranks int) int64 {
 	return free
 }
 
-// MemoryUnder is MemoryPerRank under a limit that the user sets, in bytes; 0 is none. A limit above what ranks have
-// gives them no more.
+// MemoryUnder is MemoryPerRank, at most a limit in bytes that the user sets; limit 0 means none.
 func (c *Cluster) MemoryUnder(limit int64, ranks int) int64 {
 	has := c.MemoryPerRank(ranks)
 	if limit == 0 {
@@ -168,8 +168,8 @@ func (c *Cluster) MemoryUnder(limit int64, ranks int) int64 {
 	return min(has, limit)
 }
 
-// PeakFLOPS is the peak rate of one of the given number of ranks. Products of a
-// type whose rate is not stated run at that of f32.
+// PeakFLOPS is the peak rate, in FLOP/s, of one of the given number of ranks. An element type without a stated
+// rate has that of f32.
 func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
 	rate, stated := c.Device.FLOPS[dtype]
 	if !stated {
@@ -182,7 +182,7 @@ func (c *Cluster) PeakFLOPS(dtype string, ranks int) float64 {
 	return peak
 }
 
-// Validate checks every figure; errors name key and value.
+// Validate checks every figure. It fails with a *FieldError that names key and value.
 func (c *Cluster) Validate() error {
 	if err := c.validateUncertainty(); err != nil {
 		return err

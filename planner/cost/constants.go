@@ -12,7 +12,11 @@ import (
 	"github.com/autopar/autopar/config/strictyaml"
 )
 
-// Resource is what a figure of a cluster is the speed of.
+// This file lists the figures of a cluster that predictions depend on and that are not known exactly. Sensitivities
+// and robust planning (package planner), and the fit to published runs (package measured) change a cluster through
+// it.
+
+// Resource is the hardware resource whose speed a figure of a cluster states.
 type Resource uint8
 
 // The resources.
@@ -30,19 +34,19 @@ func (r Resource) String() string {
 	return [...]string{"compute", "HBM", "launch overhead", "link in node", "link between nodes", "host link"}[r]
 }
 
-// Constant is a figure of a cluster that predictions depend on.
+// Constant is an uncertain figure of a cluster.
 type Constant struct {
-	Key      string // as in its YAML: device.efficiency.matmul
+	Key      string // its path in the YAML file, such as device.efficiency.matmul
 	Resource Resource
-	// Uncertainty is the relative standard deviation with which it is known.
+	// Uncertainty is the relative standard deviation of the figure.
 	Uncertainty float64
 
-	share bool // an efficiency: at most 1
+	share bool // it is an efficiency: at most 1
 	at    func(*Cluster) *float64
 }
 
-// Relative uncertainties of figures of which nothing else is stated. A fit on the
-// published runs leaves about as much (bench/validate.md).
+// Relative uncertainties of figures for which the cluster states none. A fit on the published runs leaves about as
+// much (bench/validate.md).
 const (
 	efficiencyUncertainty = 0.05 // of the share of a peak that kernels reach
 	memoryUncertainty     = 0.05 // of the share of the memory bandwidth
@@ -52,15 +56,14 @@ const (
 	halfUncertainty       = 0.20 // of the size at which products reach half their rate
 )
 
-// Constants lists the uncertain figures of a cluster, in the order of its YAML.
-// Peaks are not among them: their uncertainty is that of the efficiency. The
-// uncertainty is the cluster's own where it states one, else the default of its
-// kind.
+// Constants lists the uncertain figures that a cluster states, in the order of its YAML. Peaks are not among them:
+// their uncertainty is part of that of the efficiency. Each has the uncertainty that the cluster states for it, or
+// else the default for its kind.
 func (c *Cluster) Constants() []Constant {
 	return slices.DeleteFunc(c.constants(), func(k Constant) bool { return *k.at(c) == 0 })
 }
 
-// constants lists them whether or not the cluster states them.
+// constants lists all uncertain figures, stated or not.
 func (c *Cluster) constants() []Constant {
 	if len(c.Pools) > 0 {
 		return c.poolConstants()
@@ -82,7 +85,7 @@ func (c *Cluster) constants() []Constant {
 			Constant{Key: key + ".latency", Resource: r, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
 	}
 	switch {
-	case len(c.Levels) > 0: // of which the two links are copies
+	case len(c.Levels) > 0: // then IntraNode and InterNode are copies of levels
 		for i := range c.Levels {
 			all = append(all,
 				Constant{Key: levelKey(i) + ".efficiency", Resource: c.levelResource(i), Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Levels[i].Efficiency }},
@@ -105,7 +108,7 @@ func (c *Cluster) constants() []Constant {
 	return all
 }
 
-// levelResource is the resource that a level of the network is.
+// levelResource tells whether a level of the network is inside a node or between nodes.
 func (c *Cluster) levelResource(level int) Resource {
 	if n := c.Levels[level].Devices; n > 0 && n <= c.DevicesPerNode {
 		return IntraLink
@@ -113,8 +116,7 @@ func (c *Cluster) levelResource(level int) Resource {
 	return InterLink
 }
 
-// Scale multiplies the figure in a cluster by a positive factor. The share of a
-// peak stays at most 1.
+// Scale multiplies the figure in a cluster by a positive factor. An efficiency stays at most 1.
 func (k Constant) Scale(c *Cluster, by float64) {
 	at := k.at(c)
 	*at *= by
@@ -124,7 +126,7 @@ func (k Constant) Scale(c *Cluster, by float64) {
 	c.derive()
 }
 
-// derive sets what stands for the levels of the network, or for the pools.
+// derive updates the fields that summarize the levels of the network, or the pools.
 func (c *Cluster) derive() {
 	if len(c.Levels) > 0 {
 		c.deriveNode()
@@ -156,8 +158,7 @@ func (c *Cluster) Clone() *Cluster {
 	return &d
 }
 
-// Faster returns a cluster with one resource that is so many times as fast:
-// rates times by, and what takes time divided by it.
+// Faster returns a cluster on which one resource is faster by a factor: rates are multiplied by it, times divided.
 func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 	d := c.Clone()
 	if len(c.Pools) > 0 {
@@ -214,7 +215,7 @@ func (c *Cluster) validateUncertainty() error {
 	return nil
 }
 
-// refuseUncertainty says what is wrong with a stated uncertainty, if anything is.
+// refuseUncertainty returns what is wrong with a stated uncertainty, or "".
 func (c *Cluster) refuseUncertainty(key string) string {
 	var known []string
 	for _, k := range c.constants() {
@@ -229,15 +230,15 @@ func (c *Cluster) refuseUncertainty(key string) string {
 	return ""
 }
 
-// uncertainty reads the section of that name, which may be left out. Its keys are
-// those of other figures: uncertainty: {device.efficiency.matmul: 0.03}.
+// uncertainty reads the optional section of that name. Its keys are those of other figures: uncertainty:
+// {device.efficiency.matmul: 0.03}.
 func (d *decoder) uncertainty(node ast.Node) error {
 	entries, err := strictyaml.Entries(node, d.file, "uncertainty")
 	if err != nil {
 		return err
 	}
 	d.c.Uncertainty = map[string]float64{}
-	all := &Cluster{Host: &Link{}, Uncertainty: d.c.Uncertainty} // whatever the file says further down
+	all := &Cluster{Host: &Link{}, Uncertainty: d.c.Uncertainty} // accepts keys of sections that the file may have further down
 	for _, e := range entries {
 		value, ok := strictyaml.ScalarOf(e.Value)
 		if ok {

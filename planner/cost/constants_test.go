@@ -26,8 +26,8 @@ func leveled(t *testing.T) *Cluster {
 	return c
 }
 
-// TestFaster: a cluster of which everything is twice as fast takes half the time,
-// which is what makes shares of a step out of the derivatives by resource.
+// TestFaster: a cluster on which every resource is twice as fast takes half the time. Dividing a step into shares by
+// the derivatives for each resource depends on it.
 func TestFaster(t *testing.T) {
 	plain, err := Load("h100")
 	require.NoError(t, err)
@@ -62,7 +62,7 @@ func TestFaster(t *testing.T) {
 	}
 }
 
-// TestConstants: each can be scaled, alone, and a share stays one.
+// TestConstants: each figure can be scaled by itself, and an efficiency stays at most 1.
 func TestConstants(t *testing.T) {
 	c := leveled(t)
 	seen := map[string]bool{}

@@ -8,10 +8,14 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Instr returns the time of an instruction at a position of a mesh, and what
-// kind of time it is. The mesh is the program's, or one that differs from it in
-// the micro-batch axis. A part that is smaller than the first rank's of the first
-// micro-batch takes no longer than that one, whatever tiles it is made of.
+// On a shared machine a rank that waits leaves its core to the others, so work is faster while some ranks wait. This
+// file simulates the schedule of a pipeline, with passes of equal length, to find by what factor ([Model.Busy]).
+// Kernel and collective prices are computed for ranks that are all busy, and then multiplied by it.
+
+// Instr returns the time of an instruction at a position of a mesh, and which part of a [Breakdown] it belongs to.
+// The mesh is the program's, or one that differs from it only in the micro-batch axis. A part of a tensor that is
+// smaller than the part of the first rank in the first micro-batch is never priced higher than that one, whatever
+// tiles are best for it.
 func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.atMost(in, mesh, at)
 	if kind != Communication && m.crowd > 0 {
@@ -29,9 +33,9 @@ func (m *Program) atMost(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseco
 	return t, kind
 }
 
-// evenly is the mean of the times of a kernel, one of which is t, over the ranks that share what a
-// data-parallel rank has of a stage. On a shared machine those that have less to do wait, where they meet next, while the
-// cores work for those that have more. The last rank has least.
+// evenly returns the mean time of a kernel over the ranks that share one data-parallel rank's part of a stage; t is
+// the time on one of them. On a shared machine, ranks with smaller parts wait at the next meeting, and meanwhile the
+// cores work for ranks with larger parts. The last rank has the smallest part.
 func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picoseconds) Picoseconds {
 	ranks, last := 1, at
 	for i, a := range mesh.Axes {
@@ -47,7 +51,7 @@ func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picosec
 	if least, _ := m.atMost(in, mesh, last); least == most {
 		return most
 	}
-	sum := Picoseconds(ranks - 1) // rounded up
+	sum := Picoseconds(ranks - 1) // so that the mean is rounded up
 	before := at
 	for rank := range ranks {
 		left := rank
@@ -57,7 +61,7 @@ func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picosec
 				left /= a.Size
 			}
 		}
-		if rank == 0 || !sameParts(in, mesh, at, before) { // the largest come first
+		if rank == 0 || !sameParts(in, mesh, at, before) { // the largest parts come first
 			t, _ = m.atMost(in, mesh, at)
 		}
 		sum += t
@@ -66,7 +70,7 @@ func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picosec
 	return sum / Picoseconds(ranks)
 }
 
-// sameParts reports whether all that an instruction reads and makes is as large at two positions.
+// sameParts reports whether all operands and results of an instruction have the same local sizes at two positions.
 func sameParts(in *codegen.Instr, mesh ir.Mesh, a, b ir.Coord) bool {
 	for _, values := range [2][]*ir.Value{in.Node.Args, in.Node.Results} {
 		for _, v := range values {
@@ -86,9 +90,8 @@ func sameParts(in *codegen.Instr, mesh ir.Mesh, a, b ir.Coord) bool {
 	return true
 }
 
-// crowded is the time of work whose price is that of ranks which are all busy. On a
-// shared machine the ranks of a pipeline that wait compute for the others. Updates come
-// after, on all ranks at once.
+// crowded turns the time of work with all ranks busy into that on a shared machine, where ranks of a pipeline that
+// wait compute for the others. The update is not changed: it runs on all ranks at once.
 func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picoseconds {
 	if phase == ir.Update {
 		return t
@@ -100,11 +103,10 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 	return Picoseconds(math.Ceil(float64(t) * busy))
 }
 
-// Crowded reports whether prices of a pipeline depend on its schedule: see
-// [Model.Busy].
+// Crowded reports whether prices in a pipeline of so many positions depend on its schedule: see [Model.Busy].
 func (m *Model) Crowded(positions int) bool { return m.crowd > 0 && positions > 1 }
 
-// Scheduled returns the same program's prices under another schedule.
+// Scheduled returns the prices of the same program under another schedule.
 func (m *Program) Scheduled(schedule partition.Schedule) *Program {
 	plan, other := *m.plan, *m
 	plan.Schedule = schedule
@@ -112,11 +114,11 @@ func (m *Program) Scheduled(schedule partition.Schedule) *Program {
 	return &other
 }
 
-// Busy is the share of its time with all ranks busy that the work of a rank takes in a
-// pipeline of some positions, with a number of chunks each, and some micro-batches. The
-// cores are shared by the ranks that do not wait, and who has more than one divides its
-// work over them. How many wait when follows from the schedule, with the gradients of inputs and of weights as
-// long as the forward pass each (as in Qi et al. ICLR'24, section 3).
+// Busy is the time that a rank's work takes in a pipeline on a shared machine, divided by the time if all ranks were
+// busy throughout. The pipeline has the given number of positions, chunks per position, and micro-batches. Ranks that
+// do not wait share the cores, and a rank with more than one core divides its work over them. The schedule determines
+// how many ranks wait at what time; the gradients of inputs and of weights take as long as the forward pass each (as
+// in Qi et al. ICLR'24, section 3).
 func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatches int) float64 {
 	if !m.Crowded(positions) {
 		return 1
@@ -125,7 +127,8 @@ func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatche
 	if share, known := m.shares.Load(key); known {
 		return share.(float64)
 	}
-	// With all busy a rank has 1/crowd of a core, and of k busy ones each 1/k of the cores.
+	// fair is the speed of a rank relative to its speed with all ranks busy. With all busy it has 1/crowd of a core;
+	// with k busy, 1/k of the cores.
 	fair := func(busy int) float64 {
 		more := float64(positions) / float64(busy)
 		if t := m.efficiency.Threads; t > 0 && m.crowd >= 1 && more > m.crowd {
@@ -138,14 +141,14 @@ func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatche
 	return share
 }
 
-// crowd is a pipeline on a crowded machine.
+// crowd is a pipeline on a shared machine.
 type crowd struct {
 	schedule                        partition.Schedule
 	positions, chunks, microBatches int
 }
 
-// length returns how long the passes of a step take, in forward passes, if a position
-// works at a speed that depends on how many are busy.
+// length returns the duration of a step's passes, in forward passes, if each position works at a speed that depends
+// on how many positions are busy.
 func (c crowd) length(speed func(busy int) float64) float64 {
 	plan := &partition.Plan{Schedule: c.schedule, Interleave: c.chunks, Stages: make([]partition.Stage, c.positions*c.chunks)}
 	if c.chunks == 1 {
@@ -153,10 +156,10 @@ func (c crowd) length(speed func(busy int) float64) float64 {
 	}
 	backward := 2.0
 	if c.schedule == partition.ZeroBubble {
-		backward = 1 // of inputs alone
+		backward = 1 // gradients of inputs only
 	}
-	tasks := make([][]codegen.Task, c.positions) // those left, that in hand the first
-	left := make([]float64, c.positions)         // to do of the task in hand
+	tasks := make([][]codegen.Task, c.positions) // those left; the first is in progress
+	left := make([]float64, c.positions)         // what is left to do of the task in progress
 	for at := range tasks {
 		tasks[at] = codegen.Order(plan, at, c.microBatches, true)
 	}

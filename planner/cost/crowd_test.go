@@ -14,7 +14,7 @@ import (
 	"github.com/autopar/autopar/partition/partitiontest"
 )
 
-// TestCrowdedPipeline: four stages get what the waiting ones leave; updates are as ever.
+// TestCrowdedPipeline: four stages use the cores of ranks that wait; the update does not change.
 func TestCrowdedPipeline(t *testing.T) {
 	c, err := Load("cpu")
 	require.NoError(t, err)
@@ -43,8 +43,8 @@ func TestCrowdedPipeline(t *testing.T) {
 	require.Equal(t, full, instr(2, 1, 24, ir.Forward), "no pipeline, no bubble")
 }
 
-// TestBusy: whatever the schedule, a pipeline takes no less than its work does on all
-// cores, nor more than with all busy.
+// TestBusy: under every schedule, a pipeline takes at least its work on all cores, and at most its time with all
+// ranks busy.
 func TestBusy(t *testing.T) {
 	c, err := Load("cpu")
 	require.NoError(t, err)
@@ -72,8 +72,9 @@ func TestBusy(t *testing.T) {
 	}
 }
 
-// TestUnevenShares: on a shared machine the cores of ranks with fewer heads work for those with more, so that each
-// rank has the mean. Elsewhere each has its own, as have data-parallel ranks of unequal batches, who meet once a step.
+// TestUnevenShares: on a shared machine the cores of ranks with fewer heads also work for those with more, so that
+// each takes the mean. Elsewhere each takes its own time, and so do data-parallel ranks with unequal batches, which
+// meet only once a step.
 func TestUnevenShares(t *testing.T) {
 	const batch = 3
 	model := gpt.DefaultConfig()

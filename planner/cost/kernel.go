@@ -6,30 +6,33 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
+// This file prices one kernel: the roofline, products by tiles and waves, and attention. program.go determines the
+// work of an instruction and calls kernel with it.
+
 // work is what one kernel does at its local shapes.
 type work struct {
 	node  *ir.Node // nil for a copy
-	copy  ir.Op    // the op of a copy
+	copy  ir.Op    // the op, if it is a copy
 	class kernelClass
 	dtype ir.DType
 	flops float64
 	bytes int64 // of memory traffic
 
 	rows, cols int64   // of the result of a product
-	cast       float64 // elements of its operands that 8-bit products cast
+	cast       float64 // elements of its operands that are cast for an 8-bit product
 
-	// Of attention: how many scores there are without a mask, and by how many keys.
+	// Of attention: the number of scores without a mask, and of keys per query.
 	scores, keys float64
 	backward     bool
 
-	block  bool  // a product of a block
-	host   bool  // launched by itself
-	across int64 // bytes: see [across]
+	block  bool  // a product inside a block
+	host   bool  // launched by itself, not in bulk with others
+	across int64 // bytes exchanged between cores: see [across]
 }
 
-// kernel is the roofline max(arithmetic, traffic) + launch, but no less than the
-// host needs. Conversions keep the compiler from fusing multiply and add, which
-// would differ between machines. On several kinds of devices all wait for the slowest.
+// kernel is the roofline max(arithmetic, traffic) + launch, but at least what the host needs between two launches.
+// Explicit conversions keep the compiler from fusing multiply and add, which would give other results on other
+// machines. If the ranks lie on several kinds of devices, all wait for the slowest.
 func (m *Model) kernel(w *work) Picoseconds {
 	if m.kinds != nil {
 		var slowest Picoseconds
@@ -73,7 +76,7 @@ func (m *Model) launched(w *work, t float64) Picoseconds {
 	return picoseconds(t + m.launch)
 }
 
-// fp8 reports whether a product is one of operands cast to 8 bits.
+// fp8 reports whether a product has its operands cast to 8 bits.
 func (m *Model) fp8(w *work) bool { return m.fp8Peak > 0 && w.block }
 
 // rate is the peak rate of products of an element type.
@@ -84,31 +87,32 @@ func (m *Model) rate(d ir.DType) float64 {
 	return m.peak
 }
 
-// tile is a block of the result that one unit of a device computes, and the share
-// that it reaches of the rate of the largest: a smaller one reads more per operation.
+// tile is a block of a product's result that one unit of a device computes. share is its rate relative to that of the
+// largest tiles: a smaller tile reads more bytes per operation.
 type tile struct {
 	rows, cols int64
 	share      float64
 }
 
-// tiles are those that libraries of products choose from.
+// tiles lists the sizes that libraries of matrix products choose from.
 func tiles() [5]tile {
 	return [...]tile{{128, 256, 1}, {256, 128, 1}, {128, 128, 0.88}, {128, 64, 0.72}, {64, 64, 0.5}}
 }
 
-// product is the time of rows x cols results of sums of K terms. Where a device has
-// units, tiles are computed in waves of as many, each taking K steps and TileFill
-// to fill and drain; of tiles, and of splits of K, the best is taken, as libraries
-// do. A split writes and reads its partial sums. More rows, columns or terms never
-// take less time, and a part of a product no less than its part.
+// product is the time of a product of rows x cols results, each a sum of K terms. If the device states its units,
+// tiles are computed in waves of one tile per unit. Each wave takes K steps, and TileFill steps to fill and drain. K
+// may be split, which adds writing and reading partial sums. The best tile and split count, as libraries choose them.
+//
+// The time is monotonic: more rows, columns or terms never take less time, and part of a product never takes longer
+// than the product. The search relies on that.
 func (m *Model) product(w *work) float64 {
 	peak := m.rate(w.dtype)
 	eff := m.efficiency.Matmul
 	if m.fp8(w) {
 		peak, eff = m.fp8Peak, m.efficiency.MatmulF8
 	}
-	// F / (peak·e·F/(F+half)): a straight line. What a small product loses is a time,
-	// so half is less where the rate is.
+	// F / (peak·e·F/(F+half)) is linear in F. What a small product loses is a fixed time, so for a type with a lower
+	// rate half is smaller.
 	flat := (w.flops + float64(m.efficiency.MatmulHalf*(peak/m.fastest))) / float64(peak*eff)
 	if m.units == 0 || w.rows <= 0 || w.cols <= 0 {
 		return flat
@@ -119,13 +123,13 @@ func (m *Model) product(w *work) float64 {
 	for _, t := range tiles() {
 		count := float64(ceil(w.rows, t.rows) * ceil(w.cols, t.cols))
 		if full := count / m.units * 2 * float64(t.rows*t.cols) * terms / float64(perUnit*t.share); full*(1-1e-9) >= best {
-			continue // with waves that are all full, and nothing to fill or drain
+			continue // even if all waves were full, with nothing to fill or drain
 		}
 		for split := 1.0; split <= 32; split *= 2 {
 			partial := 0.0
 			if split > 1 {
 				if partial = 8 * split * float64(w.rows*w.cols) / m.memory; partial >= best {
-					break // so are those of more
+					break // more splits have more partial sums
 				}
 			}
 			waves := math.Ceil(count * split / m.units)
@@ -138,16 +142,15 @@ func (m *Model) product(w *work) float64 {
 
 func ceil(a, b int64) int64 { return (a + b - 1) / b }
 
-// Fused attention reaches less of its rate on short sequences, where blocks on the
-// diagonal are half empty, and with narrow heads, whose products are short: forward
-// and backward 88 TFLOP/s at 512 keys, 140 at 2,048 and 171 at 16,384 with heads of
-// 64, and up to 189 with heads of 128 (figure 5 of Dao 2023, FlashAttention-2).
+// Fused attention reaches less of its rate on short sequences, where blocks on the diagonal are half empty, and with
+// narrow heads, whose products are short. Figure 5 of Dao 2023 (FlashAttention-2) has, forward and backward, 88
+// TFLOP/s at 512 keys, 140 at 2,048 and 171 at 16,384 with heads of 64, and up to 189 with heads of 128.
 const (
-	halfKeys = 450 // keys at which half the rate is lost
-	halfHead = 16  // dimensions of a head at which half the rate is lost
+	halfKeys = 450 // keys at which half of the rate is lost
+	halfHead = 16  // dimensions of a head at which half of the rate is lost
 )
 
-// flashAttention is the time of a kernel that keeps the scores.
+// flashAttention is the time of fused attention, which never writes its scores to memory.
 func (m *Model) flashAttention(w *work) float64 {
 	t := w.flops / float64(m.rate(w.dtype)*m.reached(w, m.efficiency.Attention))
 	if w.scores == 0 {
@@ -161,14 +164,14 @@ func (m *Model) flashAttention(w *work) float64 {
 		return t * (1 + half/w.keys)
 	}
 	t *= 1 + halfKeys/w.keys
-	if s := m.software.Flash; s > 0 { // FlashAttention-1 does not mind the head
+	if s := m.software.Flash; s > 0 { // FlashAttention-1 does not depend on the size of heads
 		return t / s
 	}
 	return t * (1 + halfHead/w.head()) / (1 + halfHead/128.0)
 }
 
-// head is the dimension of the heads of attention: its operations are counted as 2
-// forward and 5 backward a score and dimension.
+// head is the dimension of the heads of attention, from the operations that are counted: 2 forward and 5 backward per
+// score and dimension.
 func (w *work) head() float64 {
 	if w.backward {
 		return w.flops / 5 / w.scores
@@ -176,11 +179,11 @@ func (w *work) head() float64 {
 	return w.flops / 2 / w.scores
 }
 
-// plainAttention is the time of products of all scores, also of those that the mask
-// discards, with passes over them in between.
+// plainAttention is the time of attention that writes its scores to memory: products of all scores, including those
+// that the mask discards, and several passes over the scores in between.
 func (m *Model) plainAttention(w *work) float64 {
-	// Two products forward and four backward, over all keys; counted are two and
-	// five over half of them.
+	// There are two products forward and four backward, over all keys. w.flops counts two and five, over half of the
+	// keys.
 	flops, passes := 2*w.flops, m.software.ScoreBytes
 	if w.backward {
 		flops, passes = 2*w.flops/5*4, 1.5*m.software.ScoreBytes

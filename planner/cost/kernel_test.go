@@ -11,7 +11,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// tiled is the round cluster with four units of 125 GFLOP/s of the 500 reached.
+// tiled is the round cluster with four units, which share the 500 GFLOP/s that products reach: 125 GFLOP/s each.
 func tiled() *Cluster {
 	c := round()
 	c.Device.Units, c.Device.Efficiency.MatmulHalf, c.Device.Efficiency.TileFill = 4, 0, 0
@@ -22,7 +22,7 @@ func productOf(rows, cols, terms int64) *work {
 	return &work{class: product, dtype: ir.F32, rows: rows, cols: cols, flops: 2 * float64(rows*cols*terms)}
 }
 
-// about is equal but for rounding.
+// about compares up to rounding.
 func about(t *testing.T, seconds float64, got Picoseconds, why string) {
 	require.InEpsilon(t, seconds, got.Seconds(), 1e-6, why)
 }
@@ -44,8 +44,8 @@ func TestProductInWaves(t *testing.T) {
 	about(t, 2*256*256*1000/500e9, NewModel(c, 1).kernel(productOf(256, 256, 1000)), "no units, no waves")
 }
 
-// TestProductBounds: more of anything takes no less time, and a part of a product no
-// less than its part: the planner's bounds rest on both.
+// TestProductBounds: a larger product never takes less time, and part of a product never longer than the product. The
+// planner's bounds depend on both.
 func TestProductBounds(t *testing.T) {
 	const seed = 11
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -74,8 +74,8 @@ func TestEightBitProducts(t *testing.T) {
 	about(t, 2*128*256*1000/250e9+4*0.5e6/1e10, NewModel(c, 1).kernel(w), "twice the rate, and half a million operands cast")
 }
 
-// TestWeightsAreCastOnce: of an 8-bit product the operand that differs between
-// micro-batches is cast for each, the other a share of its elements for each.
+// TestWeightsAreCastOnce: the operand of an 8-bit product that differs between micro-batches is cast for each. The
+// other is cast once, and each micro-batch pays its share.
 func TestWeightsAreCastOnce(t *testing.T) {
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisMB, Size: 5, Chunk: 1, Time: true}}}
 	shard := ir.ShardSpec{}
@@ -104,7 +104,7 @@ func TestAttention(t *testing.T) {
 	about(t, products/128*108+15*w.scores/1e10, NewModel(c, 1).kernel(w), "heads of 108 are no multiple of 16 bytes: at the rate of f32")
 }
 
-// TestHost: a kernel takes no less than its launch by the host, but for the update's.
+// TestHost: a kernel takes at least as long as the host needs to launch it, except in the update.
 func TestHost(t *testing.T) {
 	c := tiled()
 	c.Software = Software{Host: 1e-3, Sync: 1e-4}
@@ -130,8 +130,8 @@ func TestTraffic(t *testing.T) {
 	require.Equal(t, int64(100), (&Software{}).traffic(bias, 100))
 }
 
-// TestBesideProducts: the sum of an input's gradient is hidden as long as the product
-// for that of the weight takes; in the forward pass only in chunks.
+// TestBesideProducts: the sum of an input's gradient is hidden for as long as the product for the weight's gradient
+// takes; in the forward pass only in chunks.
 func TestBesideProducts(t *testing.T) {
 	c := round()
 	p := &partition.Plan{PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 4, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}

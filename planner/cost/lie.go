@@ -9,32 +9,32 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// lie is how the ranks of a plan lie on the pools of a cluster; nil with one kind, where
-// rank r is device r.
+// lie is how the ranks of a plan lie on the pools of a cluster. It is nil with one kind of device, where rank r is
+// device r.
 //
-// Devices have addresses, in which the units of every level of the network are equally
-// large in all pools, so that groups and routes are found as with one kind. Between
-// them there are gaps where a pool has fewer devices a node than another, or no racks.
+// Every device has an address. Addresses are assigned so that a unit of a network level covers the same number of
+// addresses in every pool, and groups and routes are found as with one kind of device. There are gaps between
+// addresses where a pool has fewer devices per node than another, or no racks.
 type lie struct {
 	plan    *partition.Plan
-	pools   []placed // in the order of the ranks
-	slots   []int    // by level, the addresses of a unit
+	pools   []placed // in the order of ranks
+	slots   []int    // by level, the number of addresses in a unit
 	kinds   []Kinds  // by position
 	models  []*Model // by pool of the cluster
-	rungs   [][]rung // by pool of the cluster, as many as there are slots
-	between rung     // the level around them
+	rungs   [][]rung // by pool of the cluster, one per level of slots; without bandwidth for a level that the pool lacks
+	between rung     // the level around all pools
 	mixed   map[Kinds]*Model
-	classes []int // by position; nil until asked for
+	classes []int // by position: see [Program.classes]; nil until asked for
 }
 
 // placed is a pool with the ranks that lie on it.
 type placed struct {
-	first, devices int
+	first, devices int   // the first rank, and how many there are
 	base           int   // its first address
-	sizes          []int // by level, the devices of a unit
+	sizes          []int // by level, the number of devices in a unit
 }
 
-// newLie places the ranks of a plan.
+// newLie places the ranks of a plan. It panics if the pools do not hold the plan.
 func newLie(c *Cluster, p *partition.Plan) *lie {
 	if len(c.Pools) == 0 {
 		return nil
@@ -52,8 +52,8 @@ func newLie(c *Cluster, p *partition.Plan) *lie {
 	sizes := make([][]int, len(c.Pools))
 	l.slots = slices.Repeat([]int{1}, levels)
 	for i, pool := range c.Pools {
-		// The outermost level is that of the pool; between it and the others there may
-		// be levels that this pool does not have.
+		// The outermost level is the pool itself. Between it and the other levels there may be levels that this pool
+		// does not have.
 		rungs := l.models[i].rungs
 		own := make([]rung, levels)
 		copy(own, rungs[:len(rungs)-1])
@@ -73,7 +73,7 @@ func newLie(c *Cluster, p *partition.Plan) *lie {
 			inside = size
 		}
 	}
-	for level := 1; level < levels; level++ { // from units inside to addresses
+	for level := 1; level < levels; level++ { // from units of the level inside to addresses
 		l.slots[level] *= l.slots[level-1]
 	}
 	order := p.PoolOrder
@@ -97,7 +97,7 @@ func newLie(c *Cluster, p *partition.Plan) *lie {
 	return l
 }
 
-// address returns where a rank lies.
+// address returns the address of the device that a rank runs on.
 func (l *lie) address(rank int) int {
 	if l == nil {
 		return rank
@@ -115,7 +115,7 @@ func (l *lie) address(rank int) int {
 	return address + device
 }
 
-// period is after how many ranks the network looks the same again; on pools it does not.
+// period is the number of ranks after which the network repeats. With pools it does not repeat.
 func (l *lie) period(rungs []rung) int {
 	if l == nil {
 		return period(rungs)
@@ -123,7 +123,7 @@ func (l *lie) period(rungs []rung) int {
 	return l.plan.RuntimeNGPUs
 }
 
-// model returns the prices of ranks that lie on some pools.
+// model returns the prices for ranks that lie on the given pools.
 func (l *lie) model(kinds Kinds) *Model {
 	if m := l.mixed[kinds]; m != nil {
 		return m
@@ -175,7 +175,7 @@ func (l *lie) model(kinds Kinds) *Model {
 	return &m
 }
 
-// Kinds returns the pools that a stage lies on, 0 where the cluster has one kind.
+// Kinds returns the pools that a stage lies on, 0 if the cluster has one kind of device.
 func (m *Program) Kinds(stage int) Kinds {
 	if m.on == nil {
 		return 0
@@ -184,7 +184,7 @@ func (m *Program) Kinds(stage int) Kinds {
 	return m.on.kinds[position]
 }
 
-// OnKinds returns the same prices, of groups as they are, on some pools.
+// OnKinds returns the prices on the given pools, with groups unchanged.
 func (m *Program) OnKinds(kinds Kinds) *Program {
 	if m.on == nil {
 		return m
@@ -194,8 +194,8 @@ func (m *Program) OnKinds(kinds Kinds) *Program {
 	return &on
 }
 
-// classes numbers the positions by what they are: those on the same kinds, with the same
-// groups over every axis and the same routes to their neighbours have one number.
+// classes numbers the positions so that two have the same number if they lie on the same kinds of devices and have
+// the same groups over every axis and the same routes to their neighbours.
 func (m *Program) classes() []int {
 	if m.on.classes != nil {
 		return m.on.classes

@@ -9,30 +9,29 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Pool is the devices of one kind in a cluster that has several.
+// This file describes clusters with several kinds of devices: which pool each rank lies on, what memory it has, and
+// the figures of the whole that stand for all pools. lie.go prices the ranks of a plan on them.
+
+// Pool is the devices of one kind in a cluster of several kinds.
 //
-// The ranks of a job are numbered along the pools: those of the pool that comes first
-// in the order of the plan ([partition.Plan.PoolOrder]), then those of the next, and
-// inside a pool node by node. What world rank r of a plan does follows from the plan
-// alone, so a position of the pipeline, which is a run of ranks in every unit of the
-// plan, lies on the kinds of devices that its runs meet: with one unit mostly on one,
-// and where the pools meet on two. Units lie side by side too: of a plan with units as
-// small as a pool one may lie on another kind than the next, and all of its positions
-// do then.
+// The ranks of a job are numbered along the pools: first those of the first pool in the plan's order
+// ([partition.Plan.PoolOrder]), then those of the next. Inside a pool they are numbered node by node. The plan alone
+// determines what world rank r does. A position of the pipeline is a run of ranks in every unit of the plan, so its
+// devices are of the kinds that these runs overlap. In a plan of one unit that is mostly one kind, and two where two
+// pools meet. In a plan with units as small as a pool, one unit may lie on another kind than the next; then every
+// position lies on both.
 //
-// Replicas are synchronous and divide the batch evenly, so the slowest of them sets the
-// pace: a kernel of a position takes what it takes on the slowest of its kinds, the
-// memory of its ranks is that of the smallest, and what they send each other goes over
-// the slowest link of each level of the network, and between pools over
+// Replicas are synchronous and divide the batch evenly, so the slowest sets the pace. A kernel of a position takes
+// what it takes on the slowest of the position's kinds. Its ranks have the memory of the smallest kind. Messages
+// between its ranks go over the slowest link of each network level, and messages between pools over
 // [Cluster.Between].
 type Pool struct {
 	Cluster *Cluster `json:"cluster"` // of one kind: its device, nodes and network
-	Devices int      `json:"devices"` // that it has, the last node perhaps in part
+	Devices int      `json:"devices"` // of the pool; the last node may be incomplete
 }
 
-// Join makes a cluster of pools of which the clusters run the same software. Without a
-// link between them devices of two pools meet over the slowest of the links between the
-// nodes of any.
+// Join makes a cluster of pools whose clusters run the same software. If between is nil, devices of different pools
+// are linked by the slowest link between nodes of any pool.
 func Join(name string, between *Link, pools ...Pool) *Cluster {
 	first := pools[0].Cluster
 	c := &Cluster{Name: name, Pools: pools, Between: first.InterNode, Software: first.Software}
@@ -46,22 +45,20 @@ func Join(name string, between *Link, pools ...Pool) *Cluster {
 	return c
 }
 
-// maxPools bounds the pools, of which the search tries every order.
+// maxPools bounds the number of pools, because the search tries every order of them.
 const maxPools = 4
 
-// Kinds is a set of the pools of a cluster: bit i is pool i. It is 0 where there is one
-// kind of device.
+// Kinds is a set of pools of a cluster: bit i is pool i. It is 0 if the cluster has one kind of device.
 type Kinds uint8
 
 // has reports whether pool i is in the set.
 func (k Kinds) has(i int) bool { return k>>i&1 == 1 }
 
-// Within reports whether all pools of the set are in another.
+// Within reports whether all pools of the set are in another set.
 func (k Kinds) Within(other Kinds) bool { return k&^other == 0 }
 
-// Orders lists the orders of the pools that a plan may have, as in
-// [partition.Plan.PoolOrder]: nil for that of the cluster first, then the others by
-// their first pools.
+// Orders lists the orders of the pools that a plan may have, as in [partition.Plan.PoolOrder]: first nil, for the
+// cluster's own order, then the others in lexicographic order.
 func (c *Cluster) Orders() [][]int {
 	orders := [][]int{nil}
 	var extend func(order []int)
@@ -79,7 +76,7 @@ func (c *Cluster) Orders() [][]int {
 	return orders
 }
 
-// Order returns the place of a plan's order of the pools among [Cluster.Orders].
+// Order returns the index of a plan's order of the pools in [Cluster.Orders].
 func (c *Cluster) Order(p *partition.Plan) int {
 	if slices.IsSorted(p.PoolOrder) {
 		return 0
@@ -87,8 +84,8 @@ func (c *Cluster) Order(p *partition.Plan) int {
 	return slices.IndexFunc(c.Orders(), func(order []int) bool { return slices.Equal(order, p.PoolOrder) })
 }
 
-// Devices is how many devices the pools have; 0 where one kind is all there is, of which
-// there are as many as a plan wants.
+// Devices is the number of devices of all pools. It is 0 for a cluster of one kind, which has as many devices as a
+// plan wants.
 func (c *Cluster) Devices() int {
 	sum := 0
 	for _, p := range c.Pools {
@@ -97,8 +94,7 @@ func (c *Cluster) Devices() int {
 	return sum
 }
 
-// Holds checks that a plan has a place on the pools of a cluster. It fails with a
-// *partition.PlanError.
+// Holds checks that a plan fits on the pools of a cluster. It fails with a *partition.PlanError.
 func (c *Cluster) Holds(p *partition.Plan) error {
 	switch n := len(p.PoolOrder); {
 	case len(c.Pools) == 0:
@@ -111,14 +107,14 @@ func (c *Cluster) Holds(p *partition.Plan) error {
 	return nil
 }
 
-// KindsAt returns the pools that the ranks of a position of a plan lie on.
+// KindsAt returns the pools that the ranks of a plan's position lie on.
 func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 	if len(c.Pools) == 0 {
 		return 0
 	}
 	var kinds Kinds
 	run, runs := p.DP*p.ContextParallel()*p.TP, p.Units()
-	if p.RankOrder != "" { // they are no run
+	if p.RankOrder != "" { // the ranks of a position are no run
 		run, runs = 1, run*runs
 	}
 	for i := range runs {
@@ -139,9 +135,8 @@ func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 	return kinds
 }
 
-// KindText names the devices that a position of a plan lies on: "pool 1, h100", or with
-// more than one kind "pools 0 and 1, a100-40g and h100". It is empty where the cluster
-// has one kind.
+// KindText names the devices that a plan's position lies on: "pool 1, h100", or with more than one kind "pools 0 and
+// 1, a100-40g and h100". It is empty if the cluster has one kind.
 func (c *Cluster) KindText(p *partition.Plan, position int) string {
 	kinds := c.KindsAt(p, position)
 	var numbers, names []string
@@ -159,8 +154,8 @@ func (c *Cluster) KindText(p *partition.Plan, position int) string {
 	return "pools " + strings.Join(numbers, " and ") + ", " + strings.Join(names, " and ")
 }
 
-// MemoryAt is what the arena of a rank at a position of a plan may take: that of the
-// smallest of its devices.
+// MemoryAt is the bytes that the arena of a rank may take at a position of a plan: that of the smallest of its
+// devices.
 func (c *Cluster) MemoryAt(p *partition.Plan, position int) int64 {
 	least := c.MemoryPerRank(p.RuntimeNGPUs)
 	kinds := c.KindsAt(p, position)
@@ -172,7 +167,7 @@ func (c *Cluster) MemoryAt(p *partition.Plan, position int) int64 {
 	return least
 }
 
-// JobFLOPS is the peak rate of all ranks of a plan together.
+// JobFLOPS is the peak rate of all ranks of a plan together, in FLOP/s.
 func (c *Cluster) JobFLOPS(dtype string, p *partition.Plan) float64 {
 	ranks := p.RuntimeNGPUs
 	if len(c.Pools) == 0 {
@@ -191,8 +186,8 @@ func (c *Cluster) JobFLOPS(dtype string, p *partition.Plan) float64 {
 	return sum
 }
 
-// derivePools sets what stands for the pools where all kinds must do: the least of each
-// figure, and the link between them.
+// derivePools sets the fields of the cluster that stand for all pools to the worst of each figure, and InterNode to
+// the link between pools.
 func (c *Cluster) derivePools() {
 	first := c.Pools[0].Cluster
 	c.Device, c.DevicesPerNode, c.IntraNode, c.Host = first.Device, first.DevicesPerNode, first.IntraNode, first.Host
@@ -212,7 +207,7 @@ func (c *Cluster) derivePools() {
 	c.InterNode = c.Between
 }
 
-// slower is a device with the worse of every figure of two.
+// slower returns a device with the worse of every figure of two.
 func slower(a, b Device) Device {
 	d := a
 	d.Name = a.Name + " + " + b.Name
@@ -237,12 +232,12 @@ func slower(a, b Device) Device {
 	return d
 }
 
-// slower is a link with the worse of every figure of two.
+// slower returns a link with the worse of every figure of two.
 func (l Link) slower(m Link) Link {
 	return Link{min(l.Bandwidth, m.Bandwidth), min(l.Efficiency, m.Efficiency), max(l.Latency, m.Latency)}
 }
 
-// validatePools checks the pools, and that what stands for them does.
+// validatePools checks the pools, and that the fields which stand for all of them are up to date.
 func (c *Cluster) validatePools() error {
 	bad := func(key, format string, args ...any) error { return &FieldError{key, fmt.Sprintf(format, args...)} }
 	if n := len(c.Pools); n == 1 || n > maxPools {
@@ -281,8 +276,8 @@ func (c *Cluster) validatePools() error {
 
 func poolKey(i int) string { return fmt.Sprintf("pools[%d]", i) }
 
-// Node numbers the nodes that the ranks of a plan lie on, from that of rank 0; a shared
-// machine is one.
+// Node returns the number of the node that a rank of a plan lies on, counted from that of rank 0. A shared machine is
+// one node.
 func (c *Cluster) Node(p *partition.Plan, rank int) int {
 	if c.Device.Shared {
 		return 0
@@ -303,10 +298,10 @@ func (c *Cluster) Node(p *partition.Plan, rank int) int {
 		rank -= pool.Devices
 		nodes += (pool.Devices + perNode - 1) / perNode
 	}
-	return nodes + rank // beyond the pools; no plan that they hold has it
+	return nodes + rank // beyond the pools; no plan that they hold has such a rank
 }
 
-// Larger returns a cluster of which each of so many ranks has so many more bytes.
+// Larger returns a cluster on which each of so many ranks has the given number of bytes more.
 func (c *Cluster) Larger(bytes int64, ranks int) *Cluster {
 	d := c.Clone()
 	if len(d.Pools) == 0 {
@@ -323,7 +318,7 @@ func (c *Cluster) Larger(bytes int64, ranks int) *Cluster {
 	return d
 }
 
-// Times returns a cluster with so many times the devices of each pool.
+// Times returns a cluster with n times the devices in each pool.
 func (c *Cluster) Times(n int) *Cluster {
 	d := c.Clone()
 	for i := range d.Pools {

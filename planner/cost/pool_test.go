@@ -145,8 +145,8 @@ func TestKernelsOfPools(t *testing.T) {
 	require.Equal(t, alone.kernel(&products), fast.kernel(&products))
 }
 
-// Two pools of one kind cost what one cluster of as many nodes does, for what stays
-// inside a pool and for single messages; collectives of both have a level more.
+// TestPoolsOfOneKind: two pools of one kind cost what one cluster with the same nodes does, for kernels, for what
+// stays inside a pool and for single messages. Collectives over both pools cross one more level.
 func TestPoolsOfOneKind(t *testing.T) {
 	h, err := Load("h100")
 	require.NoError(t, err)

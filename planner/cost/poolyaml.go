@@ -14,8 +14,10 @@ import (
 	"github.com/autopar/autopar/config/strictyaml"
 )
 
-// loadPools returns the cluster of pools in words, such as a100-40g:32+h100:16. Devices
-// of two pools meet over the slowest of the links between the nodes of any.
+// This file reads clusters of pools, from the command line or from a cluster file.
+
+// loadPools returns a cluster of pools written as a100-40g:32+h100:16. Devices of different pools are linked by the
+// slowest link between nodes of any pool.
 func loadPools(text string, files *[]string) (*Cluster, error) {
 	refuse := func(format string, args ...any) error {
 		return &Error{Msg: fmt.Sprintf("cluster %q: ", text) + fmt.Sprintf(format, args...)}
@@ -43,7 +45,7 @@ func loadPools(text string, files *[]string) (*Cluster, error) {
 	return c, nil
 }
 
-// pools reads the list of pools, each of which is a mapping of cluster and devices.
+// pools reads the list of pools. Each is a mapping with cluster and devices.
 func (d *decoder) pools(node ast.Node) error {
 	if d.isPool {
 		return d.at["pools"].Refuse("pools", "has no meaning in a pool of another cluster; want a cluster of one kind of device")
@@ -63,8 +65,8 @@ func (d *decoder) pools(node ast.Node) error {
 	return nil
 }
 
-// join loads the clusters of the pools, those in files from beside this one, and has
-// them run the software of the whole.
+// join loads the clusters of the pools, and has them run the software of the whole. Relative file names are relative
+// to this file.
 func (d *decoder) join() error {
 	for _, key := range slices.Sorted(maps.Keys(d.at)) {
 		switch top, _, _ := strings.Cut(key, "."); {
@@ -87,7 +89,7 @@ func (d *decoder) join() error {
 		}
 		k, err := load(name, true, d.files)
 		var bad *Error
-		if errors.As(err, &bad) && bad.Line == 0 { // not in the file of the pool
+		if errors.As(err, &bad) && bad.Line == 0 { // the error is not inside the pool's file
 			return d.at[key].Refuse(key, "%v", err)
 		}
 		if err != nil {
@@ -110,7 +112,7 @@ func (d *decoder) join() error {
 	return nil
 }
 
-// poolConstants are those of the pools, and of the link between them.
+// poolConstants lists the uncertain figures of all pools, and of the link between them.
 func (c *Cluster) poolConstants() []Constant {
 	var all []Constant
 	for i := range c.Pools {

@@ -10,7 +10,11 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Kind says which part of a [Breakdown] an instruction's time belongs to.
+// This file prices the instructions of a compiled program. It determines the local shapes of each, its bytes and
+// operations, and the group or route of its communication, and passes these to Model. planner/sim runs programs at
+// these prices; the search uses them for floors and for skeletons of stages.
+
+// Kind is the part of a [Breakdown] that an instruction's time belongs to.
 type Kind uint8
 
 // The kinds.
@@ -20,50 +24,50 @@ const (
 	Optimizer
 )
 
-// Program prices the instructions of a program. Its figures do not depend on the
-// size of micro-batches, so one Program serves a plan at every size: see
-// [Program.Instr]. It is for one goroutine at a time.
+// Program prices the instructions of a program. Its figures do not depend on the size of micro-batches, so one
+// Program serves a plan at every size: see [Program.Instr]. It is not safe for concurrent use.
 type Program struct {
 	*Model
 	plan   *partition.Plan
 	mesh   ir.Mesh
-	stage  int  // as which all instructions are priced, -1 for each as its own
-	at     int  // the place of that stage
+	stage  int  // the stage that all instructions are priced for; -1: each for its own
+	at     int  // the place of that stage: see [Program.place]
 	on     *lie // nil with one kind of device
 	groups map[groupKey]Group
 	routes map[routeKey]Route
-	works  map[workKey]work // of a program that is priced again: see [Program.On]
+	works  map[workKey]work // kept if the program is priced again on another cluster: see [Program.On]
 	room   *room
 }
 
-// workKey is all that the work of a kernel depends on in a program.
+// workKey is all that the work of a kernel depends on within a program.
 type workKey struct {
 	node  *ir.Node
-	batch ir.Axis // of the mesh, that of micro-batches
+	batch ir.Axis // the mesh axis of micro-batches
 	at    ir.Coord
 	more  bool // it adds to its results
 
-	part, parts int // of an instruction in parts
+	part, parts int // of an instruction that is made in parts
 }
 
-// room is where local shapes are written down while a kernel is priced.
+// room is scratch space for local shapes while a kernel is priced.
 type room struct {
 	dims   [48]int
 	shapes [12][]int
 }
 
-// groupKey is a mesh axis at a place of positions: see [Program.place].
+// groupKey is a mesh axis at a place: see [Program.place].
 type groupKey struct{ place, axis int }
 
-// routeKey is two stages, the first with its place.
+// routeKey is the place of a stage and the distance in positions to the stage that it sends to.
 type routeKey struct{ place, hop int }
 
-// NewProgram prepares to price programs made by a plan.
+// NewProgram prepares to price programs that a plan makes. It panics if the cluster's pools do not hold the plan: see
+// [Cluster.Holds].
 func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 	return NewModel(c, p.RuntimeNGPUs).Program(p, mesh)
 }
 
-// Program is [NewProgram] of a plan for as many ranks as the prices are of.
+// Program is [NewProgram] with given prices, for a plan with as many ranks as the prices are for.
 func (m *Model) Program(p *partition.Plan, mesh ir.Mesh) *Program {
 	prog := &Program{
 		Model: m, plan: p, mesh: mesh, stage: -1, on: newLie(m.cluster, p),
@@ -75,7 +79,7 @@ func (m *Model) Program(p *partition.Plan, mesh ir.Mesh) *Program {
 	return prog
 }
 
-// On returns the same program's prices on a cluster with other figures, but for its
+// On returns prices of the same program on a cluster that differs in its figures, but not in the devices of its
 // nodes.
 func (m *Program) On(c *Cluster) *Program {
 	if m.works == nil {
@@ -98,7 +102,7 @@ func (m *Program) On(c *Cluster) *Program {
 	return &other
 }
 
-// As returns the same prices, of all instructions as if they belonged to a stage.
+// As returns the same prices, with all instructions priced as if they belonged to one stage.
 func (m *Program) As(stage int) *Program {
 	as := *m
 	position, _ := m.plan.Position(stage)
@@ -109,7 +113,7 @@ func (m *Program) As(stage int) *Program {
 	return &as
 }
 
-// each returns the prices of instructions of a stage, where each has those of its own.
+// each returns the prices for instructions of a stage, where stages lie on different kinds of devices.
 func (m *Program) each(stage int) *Program {
 	if m.on == nil || m.stage >= 0 {
 		return m
@@ -117,10 +121,9 @@ func (m *Program) each(stage int) *Program {
 	return m.As(stage)
 }
 
-// Offset says where the ranks of a position of the pipeline lie in the units of the
-// network, and on which kinds of devices: positions of the same offset take the same
-// time for what they compute, and for what they communicate but from end to end of the
-// pipeline.
+// Offset returns a number that tells where the ranks of a pipeline position lie in the units of the network, and on
+// which kinds of devices. Positions with the same offset take the same time for everything that they compute and
+// communicate, except for transfers between the two ends of the pipeline.
 func (m *Program) Offset(position int) int {
 	if m.on != nil {
 		return m.classes()[position]
@@ -132,8 +135,8 @@ func (m *Program) offset(rank int) int {
 	return rank % m.on.period(m.rungs)
 }
 
-// place says of a position what its groups and routes follow from: where it lies in the
-// units of the network, or between the pools.
+// place returns what the groups and routes of a position follow from: its offset in the units of the network, or with
+// several pools the position itself.
 func (m *Program) place(position int) int {
 	if m.on != nil {
 		return position
@@ -141,10 +144,9 @@ func (m *Program) place(position int) int {
 	return m.Offset(position)
 }
 
-// group returns the slowest of the groups over an axis at the position that an
-// instruction is priced at. All ranks of a stage do the same work, and a group that
-// waits for a slower one later is no faster; where a plan does not fit the nodes this
-// is an upper bound.
+// group returns the slowest of the groups over an axis, at the position that an instruction is priced for. All ranks
+// of a stage do the same work, and a group that waits for a slower one later gains nothing by being faster. If a plan
+// does not fit the nodes, this is an upper bound.
 func (m *Program) group(n *ir.Node, axis int) Group {
 	stage := m.stage
 	if stage < 0 {
@@ -153,13 +155,13 @@ func (m *Program) group(n *ir.Node, axis int) Group {
 	return m.groupOf(stage, axis)
 }
 
-// Ways tells by which groups and routes everything goes that programs of the plan
-// communicate: plans with the same ways take the same time for it.
+// Ways encodes all groups and routes over which programs of the plan communicate. Plans with equal ways take the same
+// time for it.
 func (m *Program) Ways() string {
 	var b []byte
 	number := func(n int) { b = strconv.AppendInt(append(b, ' '), int64(n), 10) }
 	positions := m.plan.PP()
-	var offsets []int // met so far
+	var offsets []int // those met so far
 	seen := map[routeKey]bool{}
 	for at := range positions {
 		offset := m.Offset(at)
@@ -184,7 +186,7 @@ func (m *Program) Ways() string {
 		b = append(b, '|')
 		number(k)
 		ends := append(make([]int, 0, 3), at+1, at-1)
-		if at == 0 || at == positions-1 { // which send to each other
+		if at == 0 || at == positions-1 { // the two ends of the pipeline send to each other
 			ends = append(ends, positions-1-at)
 		}
 		for _, to := range ends {
@@ -202,7 +204,7 @@ func (m *Program) Ways() string {
 	return string(b)
 }
 
-// Grouped returns the same prices with given groups over some axes.
+// Grouped returns the same prices for stage 0, with the given groups over some axes.
 func (m *Program) Grouped(groups map[int]Group) *Program {
 	as := m.As(0)
 	as.groups = map[groupKey]Group{}
@@ -212,15 +214,15 @@ func (m *Program) Grouped(groups map[int]Group) *Program {
 	return as
 }
 
-// Near returns the same prices, of kernels as if all that they read and write lay in the
-// cache: a part of what one does takes no less than that part of its time.
+// Near returns the same prices, with kernels priced as if all that they read and write lay in the cache. A part of a
+// kernel then takes at least that part of its time.
 func (m *Program) Near() *Program {
 	near := *m
 	near.Model = m.Model.asNear()
 	return &near
 }
 
-// Cached reports whether kernels take less time where what they read and write lies in a cache.
+// Cached reports whether kernels are faster if their operands lie in a cache.
 func (m *Model) Cached() bool {
 	return m.cache.Bandwidth > 0 || slices.ContainsFunc(m.kinds, (*Model).Cached)
 }
@@ -234,7 +236,7 @@ func (m *Model) asNear() *Model {
 	return &near
 }
 
-// Group returns the group over an axis at the stage that instructions are priced as.
+// Group returns the group over an axis at the stage that instructions are priced for.
 func (m *Program) Group(axis int) Group { return m.groupOf(m.stage, axis) }
 
 func (m *Program) groupOf(stage, axis int) Group {
@@ -252,15 +254,15 @@ func (m *Program) groupOf(stage, axis int) Group {
 	return g
 }
 
-// widest finds what the groups take that wait for each other: see [Group.slowest]. Groups that
-// begin at the same place of a unit are alike.
+// widest combines the groups over an axis that wait for each other: see [Group.slowest]. It looks at one of those
+// that begin at the same place in a unit of the network, as they are alike.
 func (m *Program) widest(position, axis int) Group {
 	worst := Group{Size: 1}
 	if m.mesh.Axes[axis].Time {
 		return worst
 	}
 	if m.mesh.Axes[axis].Size == 1 {
-		return spread(m.rungs, []int{0}) // wherever that rank lies
+		return spread(m.rungs, []int{0}) // it does not matter where that rank lies
 	}
 	type start struct{ rank, shard int }
 	seen := map[start]bool{}
@@ -271,7 +273,7 @@ func (m *Program) widest(position, axis int) Group {
 		}
 	}
 	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
-	// Groups inside one data-parallel rank begin again at the same places: see route.
+	// Groups inside one data-parallel rank begin at the same places again after a period: see route.
 	units, ofUnit := 1, m.mesh.Devices()
 	if stride < inner {
 		whole := m.on.period(m.rungs)
@@ -324,8 +326,8 @@ func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 	return m.crowded(m.send(n, mesh, at, from, to), n.Phase, mesh)
 }
 
-// send is [Program.Send] where all ranks are busy. With [Software.Scatter] the
-// receivers gather what the ranks of a tensor-parallel group sent in parts.
+// send is [Program.Send] if all ranks are busy. With [Software.Scatter], the ranks of a tensor-parallel group send
+// parts, and the receivers gather them.
 func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
 	bytes, way := localBytes(n.Results[0], mesh, at), m.route(from, to)
 	m = m.each(from)
@@ -333,7 +335,7 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 		return m.Transfer(0, way)
 	}
 	tp := mesh.Axis(partition.AxisTP)
-	inside := way == Route{way[0]} // of units of the innermost level
+	inside := way == Route{way[0]} // the transfer does not leave units of the innermost level
 	if inside || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
 		return m.Transfer(bytes, way)
 	}
@@ -341,7 +343,7 @@ func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.As(to).Collective(ir.OpAllGather, bytes, g)
 }
 
-// instr is [Program.Instr] where all ranks are busy.
+// instr is [Program.Instr] if all ranks are busy.
 func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	n := in.Node
 	m = m.each(n.Stage)
@@ -383,8 +385,8 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	return m.compute(in, mesh, at, len(n.Args)), kind
 }
 
-// Bucket returns the time of an instruction, or of a [codegen.Bucket] of collectives, which
-// is that of one of as many bytes, or of as many as the software has buffers for them.
+// Bucket returns the time of one instruction or of a [codegen.Bucket] of collectives. A bucket takes as long as one
+// collective of as many bytes, or as several if the software's buffers are smaller.
 func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	if len(instrs) == 1 {
 		return m.Instr(&instrs[0], mesh, at)
@@ -416,7 +418,7 @@ func (m *Program) InOrder(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (su
 	return sum
 }
 
-// there is how many bytes of the result of an all_gather every rank has where they belong.
+// there is how many bytes of the result of an all_gather every rank already has in place.
 func (m *Program) there(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	if in.Node.Op != ir.OpAllGather || in.Moves(mesh) {
 		return 0
@@ -426,8 +428,8 @@ func (m *Program) there(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	return localBytes(in.Node.Args[0], mesh, at)
 }
 
-// synchronized is the time of a collective over an axis as the software makes it, of which
-// each rank has so many bytes where they belong.
+// synchronized is the time of a collective over an axis as the software makes it. Every rank has there bytes of the
+// result in place; share is the tensor's share of the hops of its buffer.
 func (m *Program) synchronized(n *ir.Node, bytes, there int64, share float64, axis string, g Group) Picoseconds {
 	op := n.Op
 	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
@@ -441,11 +443,11 @@ func replicated(axis string) bool {
 	return axis != partition.AxisTP && axis != partition.AxisTPR && axis != partition.AxisCP
 }
 
-// buffers reports whether the software has buffers of its own for collectives over an axis.
+// buffers reports whether the software has its own buffers for collectives over an axis.
 func (m *Model) buffers(axis string) bool { return m.software.Buffer > 0 && replicated(axis) }
 
-// buffered is the share of the hops of a collective that a tensor has which goes in one
-// buffer with others, or in one of its own if it is larger.
+// buffered is a tensor's share of the hops of a collective: its share of a buffer, or 1 if it is larger than a
+// buffer.
 func (m *Model) buffered(bytes int64, axis string) float64 {
 	if !m.buffers(axis) {
 		return 1
@@ -453,7 +455,7 @@ func (m *Model) buffered(bytes int64, axis string) float64 {
 	return min(1, float64(bytes)/m.software.Buffer)
 }
 
-// beyond multiplies the rate of the network between nodes for collectives over an axis.
+// beyond is the factor on the rate of the network between nodes for collectives over an axis.
 func (m *Model) beyond(axis string) float64 {
 	if s := m.software.Replicas; s > 0 && replicated(axis) {
 		return s
@@ -461,7 +463,7 @@ func (m *Model) beyond(axis string) float64 {
 	return 1
 }
 
-// crossing is how the software has one tensor cross the network over an axis.
+// crossing is how the software sends one tensor through the network over an axis.
 func (m *Model) crossing(bytes int64, axis string) crossing {
 	return crossing{hops: m.buffered(bytes, axis), network: m.beyond(axis)}
 }
@@ -471,13 +473,13 @@ func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes, partition.AxisDP))
 }
 
-// Nearest is the least time of [Model.Replicas] of so many ranks, wherever they lie, on a
-// cluster of one kind of device.
+// Nearest is a lower bound of [Model.Replicas] over so many ranks, wherever they lie, on a cluster with one kind of
+// device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
 	return m.nearest(m.replicas(op), bytes, ranks, m.crossing(bytes, partition.AxisDP))
 }
 
-// own is what each of so many ranks has at most of the result of a collective before it.
+// own is an upper bound of what each of so many ranks has of the result of a collective before it starts, in bytes.
 func own(op ir.Op, bytes int64, ranks int) int64 {
 	if op != ir.OpAllGather {
 		return 0
@@ -485,7 +487,7 @@ func own(op ir.Op, bytes int64, ranks int) int64 {
 	return bytes / int64(ranks)
 }
 
-// replicas is as which collective the software makes one over data-parallel ranks.
+// replicas returns the collective that the software makes in place of one over data-parallel ranks.
 func (m *Model) replicas(op ir.Op) ir.Op {
 	if m.software.AllReduce > 0 && op == ir.OpReduceScatter {
 		return ir.OpAllReduce
@@ -493,7 +495,7 @@ func (m *Model) replicas(op ir.Op) ir.Op {
 	return op
 }
 
-// collectiveBytes is the size of the tensor of a collective. See [Model.Collective].
+// collectiveBytes is the size of the tensor of a collective, as [Model.Collective] takes it.
 func collectiveBytes(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	n := in.Node
 	at[mesh.Axis(n.Attr.(ir.CommAttr).Axis)] = 0 // the group waits for its largest part
@@ -503,7 +505,7 @@ func collectiveBytes(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	return instrBytes(in, n.Results[0], mesh, at)
 }
 
-// instrBytes is how much of a value that it reads or makes an instruction has to do with.
+// instrBytes is how many bytes of an operand or result an instruction processes.
 func instrBytes(in *codegen.Instr, v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
 	return in.Elems(mesh, v, at) * v.Type.DType.Size()
 }
@@ -516,8 +518,7 @@ func (m *Program) AddN(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands in
 	return m.crowded(m.each(in.Node.Stage).compute(in, mesh, at, operands), in.Node.Phase, mesh)
 }
 
-// compute prices a kernel at its local shapes. operands differs from the node's
-// for an add_n only.
+// compute prices a kernel at its local shapes. operands differs from the number in the node only for an add_n.
 func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands int) Picoseconds {
 	n := in.Node
 	w := m.work(in, mesh, at)
@@ -536,10 +537,9 @@ func (m *Program) compute(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, operands
 	return t
 }
 
-// unread is the time of what recomputation does in vain after an activation: the
-// last product of the block and its sum over tensor-parallel ranks, which no
-// gradient needs. The product has as many operations as that for the gradient of
-// its input, which the gradient of the activation reads.
+// unread is the time that recomputation wastes after an activation function: on the last product of the block and its
+// sum over tensor-parallel ranks, which no gradient needs. The product has as many operations as that for the
+// gradient of its input, which the gradient of the activation function reads.
 func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	var dy, x *ir.Value
 	switch n.Op {
@@ -566,12 +566,11 @@ func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	return t + m.Collective(op, localBytes(product.Args[0], mesh, at), m.group(n, tp))
 }
 
-// beside is what is left of the time of a collective over tensor-parallel ranks in
-// the backward pass when it runs beside a product that does not need its result
-// (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM): the sum of the
-// gradient of an input beside the product for that of the weight, which is as long
-// as its own; a gather of what the forward pass made beside the product before. In
-// chunks also what a product needs or makes runs beside it, but for the first.
+// beside is what remains of the time t of a collective over tensor-parallel ranks that runs beside a product which
+// does not need its result (Korthikanti et al. 2022, section 4.2.2, as in Megatron-LM). In the backward pass, the
+// reduction of an input's gradient runs beside the product for the weight's gradient, which takes as long as the one
+// for the input's gradient; an all-gather of what the forward pass made runs beside the product before it. In chunks,
+// a collective also runs beside the product that makes its operand or needs its result, except for one chunk.
 func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	def := n.Args[0].Def
 	isProduct := def.Op == ir.OpMatMul
@@ -592,11 +591,11 @@ func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) P
 	return max(t-hidden, picoseconds(m.launch))
 }
 
-// tpChunks is in how many parts a product and its collective are pipelined
-// (Transformer Engine's communication overlap).
+// tpChunks is the number of parts in which a product and its collective are pipelined (Transformer Engine's
+// communication overlap).
 const tpChunks = 4
 
-// work returns what a kernel does at its local shapes, if it is one per op.
+// work returns what an op does at its local shapes if it is one kernel.
 func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	if m.works == nil {
 		return m.workOf(in, mesh, at)
@@ -641,13 +640,13 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 		}
 	}
 	for i, r := range n.Results {
-		if in.Accum[i] != codegen.Overwrite { // read before it is added to
+		if in.Accum[i] != codegen.Overwrite { // it is read before it is added to
 			w.bytes += ir.Elems(results[i]) * r.Type.DType.Size()
 		}
 	}
 	w.flops = ir.SignatureOf(n).FLOPs(args, results)
 	switch n.Op {
-	case ir.OpEmbedding: // it reads the rows it picks, not the table
+	case ir.OpEmbedding: // it reads the rows that it picks, not the whole table
 		w.bytes = 2 * localBytes(n.Results[0], mesh, at)
 	case ir.OpMatMul:
 		made := ir.Elems(results[0])
@@ -671,8 +670,8 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	return w
 }
 
-// castElements is how many elements of the operands of a product are cast where it is
-// one of 8 bits. What is the same in all micro-batches, a weight, is cast once a step.
+// castElements is how many elements of the operands are cast for an 8-bit product. A weight is the same in all
+// micro-batches, so it is cast once per step.
 func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
 	mb, elements := mesh.Axis(partition.AxisMB), 0.0
 	for i, v := range n.Args {
@@ -685,8 +684,8 @@ func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
 	return elements
 }
 
-// scoresOf notes how many scores attention has without a mask, from the shape
-// [B,G...,NH,T] of its log-sum-exp and the number of keys.
+// scoresOf sets how many scores attention has without a mask, from the shape [B,G...,NH,T] of its log-sum-exp and the
+// number of keys.
 func (w *work) scoresOf(lse []int, keys int) {
 	w.keys, w.scores = float64(keys), float64(keys)
 	for _, n := range lse {
@@ -694,8 +693,8 @@ func (w *work) scoresOf(lse []int, keys int) {
 	}
 }
 
-// terms is the time to add the terms of a fixed-point sum, one a sequence: each is
-// written and read as f32, the sum read and written.
+// terms is the time to add the terms of a fixed-point sum, one per sequence. Each term is written and read as f32,
+// and the sum is read and written.
 func (m *Program) terms(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 	if ir.Frac(n.Attr) == 0 {
 		return 0
@@ -717,12 +716,12 @@ func localBytes(v *ir.Value, mesh ir.Mesh, at ir.Coord) int64 {
 	return mesh.LocalElems(v.Type.Shape, v.Spec, at) * v.Type.DType.Size()
 }
 
-// Canonical returns, for every position of the device axes of a mesh, the first
-// position at which every instruction of the program takes the same time: on
-// each axis, sizes that are cut alike. Micro-batches of one size are alike too.
+// Canonical returns a function that maps a position of the mesh to the first position at which every instruction of
+// the program takes the same time. Two coordinates on a device axis are alike if every size is cut into equal parts
+// there; two micro-batches if they have the same size.
 func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 	mesh := prog.Mesh
-	same := make([][]int, len(mesh.Axes)) // by axis and position
+	same := make([][]int, len(mesh.Axes)) // by axis and coordinate
 	mb := mesh.Axis(partition.AxisMB)
 	batches := map[int]bool{}
 	for axis, a := range mesh.Axes {
@@ -788,8 +787,8 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 	}
 }
 
-// outerParts returns the sizes of what an axis cuts of a value: its dimension, or
-// the largest and smallest part that the axes outside leave of it.
+// outerParts returns the sizes that an axis cuts of a value: its whole dimension, or the largest and smallest part
+// that outer axes leave of it.
 func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 	d := int(v.Spec[axis].Dim)
 	large, small := v.Type.Shape[d], v.Type.Shape[d]

@@ -11,22 +11,27 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// OnePass is the algorithm of collectives between ranks that share memory: the last to
-// arrive makes what all end with, reading every operand once and writing every result
-// once, and those that wait for it help. Its link's bandwidth is of bytes read and
-// written by all cores, and its latency that of ranks that meet.
+// This file prices what is special about a shared machine, whose ranks run on the same processors: collectives
+// through shared memory, kernels that several cores divide, and the packing of matrix products. crowd.go adds how
+// ranks that wait leave their cores to the others.
+
+// OnePass is the algorithm of collectives between ranks that share memory. The last rank to arrive computes the
+// results for all, reading every operand once and writing every result once, and the ranks that wait for it help. The
+// bandwidth of IntraNode is then the bytes/s read and written by all cores, and its latency that of a meeting of
+// ranks.
 const OnePass = "one_pass"
 
-// inOnePass is the time of a collective by [OnePass]: what a rank loses to a meeting, and its
-// share of what all read and write, as all groups are at it together.
+// inOnePass is the time of a collective by [OnePass]: a rank's share of all bytes read and written, since all groups
+// are at it together, and what the rank loses by the meeting.
 func (m *Model) inOnePass(op ir.Op, bytes, there int64, g Group) Picoseconds {
 	n := float64(g.Size)
 	return picoseconds(passed(op, bytes, there, n)/m.together[0] + m.meeting(n) + m.launch)
 }
 
-// passed is how many bytes of memory a collective by [OnePass] moves for each of n ranks. Sums
-// take the place of their terms; but what is written to a place of its own a processor reads
-// before, line by line, as it knows of no line that all of it will be new. What is there stays.
+// passed returns how many bytes of memory a collective by [OnePass] moves for each of n ranks. A sum is written over
+// one of its terms. A result that is written elsewhere costs one more read: the processor reads each cache line
+// before it writes to it, as it cannot know that the whole line will be overwritten. Bytes that are already in place
+// are not moved.
 func passed(op ir.Op, bytes, there int64, n float64) float64 {
 	switch op {
 	case ir.OpAllReduce:
@@ -37,13 +42,13 @@ func passed(op ir.Op, bytes, there int64, n float64) float64 {
 	return float64(3 * (bytes - there))
 }
 
-// meeting is the time that each of n ranks loses where they meet. More of them than there
-// are cores come one after the other, each when one before has left its core to it.
+// meeting is the time that each of n ranks loses when they meet. If there are more ranks than cores they arrive one
+// after the other, each when an earlier one has left its core to it.
 func (m *Model) meeting(n float64) float64 {
 	return m.rungs[0].latency + m.turn*max(0, n/float64(m.cluster.Device.Cores)-1)
 }
 
-// share takes the figures that only a shared machine has.
+// share sets the figures that only a shared machine has.
 func (m *Model) share(c *Cluster) {
 	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
 	m.pack = c.Device.Pack * max(1, m.crowd)
@@ -51,18 +56,18 @@ func (m *Model) share(c *Cluster) {
 		return
 	}
 	m.alone, m.fork = 1/m.crowd, c.Device.Fork
-	// Each of a rank's cores does its share of a kernel, and of the operands of that it has
-	// written its share itself.
+	// Each of a rank's cores computes its share of a kernel, and has written the same share of the kernel's operands
+	// itself.
 	if m.cache.Remote > 0 {
 		m.remote = m.crowd * (1 - m.crowd) / m.cache.Remote
 	}
 }
 
-// across reports whether the parts of a kernel read what all parts of those before have
-// written, or write what they have read. Kernels of a pass divide what they do by tokens,
-// each part for those whose values it has near. But gradients of parameters are sums over
-// all tokens, what updates parameters writes what all have read, and so does what adds up
-// the gradients that those sums were made of.
+// across reports whether the cores of a rank exchange data in a kernel, that is, whether each reads what all of them
+// wrote in earlier kernels, or writes what all of them have read. Most kernels of a pass do not: they are divided by
+// tokens, and each core takes those whose values are in its own cache. But gradients of parameters are sums over all
+// tokens. The update writes parameters that all cores have read. And the additions of the backward pass write
+// activation gradients that all cores have read for such sums.
 func across(n *ir.Node) bool {
 	switch n.Op {
 	case ir.OpMatMul:
@@ -73,12 +78,15 @@ func across(n *ir.Node) bool {
 	return n.Phase == ir.Update
 }
 
-// packed is how many numbers of both matrices of a product the core packs that packs most
-// of so many: where cores divide the rows, its part of the left-hand matrix and all of the
-// right-hand one, or, where they divide the columns, its part of that. Then each also reads
-// and packs rows that otherwise another would, and those count twice, since they lie near
-// that one. Of sums over all tokens each core has some of the terms. More rows, columns or
-// terms are never less to pack, and a part of a product no less than its part.
+// packed returns how many elements of the left-hand and of the right-hand matrix of a product the busiest core packs
+// if the given number of cores divide the product.
+//
+// If they divide its rows, each packs its rows of the left-hand matrix and the whole right-hand one. If they divide
+// its columns, each packs its columns of the right-hand matrix, and all rows of the left-hand one; the rows beyond
+// its share count twice, as they lie in the caches of other cores. The smaller number counts. Products that sum over
+// all tokens (across > 0) are divided by terms, so each core packs its terms of both matrices.
+//
+// More rows, columns or terms are never less to pack, and part of a product never has more to pack than the product.
 func packed(flops, rows, cols, across, cores float64) (left, right float64) {
 	if rows == 0 || cols == 0 {
 		return 0, 0
@@ -91,9 +99,9 @@ func packed(flops, rows, cols, across, cores float64) (left, right float64) {
 	return left, terms * min(cols, cols/cores+float64(2*rows*(1-1/cores)))
 }
 
-// packing is the time in which a core packs its part of a product that so many divide. A
-// right-hand matrix that no cache of a core holds comes from memory, and goes there in part:
-// the left-hand one is fetched ahead.
+// packing is the time in which a core packs its part of a product that the given number of cores divide. A right-hand
+// matrix that does not fit into the cache of a core is read from memory, and partly written there. The left-hand
+// matrix is prefetched.
 func (m *Model) packing(w *work, cores float64) float64 {
 	if m.pack == 0 || w.class != product {
 		return 0
@@ -106,13 +114,14 @@ func (m *Model) packing(w *work, cores float64) float64 {
 	return t
 }
 
-// packedBytes is how many bytes packing moves for a number: it is read, and written elsewhere.
+// packedBytes is how many bytes packing moves per element: it is read, and written elsewhere.
 const packedBytes = 8
 
-// divided is the time of a kernel that takes t on all cores of a rank, beside what each
-// packs: what they lose by dividing it, or one of them takes alone. Of what lies near other cores each holds its
-// share of the caches at most. But a core that sums products over all tokens packs them
-// all for itself, however many.
+// divided is the time of a kernel that takes t on all cores of a rank, not counting packing. It is the smaller of the
+// time on all cores, with what is lost by dividing the kernel, and the time on one core.
+//
+// Another core's cache holds at most its share of the whole, which bounds the bytes that come from there. The bound
+// does not apply to products: a core that sums over all tokens packs all of them for itself, however many they are.
 func (m *Model) divided(w *work, t float64) float64 {
 	one := m.packing(w, 1)
 	if m.alone == 0 {
@@ -125,8 +134,8 @@ func (m *Model) divided(w *work, t float64) float64 {
 	return min(t+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)
 }
 
-// reached is the share of the peak rate that a kernel reaches, by its op where that is
-// known.
+// reached is the share of the peak rate that a kernel reaches: the one that the cluster states for its op, or else
+// the given one.
 func (m *Model) reached(w *work, otherwise float64) float64 {
 	op := w.copy
 	if w.node != nil {
@@ -138,7 +147,7 @@ func (m *Model) reached(w *work, otherwise float64) float64 {
 	return otherwise
 }
 
-// validateShared checks what only a shared machine may state.
+// validateShared refuses figures that only a shared machine may state.
 func (c *Cluster) validateShared() error {
 	bad := func(key, format string, args ...any) error { return &FieldError{key, fmt.Sprintf(format, args...)} }
 	switch {
@@ -163,7 +172,7 @@ func (c *Cluster) validateShared() error {
 	return nil
 }
 
-// KernelOps lists the ops of which device.kernels may state a rate.
+// KernelOps lists the names of the ops for which device.kernels may state a rate.
 func KernelOps() []string {
 	var names []string
 	for _, op := range ir.Ops() {
@@ -174,7 +183,7 @@ func KernelOps() []string {
 	return names
 }
 
-// kernels reads device.kernels, a share of the peak by the name of an op.
+// kernels reads device.kernels, which maps names of ops to shares of the peak rate.
 func (d *decoder) kernels(node ast.Node) error {
 	entries, err := strictyaml.Entries(node, d.file, "device.kernels")
 	if err != nil {

@@ -21,8 +21,7 @@ func two(t *testing.T) *Cluster {
 	return c
 }
 
-// TestOnePass works out collectives by hand, of 1 MB: ranks of two cores read and write 40
-// GB/s together.
+// TestOnePass compares collectives of 1 MB with times worked out by hand: two cores read and write 40 GB/s together.
 func TestOnePass(t *testing.T) {
 	equal := func(want, got Picoseconds, why string) { require.InDelta(t, float64(want), float64(got), 2, why) }
 	c := two(t)
@@ -41,8 +40,8 @@ func TestOnePass(t *testing.T) {
 	equal((150+6*20+2)*us, NewModel(c, 4).Collective(ir.OpAllReduce, 1e6, all), "a ring, where nothing is said")
 }
 
-// TestKernelsOfSeveralCores: a rank with both cores loses where one reads what the other
-// has written, and a moment wherever they divide, unless one alone is faster.
+// TestKernelsOfSeveralCores: a rank with both cores loses time where one core reads what the other has written, and a
+// fixed time whenever they divide a kernel, unless one core alone is faster.
 func TestKernelsOfSeveralCores(t *testing.T) {
 	c := two(t)
 	c.Device.LaunchOverhead, c.Device.Fork = 0, 0
@@ -69,8 +68,8 @@ func TestKernelsOfSeveralCores(t *testing.T) {
 	equal(1020, 1, near, "which is of cores that help another rank")
 }
 
-// TestPacking: a product packs its right-hand matrix whatever the number of its rows, and
-// cores that divide it each their part or all of it; and its left-hand one.
+// TestPacking: a product packs its right-hand matrix whatever the number of its rows, and its left-hand one. If cores
+// divide the product, each packs its part of a matrix or all of it.
 func TestPacking(t *testing.T) {
 	c := two(t)
 	c.Device.LaunchOverhead, c.Device.Fork, c.Device.Pack = 0, 0, 1e-9
@@ -113,7 +112,7 @@ func TestPacking(t *testing.T) {
 	equal(500+325, 1, productOf(100, 1000, 500), "")
 }
 
-// TestPackingBounds: as [TestProductBounds], of what cores pack.
+// TestPackingBounds: the bounds of [TestProductBounds], for what cores pack.
 func TestPackingBounds(t *testing.T) {
 	const seed = 12
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -138,7 +137,7 @@ func TestPackingBounds(t *testing.T) {
 	}
 }
 
-// TestAcross: what parts of a kernel find near other cores.
+// TestAcross: how many bytes the parts of a kernel find in the caches of other cores.
 func TestAcross(t *testing.T) {
 	weight := &ir.Node{Op: ir.OpMatMul, Attr: ir.MatMulAttr{Form: ir.MatMulTN}}
 	require.True(t, across(weight))
@@ -150,8 +149,8 @@ func TestAcross(t *testing.T) {
 	require.False(t, across(&ir.Node{Op: ir.OpGELU}))
 }
 
-// TestKernelsByOp: an op has a rate of its own where the cluster states one, and attention
-// less of it to few keys, and its gradient; one that computes nothing, of the memory's.
+// TestKernelsByOp: an op has its own rate where the cluster states one. Attention, and separately its gradient,
+// reaches less of it with few keys. For an op that computes nothing the rate is a share of the memory bandwidth.
 func TestKernelsByOp(t *testing.T) {
 	c := two(t)
 	c.Device.LaunchOverhead = 0
@@ -181,7 +180,7 @@ func TestKernelsByOp(t *testing.T) {
 	require.Equal(t, 0.5, c.Device.Kernels["gelu"])
 }
 
-// TestSharedYAML: what refines a shared machine is read, and refused where it means nothing.
+// TestSharedYAML: figures of shared machines are read, and refused where they have no meaning.
 func TestSharedYAML(t *testing.T) {
 	source, err := Source("cpu")
 	require.NoError(t, err)

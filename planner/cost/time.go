@@ -8,7 +8,13 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Picoseconds is a duration. Differences of a picosecond mean nothing; integers do.
+// This file defines Model, the prices that depend only on the cluster and the number of ranks, not on a
+// program: peak rates, bandwidths and the network, divided by the ranks where these share one machine.
+// kernel.go prices a kernel with it, topology.go a collective, and program.go the instructions of a compiled
+// program.
+
+// Picoseconds is a duration. It is an integer so that sums are exact; a difference of one picosecond means
+// nothing.
 type Picoseconds int64
 
 // Seconds converts to seconds.
@@ -25,57 +31,57 @@ func (p Picoseconds) String() string {
 	}
 }
 
-// longest bounds one instruction, so that sums over a step do not overflow: 2^52 ps are
-// 75 minutes. A slow processor may take minutes for the products of a large micro-batch.
+// longest bounds the time of one instruction, so that sums over a step do not overflow: 2^52 ps are 75 minutes.
+// A slow processor may take minutes for the matrix products of a large micro-batch.
 const longest = 1 << 52
 
-// picoseconds rounds up, so that nothing is free.
+// picoseconds rounds up, so that no work is free.
 func picoseconds(seconds float64) Picoseconds {
 	return Picoseconds(min(math.Ceil(seconds*1e12), longest))
 }
 
-// Breakdown is how a rank spends a step.
+// Breakdown divides the step of one rank by what the rank does.
 type Breakdown struct {
 	Compute       Picoseconds // forward and backward kernels
-	Communication Picoseconds // collectives and transfers that nothing else runs beside
+	Communication Picoseconds // collectives and transfers with no kernel beside them
 	Optimizer     Picoseconds // kernels of the update phase: gradient norm, clip, AdamW
 	Bubble        Picoseconds // waiting for other ranks
-	Overlapped    Picoseconds // collectives beside kernels: no part of the step's time
+	Overlapped    Picoseconds // collectives beside kernels: not part of the step's time
 }
 
-// Total is the whole step, which does not grow with what is overlapped.
+// Total is the time of the whole step. Overlapped is not part of it.
 func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.Optimizer + b.Bubble }
 
-// Model prices work on one of a number of ranks of a cluster.
+// Model prices the work of one rank in a job of a given number of ranks on a cluster.
 type Model struct {
 	cluster    *Cluster
-	peak       float64 // FLOP/s, in f32
-	fastest    float64 // FLOP/s, in the fastest element type
+	peak       float64 // FLOP/s of the rank, in f32
+	fastest    float64 // FLOP/s of the rank, in its fastest element type
 	halfPeak   map[ir.DType]float64
-	memory     float64   // bytes/s reached
-	cache      Cache     // of the rank
-	near       bool      // all that kernels read and write lies in it
-	rungs      []rung    // of the network, innermost first
-	together   []float64 // by level, bytes/s a device reaches when all ranks send
-	host       Link      // without bandwidth where there is none
+	memory     float64   // bytes/s that kernels reach
+	cache      Cache     // the rank's share of the cache
+	near       bool      // price kernels as if all they read and write lay in the cache: see [Program.Near]
+	rungs      []rung    // levels of the network, innermost first
+	together   []float64 // by level, bytes/s that a device reaches when all ranks send
+	host       Link      // between device and host memory; without bandwidth if the cluster states none
 	launch     float64
-	units      float64   // that tiles of products are dealt to; 0 where they do not count
-	fp8Peak    float64   // FLOP/s, of products of 8-bit operands; 0 where there are none
-	crowd      float64   // ranks a core of a shared machine; 0 of another
-	onePass    bool      // collectives: see [OnePass]
-	turn       float64   // seconds that a core takes from a rank that waits to another
-	alone      float64   // how much longer one core of the rank takes than all of them; 0 where it has no more than one
-	fork       float64   // seconds that a kernel loses which the rank's cores divide
-	pack       float64   // seconds a number that a core packs of a product
-	remote     float64   // seconds a byte of a kernel's that lies near all cores of the rank; 0 where that does not count
-	kernels    []float64 // by op, the share of the peak it reaches, where not 0
-	shares     *sync.Map // of [Model.Busy], by crowd
+	units      float64   // of the device, which compute tiles of a product in parallel; 0 if unknown
+	fp8Peak    float64   // FLOP/s of products of 8-bit operands; 0 if there are none
+	crowd      float64   // ranks per core of a shared machine; 0 if the machine is not shared
+	onePass    bool      // collectives go through shared memory: see [OnePass]
+	turn       float64   // seconds to hand a core from a waiting rank to another: see [Device.Turn]
+	alone      float64   // time on one core of the rank divided by time on all of them; 0 if it has at most one core
+	fork       float64   // seconds lost by a kernel that is divided over the rank's cores
+	pack       float64   // seconds per number that a core packs for a product
+	remote     float64   // seconds per byte that a kernel reads from the caches of the rank's other cores; 0 if that does not count
+	kernels    []float64 // by op, the share of the peak rate that it reaches; 0 means that Efficiency applies
+	shares     *sync.Map // results of [Model.Busy], by crowd
 	efficiency Efficiency
 	software   Software
-	kinds      []*Model // where the ranks have several kinds of devices; nil with one
+	kinds      []*Model // one per kind of device that the ranks lie on; nil if there is one kind
 }
 
-// NewModel returns the prices that each of ranks ranks pays.
+// NewModel returns the prices for one of the given number of ranks of a cluster.
 func NewModel(c *Cluster, ranks int) *Model {
 	m := &Model{
 		cluster: c, peak: c.PeakFLOPS("f32", ranks), launch: c.Device.LaunchOverhead, efficiency: c.Device.Efficiency,
@@ -91,7 +97,7 @@ func NewModel(c *Cluster, ranks int) *Model {
 	}
 	if c.Device.Shared {
 		m.crowd = float64(ranks) / float64(c.Device.Cores)
-		m.launch *= max(1, m.crowd) // a core starts one after the other
+		m.launch *= max(1, m.crowd) // ranks that share a core start their kernels one after the other
 	}
 	m.network(c, ranks)
 	if c.Host != nil {
@@ -120,11 +126,11 @@ func NewModel(c *Cluster, ranks int) *Model {
 	return m
 }
 
-// Overlaps reports whether communication beside kernels costs them nothing. Where
-// all ranks share a device, which is to say processors, it takes their time.
+// Overlaps reports whether communication costs the kernels beside it nothing. Where ranks share processors it
+// does cost them: it takes processor time.
 func (m *Model) Overlaps() bool { return !m.cluster.Device.Shared }
 
-// kernelClass is which efficiency a kernel reaches.
+// kernelClass selects the efficiency that applies to a kernel.
 type kernelClass uint8
 
 const (
@@ -143,7 +149,7 @@ func classOf(op ir.Op) kernelClass {
 	return vector
 }
 
-// traffic is the time in which a kernel reads and writes bytes.
+// traffic is the time, in seconds, to read and write bytes in the cache if they fit there, else in memory.
 func (m *Model) traffic(bytes int64) float64 {
 	if m.cache.Bandwidth > 0 && (m.near || bytes <= m.cache.Memory) {
 		return float64(bytes) / m.cache.Bandwidth
@@ -151,7 +157,7 @@ func (m *Model) traffic(bytes int64) float64 {
 	return float64(bytes) / m.memory
 }
 
-// unreachable is what a copy to host memory takes where there is no link to it.
+// unreachable is the time of a copy to host memory if the cluster states no link to it.
 const unreachable = 1 << 46
 
 // HostCopy is the time to copy bytes between a device and the memory of its host.

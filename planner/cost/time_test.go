@@ -32,8 +32,8 @@ func TestKernel(t *testing.T) {
 	require.Equal(t, 100*us, m.kernel(&work{class: vector, dtype: ir.F32, flops: 1e6, bytes: 1e6}), "bound by memory")
 }
 
-// TestLongKernels: what takes minutes takes as much longer as there is more of it, and so do collectives over a slow
-// network, of which the one that is slower at some size is no faster at all.
+// TestLongKernels: the time of kernels that take minutes still grows with their work, and so does that of collectives
+// over a slow network. A group that is slower at some size is not called no faster.
 func TestLongKernels(t *testing.T) {
 	m := NewModel(round(), 8)
 	for _, flops := range []float64{1e14, 1e15} {

@@ -9,21 +9,25 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Level is one step of a network's hierarchy, which joins units of the level
-// inside it to a larger one: devices to pairs, pairs to nodes, nodes to racks, racks
-// to the cluster.
+// This file prices collectives and transfers on a hierarchical network. A Level is one step of the hierarchy as a
+// cluster states it, a rung the same as it is priced. A Group tells how the ranks of a collective are spread over the
+// levels, a Route how far the transfers between two stages go; these hold all that times depend on, so that equal
+// groups or routes are priced once.
+
+// Level is one step of a network's hierarchy. It joins units of the level inside into a larger unit: devices into
+// pairs, pairs into nodes, nodes into racks, racks into the cluster.
 type Level struct {
 	Name string `json:"name"`
-	// Devices is how many one unit has, a multiple of those of the level inside; 0 in
-	// the outermost, which has them all.
+	// Devices is how many devices one unit has, a multiple of that of the level inside; 0 in the outermost level,
+	// which has them all.
 	Devices int `json:"devices,omitempty"`
-	// Bandwidth is what one device sends to other units inside, bytes/s in one
-	// direction, when all devices do.
+	// Bandwidth is the bytes/s that one device sends to other units of the level inside, in one direction, when all
+	// devices do.
 	Bandwidth  float64 `json:"bandwidth"`
 	Efficiency float64 `json:"efficiency"` // share of the bandwidth that large messages reach
 	Latency    float64 `json:"latency"`    // seconds per message
-	// NICs are the ports that a unit inside has on this level; its devices share
-	// them, and one that sends alone has one. 0 is a port per device.
+	// NICs is how many ports a unit of the level inside has on this level. Its devices share them, and a device that
+	// sends alone uses one. 0 means a port per device.
 	NICs int `json:"nics,omitempty"`
 }
 
@@ -33,9 +37,8 @@ const maxLevels = 5
 // nodeLevel is the name of the level whose units are nodes.
 const nodeLevel = "node"
 
-// hierarchy returns the levels of a cluster with their ports, innermost first:
-// those it states, or nodes, racks where what leaves them has less bandwidth, and
-// the cluster.
+// hierarchy returns the levels of a cluster with their ports, innermost first. If the cluster states none, they are
+// nodes, racks if these are oversubscribed, and the cluster.
 func (c *Cluster) hierarchy() []rung {
 	link := func(l Link) rung {
 		return rung{bandwidth: l.Bandwidth * l.Efficiency, latency: l.Latency, ports: math.Inf(1)}
@@ -72,7 +75,7 @@ func (c *Cluster) hierarchy() []rung {
 	if c.Oversubscription > 1 {
 		rack := c.DevicesPerNode * c.NodesPerRack
 		add(network, rack)
-		// The uplinks of a rack carry what a part of its ports can send, each at its rate.
+		// The uplinks of a rack carry what some of its ports can send, each at its full rate.
 		network.ports = min(network.ports, float64(c.DevicesPerNode)) * float64(c.NodesPerRack) / c.Oversubscription
 		network.bandwidth /= c.Oversubscription
 	}
@@ -80,19 +83,19 @@ func (c *Cluster) hierarchy() []rung {
 	return rungs
 }
 
-// rung is a level as it is priced.
+// rung is a level of the network as it is priced.
 type rung struct {
-	inside, devices int     // of a unit inside, and of a unit
-	bandwidth       float64 // bytes/s reached by a device when all send
+	inside, devices int     // devices of a unit of the level inside, and of a unit of this level
+	bandwidth       float64 // bytes/s that a device reaches when all send
 	latency         float64 // seconds
-	ports           float64 // of a unit inside
-	// kinds, of the network of several pools, are the rungs there that messages go over:
-	// they reach what the slowest does, and inside and devices are addresses. See [lie].
+	ports           float64 // of a unit of the level inside
+	// kinds, in the network of several pools, are the rungs of all pools that messages cross. The slowest of them
+	// sets the rate, and inside and devices count addresses: see [lie].
 	kinds []rung
 }
 
-// rate is what each of a number of devices of a unit inside reaches that send at
-// the same time: they share the unit's ports, of which none uses more than one.
+// rate is the bytes/s that each device of a unit reaches when the given number of its devices send at the same time.
+// They share the unit's ports; a device uses at most one port.
 func (r rung) rate(senders int) float64 {
 	if r.kinds != nil {
 		slowest := math.Inf(1)
@@ -109,28 +112,30 @@ func (r rung) rate(senders int) float64 {
 	return r.bandwidth * inside / sharing
 }
 
-// Group is a set of ranks that communicate. Fan tells how they are spread over the
-// levels of the cluster: the most of them on one unit of the innermost level, and
-// from level to level the most units inside that one unit has of the group. So a
-// group of 16 on two nodes of 8 is {16, {8, 2}}.
+// Group is a set of ranks that communicate, described by how they spread over the levels of the cluster. Fan[0] is
+// the largest number of its ranks in one unit of the innermost level. Fan[l] is the largest number of units of level
+// l-1 with ranks of the group that lie in one unit of level l. So a group of 16 on two nodes of 8 is {16, {8, 2}}.
 type Group struct {
 	Size   int
 	Fan    Fan
-	Uneven [maxLevels]Uneven // by level, zero where the units have as many as Fan says
+	Uneven [maxLevels]Uneven // by level; zero where every unit has as many ranks as Fan says
 }
 
 // Fan is how a [Group] spreads, by level.
 type Fan [maxLevels]int
 
-// Uneven is how many ranks of a [Group] units of a level have, where that is not as many in all. Few and Around are those of the unit
-// inside that has the most to bring in for each of its ranks, and of the unit around it: of a group of 9 on two nodes of 8 one rank
-// brings in what eight have. Apart is the most ranks that a rank has in other units inside the same.
+// Uneven describes a level whose units have different numbers of a group's ranks.
+//
+// Few is the number of ranks in one unit of the level inside, and Around that in the unit of this level around it.
+// They are those of the unit whose ranks must each receive the most from the other units around: in a group of 9
+// ranks on two nodes of 8, one rank receives what eight ranks have. Apart is the largest number of ranks that any
+// rank has in other units of the level inside, in the same unit of this level.
 type Uneven struct{ Few, Around, Apart int }
 
-// share is the part of a tensor that every rank of a unit inside brings in there from the others around it.
+// share is the part of a tensor that every rank of a unit receives, at this level, from the other units around it.
 func (u Uneven) share() float64 { return 1/float64(u.Few) - 1/float64(u.Around) }
 
-// even is what units of a level have where all have as many as Fan says.
+// even returns what units of a level have if all of them have as many ranks as Fan says.
 func (g *Group) even(level int) Uneven {
 	inside := 1
 	for _, f := range g.Fan[:level] {
@@ -139,7 +144,7 @@ func (g *Group) even(level int) Uneven {
 	return Uneven{inside, inside * g.Fan[level], inside * (g.Fan[level] - 1)}
 }
 
-// uneven notes what units of a level have; zero where that is as Fan says.
+// uneven records what units of a level have: zero if that is as Fan says.
 func (g *Group) uneven(level int, u Uneven) {
 	if even := g.even(level); u.share() == even.share() && u.Apart == even.Apart {
 		u = Uneven{}
@@ -147,7 +152,7 @@ func (g *Group) uneven(level int, u Uneven) {
 	g.Uneven[level] = u
 }
 
-// units returns what units of a level have.
+// units returns what units of a level have, whether they are even or not.
 func (g *Group) units(level int) Uneven {
 	if u := g.Uneven[level]; u != (Uneven{}) {
 		return u
@@ -155,15 +160,15 @@ func (g *Group) units(level int) Uneven {
 	return g.even(level)
 }
 
-// slowest is a group of which each level is the one where more is to be brought in: what groups take that wait for each other. It
-// is as wide as the wider one.
+// slowest returns a group that is no faster than either of two groups, for groups that wait for each other. It is as
+// wide as the wider one, and at each level has to receive what the slower one has.
 func (g Group) slowest(other Group) Group {
 	if other.wider(g) {
 		g, other = other, g
 	}
 	for l, f := range g.Fan {
 		if f == 0 {
-			break // of a network with fewer levels
+			break // the network has no more levels
 		}
 		u, v := g.units(l), other.units(l)
 		if v.share() > u.share() {
@@ -175,11 +180,11 @@ func (g Group) slowest(other Group) Group {
 	return g
 }
 
-// spread returns the group of some ranks, which it sorts.
+// spread returns the group of the given ranks, which it sorts.
 func spread(rungs []rung, ranks []int) Group {
 	slices.Sort(ranks)
 	g := Group{Size: len(ranks)}
-	// run returns where the ranks end that lie in one unit of so many devices with the rank at a place.
+	// run returns the end of the ranks that lie in the same unit of so many devices as the rank at index at.
 	run := func(at, devices int) int {
 		end := at + 1
 		for end < len(ranks) && ranks[end]/devices == ranks[at]/devices {
@@ -206,8 +211,8 @@ func spread(rungs []rung, ranks []int) Group {
 	return g
 }
 
-// Groups lists how groups of so many ranks lie in the network of which neighbours are apart
-// by a number of ranks, as all the ranks of a job are divided into them.
+// Groups lists how groups of a size can lie in the network if the job's ranks are divided into groups whose
+// neighbours are a number of ranks apart.
 func (m *Model) Groups(size, apart int) []Group {
 	var all []Group
 	ranks := make([]int, size)
@@ -225,21 +230,19 @@ func (m *Model) Groups(size, apart int) []Group {
 	return all
 }
 
-// Hierarchical reports whether it matters where so many ranks lie: not where they are all
-// on one unit of the innermost level.
+// Hierarchical reports whether it matters where so many ranks lie. It does not if one unit of the innermost level
+// holds them all.
 func (m *Model) Hierarchical(ranks int) bool { return ranks > m.rungs[0].devices }
 
-// Divides reports whether a run of so many devices, or its parts of so many devices, are
-// cut by units of a level of the network: not where a unit of each level is in a part of
-// them, or has whole runs.
+// Divides reports whether a boundary between units of the network may divide a part of so many devices, or a run of
+// so many parts. It does not if, at every level, each part consists of whole units or each unit of whole runs.
 func (m *Model) Divides(part, parts int) bool {
 	return slices.ContainsFunc(m.rungs, func(r rung) bool {
 		return r.devices < math.MaxInt && part%r.devices != 0 && r.devices%(part*parts) != 0
 	})
 }
 
-// wider reports whether a group is more spread than another: from the outermost
-// level inwards, over more units.
+// wider reports whether a group spreads over more units than another, comparing from the outermost level inwards.
 func (g Group) wider(than Group) bool {
 	for l := maxLevels - 1; l >= 0; l-- {
 		if g.Fan[l] != than.Fan[l] {
@@ -249,23 +252,23 @@ func (g Group) wider(than Group) bool {
 	return false
 }
 
-// Route is how far a transfer goes: by level, where sender and receiver of some pair are one unit there and of no level
-// inside, how many devices of a unit inside send over it at the same time; 0 where no pair is so.
+// Route is how far transfers go. For each level where some pair of sender and receiver is in the same unit, but not
+// in the same unit of any level inside, it is the number of devices of a unit of the level inside that send over it
+// at the same time. It is 0 for levels without such a pair.
 type Route [maxLevels]int
 
 // route returns how the devices of one stage send to those of another, all at the same time.
 //
-// The devices of a stage are a run in every unit of the plan, if its axes lie in the usual
-// order, and those that they send to lie as far away as the first. Both lie in the network
-// as they do one period of it further: so few units of the plan, and of a long run two
-// periods, show all there is.
+// With the default rank order, the devices of a stage are a run of ranks in every unit of the plan, and all receivers
+// are as far from their senders as the first one is. The network repeats after a period ([period]). It is therefore
+// enough to look at a few units of the plan, and at two periods of a long run.
 func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	run := p.DP * p.ContextParallel() * p.TP
 	ranks := p.StageRanks(from)
 	first, further := ranks.Of(0), p.WorldRank(to, 0)-ranks.Of(0)
 	whole := on.period(rungs)
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
-	var apart []int // the devices of a stage in a unit, where they are no run
+	var apart []int // the devices of a stage in a unit, if they are no run
 	if p.RankOrder != "" {
 		apart = make([]int, run)
 		for d := range apart {
@@ -276,7 +279,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 		run = min(run, 2*whole)
 	}
 	var most Route
-	var unit, senders [maxLevels]int // by level, the unit inside that is counted, and its senders
+	var unit, senders [maxLevels]int // by level, the unit of the level inside that is being counted, and its senders
 	for u := range units {
 		for d := range run {
 			rank := first + u*p.PlanNGPUs + d
@@ -298,19 +301,19 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 	return most
 }
 
-// period is after how many devices the network looks the same again: the largest unit
-// that there are several of.
+// period is the number of devices after which the network repeats: the size of the largest unit that there are
+// several of.
 func period(rungs []rung) int {
 	period := 1
 	for _, r := range rungs {
 		if r.devices < math.MaxInt {
-			period = r.devices // a multiple of those inside
+			period = r.devices // a multiple of those of the levels inside
 		}
 	}
 	return period
 }
 
-// multiple is the least common one.
+// multiple returns the least common multiple.
 func multiple(a, b int) int {
 	x, y := a, b
 	for y != 0 {
@@ -319,28 +322,28 @@ func multiple(a, b int) int {
 	return a / x * b
 }
 
-// Collective is the time of a collective over a group. bytes is the size of the
-// whole tensor (before a scatter, after a gather), for all_to_all of one rank's
-// part. It goes level by level, rings inside and between units: a device carries
-// the share of its unit that the levels inside leave it, through its own port or
-// its part of those of the unit, as all of the job send at the same time
-// (Thakur et al. 2005). Where units have unlike numbers of ranks all wait for those
-// that have few: see [Uneven].
+// Collective is the time of a collective over a group. bytes is the size of the whole tensor (before a scatter, after
+// a gather); for all_to_all it is the size of one rank's part.
 //
-// Hops take their latency: around the ring that joins all ranks, or of an all_reduce
-// up a tree of nodes and down again (double binary trees: Sanders et al. 2009), whichever is shorter.
+// The collective runs level by level, in rings inside and between units (Thakur et al. 2005). At each level a device
+// carries the part of its unit's data that the levels inside leave to it, through its own port or its share of the
+// unit's ports, since all groups of the job send at the same time. If units have different numbers of ranks, all wait
+// for the units with few: see [Uneven].
+//
+// Latency counts once per hop, either around the ring of all ranks, or for an all_reduce up a tree of nodes and down
+// again (double binary trees: Sanders et al. 2009) if that is shorter.
 func (m *Model) Collective(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(op, bytes, 0, g, crossing{hops: 1, network: 1})
 }
 
-// crossing is how software has a tensor cross the network in a collective.
+// crossing is how software sends one tensor through the network in a collective.
 type crossing struct {
-	hops    float64 // its share of the hops: those of a buffer that it is sent in
-	network float64 // multiplies the rate between nodes: see [Software.Replicas]
+	hops    float64 // the tensor's share of the hops of the buffer that it is sent in
+	network float64 // factor on the rate between nodes: see [Software.Replicas]
 }
 
-// collective is [Model.Collective] as software makes it, of a tensor of which every rank has
-// so many bytes there, which counts in one pass: around a ring nobody moves what is its own.
+// collective is [Model.Collective] as software makes it. Of the result, every rank already has there bytes in place.
+// That counts only under [OnePass]: in a ring no rank moves its own part anyway.
 func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) Picoseconds {
 	if g.Size <= 1 {
 		return 0
@@ -358,7 +361,7 @@ func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) P
 	t, ring, tree, reached := 0.0, 0.0, 0.0, 1.0
 	for l, r := range m.rungs[:outermost+1] {
 		f, rate := float64(g.Fan[l]), m.crossed(l, by)
-		// All ranks that are not the last of their unit send inside it.
+		// All ranks but the last of each unit send inside it.
 		hops := max(f-1, math.Ceil(n/reached)-math.Ceil(n/(reached*f)))
 		u := g.Uneven[l]
 		switch even := u == (Uneven{}); {
@@ -388,7 +391,7 @@ func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) P
 	return picoseconds(t + by.hops*(ring+m.launch))
 }
 
-// crossed is the rate that a device reaches at a level when all ranks send.
+// crossed is the bytes/s that a device reaches at a level when all ranks send.
 func (m *Model) crossed(level int, by crossing) float64 {
 	if level == 0 {
 		return m.together[0]
@@ -396,10 +399,11 @@ func (m *Model) crossed(level int, by crossing) float64 {
 	return m.together[level] * by.network
 }
 
-// nearest is the least time of a collective that sums or gathers over so many ranks, wherever
-// they lie: of no level can a group have more inside a unit than that has devices, so that by
-// summation by parts it sends, and hops, no less further out than if its units were full.
-// Where an outer level is the faster one, all inside it count as fast.
+// nearest is a lower bound of the time of a collective that sums or gathers over so many ranks, wherever they lie.
+//
+// At no level can a unit hold more of the group's ranks than it has devices. So, by summation by parts over the
+// levels, the group sends at least as much over outer levels, with at least as many hops, as if its units were full.
+// If an outer level is faster than the levels inside it, these count as equally fast.
 func (m *Model) nearest(op ir.Op, bytes int64, ranks int, by crossing) Picoseconds {
 	if m.onePass || ranks <= 1 {
 		return m.collective(op, bytes, own(op, bytes, ranks), Group{Size: ranks}, by)
@@ -421,11 +425,11 @@ func (m *Model) nearest(op ir.Op, bytes int64, ranks int, by crossing) Picosecon
 	return picoseconds((t + by.hops*(ring+m.launch)) * rounding)
 }
 
-// NoFaster reports whether no collective over a group, of data-parallel ranks or others,
-// takes less time than over another: their times are straight lines over the bytes.
+// NoFaster reports whether no collective over group g takes less time than over the other group, whether the groups
+// are data-parallel or tensor-parallel. Times are linear in the bytes, so it compares them at two sizes.
 func (m *Model) NoFaster(g, than Group) bool {
 	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
-		for _, bytes := range []int64{0, 1 << 33} { // of much more the time is out of range
+		for _, bytes := range []int64{0, 1 << 33} { // the time of many more would be cut to longest
 			for _, axis := range []string{partition.AxisTP, partition.AxisDP} {
 				by := crossing{hops: 1, network: m.beyond(axis)}
 				if m.collective(op, bytes, 0, g, by) < m.collective(op, bytes, 0, than, by) {
@@ -437,11 +441,11 @@ func (m *Model) NoFaster(g, than Group) bool {
 	return true
 }
 
-// Straight reports whether the times of collectives, in or beside a model, are straight lines
-// over their bytes: not where ranks share memory, or where products hide a part of them.
+// Straight reports whether the times of collectives, in isolation or beside kernels, are linear in their bytes. They
+// are not where ranks share memory, or where products hide a part of them.
 func (m *Model) Straight() bool { return !m.onePass && m.crowd == 0 && !m.software.AsyncTP }
 
-// Transfer is the time to send bytes to a rank of another stage: that of the pair that it takes longest.
+// Transfer is the time to send bytes to a rank of another stage, for the slowest pair of ranks.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 	if m.onePass { // read and written
 		return picoseconds(m.meeting(2) + 2*float64(bytes)/m.together[0])
@@ -455,7 +459,7 @@ func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
 	return picoseconds(slowest)
 }
 
-// network takes the levels of the cluster for a job of so many ranks.
+// network sets the levels of the cluster for a job of so many ranks.
 func (m *Model) network(c *Cluster, ranks int) {
 	m.rungs = c.hierarchy()
 	for l := range m.rungs {
@@ -472,7 +476,7 @@ func (m *Model) network(c *Cluster, ranks int) {
 	}
 }
 
-// validateNetwork checks the levels, or what stands for them.
+// validateNetwork checks the levels, or the fields that describe the network without levels.
 func (c *Cluster) validateNetwork() error {
 	bad := func(key, format string, args ...any) error { return &FieldError{key, fmt.Sprintf(format, args...)} }
 	if c.Device.Shared {
@@ -538,8 +542,8 @@ func (c *Cluster) validateNetwork() error {
 	return nil
 }
 
-// deriveNode sets what stands for the levels where nodes are all that matters:
-// the level called node, or else the last but one, and the level around it.
+// deriveNode sets DevicesPerNode, IntraNode and InterNode from the levels: from the level called node, or else the
+// last but one, and the level around it.
 func (c *Cluster) deriveNode() {
 	at := slices.IndexFunc(c.Levels, func(l Level) bool { return l.Name == nodeLevel })
 	if at < 0 {

@@ -14,8 +14,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestSpread: a group is counted level by level, and the sizes agree with those of
-// counting sets.
+// TestSpread: a group is counted level by level, and the sizes agree with those found by counting sets.
 func TestSpread(t *testing.T) {
 	c := round()
 	c.NodesPerRack, c.Oversubscription = 2, 4
@@ -45,8 +44,8 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestThreeLevels works out a collective by hand: racks of two nodes of four, whose
-// uplinks carry a quarter of what the nodes send.
+// TestThreeLevels compares a collective with a time worked out by hand: racks of two nodes of four, whose uplinks
+// carry a quarter of what the nodes send.
 func TestThreeLevels(t *testing.T) {
 	c := round()
 	c.NodesPerRack, c.Oversubscription = 2, 4
@@ -60,7 +59,7 @@ func TestThreeLevels(t *testing.T) {
 	require.Equal(t, (3+40+2500+80+20000)*us+375*us/2, m.Collective(ir.OpAllToAll, 1e6, Group{Size: 16, Fan: Fan{4, 2, 2}}))
 }
 
-// TestUnevenGroups: of a group of which a node has fewer ranks than another those few bring in what all others have, over
+// TestUnevenGroups: if one node has fewer ranks of a group than another, these few receive what all others have, over
 // their own ports.
 func TestUnevenGroups(t *testing.T) {
 	m := NewModel(round(), 8) // nodes of 4, 1 GB/s in them and 100 MB/s between
@@ -92,8 +91,8 @@ func TestUnevenGroups(t *testing.T) {
 	}
 }
 
-// TestHops: a gather goes around the ring of all ranks, an all_reduce up a tree where
-// that is shorter; and of what goes in one buffer each tensor has its share of the hops.
+// TestHops: a gather takes the latency of the ring of all ranks, an all_reduce that of a tree if it is shorter. A
+// tensor that is sent in a buffer with others pays its share of the buffer's hops.
 func TestHops(t *testing.T) {
 	m := NewModel(round(), 64) // a hop takes 1 us in a node of 4, 10 us between nodes
 	all := Group{Size: 64, Fan: Fan{4, 16}}
@@ -114,8 +113,7 @@ func TestHops(t *testing.T) {
 	require.Equal(t, 1.0, p.buffered(9e6, partition.AxisDP), "more than a buffer")
 }
 
-// TestPortsAreShared: a device that sends alone has a port to itself, and all of a
-// node share what there are.
+// TestPortsAreShared: a device that sends alone has a port to itself, and all devices of a node share its ports.
 func TestPortsAreShared(t *testing.T) {
 	c := round() // 100 MB/s a device, so 400 MB/s a node
 	c.NICsPerNode = 2
@@ -132,8 +130,7 @@ func TestPortsAreShared(t *testing.T) {
 	require.InDelta(t, float64(40010*us), float64(m.Transfer(1e6, Route{2: 8})), 1, "a quarter of 100 MB/s")
 }
 
-// TestRoute: stages side by side in a node send inside it, those apart over the
-// ports that they share.
+// TestRoute: stages in the same node send inside it, others over the ports that they share.
 func TestRoute(t *testing.T) {
 	c := round()
 	rungs := c.hierarchy()
@@ -150,7 +147,7 @@ func TestRoute(t *testing.T) {
 	require.Equal(t, Route{1: 4}, route(rungs, nil, p, 0, 1))
 }
 
-// TestLevels: levels say what nodes do, and more.
+// TestLevels: levels can state what nodes state, and more.
 func TestLevels(t *testing.T) {
 	source, err := Source("h100")
 	require.NoError(t, err)
@@ -204,8 +201,8 @@ levels:
 	require.ErrorContains(t, c.Validate(), "devices_per_node: and intra_node and inter_node are not those of the levels")
 }
 
-// TestSlowerLinksCostMore: on random hierarchies no collective and no transfer
-// gets faster by another sender, fewer ports, or a wider group.
+// TestSlowerLinksCostMore: on random hierarchies no collective and no transfer gets faster with another sender, fewer
+// ports, or a wider group.
 func TestSlowerLinksCostMore(t *testing.T) {
 	const seed = 21
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -233,7 +230,7 @@ func TestSlowerLinksCostMore(t *testing.T) {
 	}
 }
 
-// randomNetwork is a cluster of which an outer link may be the faster one, and the inner the slower.
+// randomNetwork returns a cluster whose outer links may be faster than its inner ones.
 func randomNetwork(r *rand.Rand) *Cluster {
 	link := func() Link {
 		return Link{Bandwidth: math.Pow(10, 7+4*r.Float64()), Efficiency: 0.1 + 0.9*r.Float64(), Latency: math.Pow(10, -7+4*r.Float64())}
@@ -256,8 +253,8 @@ func randomNetwork(r *rand.Rand) *Cluster {
 	return c
 }
 
-// TestFasterLinksAreNotSlower: on random networks, of one kind or two, nothing that is communicated takes longer where a link
-// has more bandwidth or less latency, or less where there is more to send.
+// TestFasterLinksAreNotSlower: on random networks, with one kind of device or two, no communication takes longer over
+// links with more bandwidth or less latency, or less time with more bytes.
 func TestFasterLinksAreNotSlower(t *testing.T) {
 	for seed := range uint64(1500) {
 		r := rand.New(rand.NewPCG(seed, 3))
@@ -305,7 +302,7 @@ func TestFasterLinksAreNotSlower(t *testing.T) {
 	}
 }
 
-// TestTransferOfTheSlowestPair: of stages of which some pairs are in a node and others are not, short messages wait for the
+// TestTransferOfTheSlowestPair: if some pairs of two stages share a node and others do not, short messages take the
 // latency between nodes, whatever the bandwidth there.
 func TestTransferOfTheSlowestPair(t *testing.T) {
 	c := round() // 1 us in nodes of 4

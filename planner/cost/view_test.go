@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestViewsAreNotMoved: a slice of what lies where it belongs takes no time, and a gather in one pass none for the share that
-// every rank has there; but both do where the parts do not fit.
+// TestViewsAreNotMoved: a slice of bytes that are already in place takes no time, and a gather in one pass none for
+// the share that is in place. Both take time if the parts do not fit.
 func TestViewsAreNotMoved(t *testing.T) {
 	for _, name := range []string{"cpu", "h100"} {
 		c, err := Load(name)

@@ -53,8 +53,8 @@ func allGroups(m *Program, position, axis int) Group {
 	return worst
 }
 
-// TestWaysOfAll: the few groups and senders that are looked at show what all do, on
-// networks into which plans fit and do not; and no group is faster than the nearest.
+// TestWaysOfAll: looking at few groups and senders gives the same result as looking at all, on networks into which
+// plans fit and do not. No group is faster than the bound of nearest.
 func TestWaysOfAll(t *testing.T) {
 	const seed = 8
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -113,8 +113,8 @@ func TestWaysOfAll(t *testing.T) {
 	require.Greater(t, near, 1000)
 }
 
-// TestSameWays: where the ways of two orders of ranks are the same, what programs communicate goes the same way: between
-// neighbours, and from end to end of the pipeline.
+// TestSameWays: if two orders of ranks have the same ways, all communication of programs takes the same groups and
+// routes: between neighbours, and between the two ends of the pipeline.
 func TestSameWays(t *testing.T) {
 	const seed = 9
 	r := rand.New(rand.NewPCG(seed, 0))

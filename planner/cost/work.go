@@ -5,23 +5,26 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Work is what an instruction has to do, as it is priced: what a measurement of its
-// time is fitted to.
+// This file exposes what the cost model counts for an instruction (operations, bytes, shapes), without prices.
+// autopar profile fits the constants of a cluster file to measured times with it.
+
+// Work is what an instruction does, in the quantities that its price depends on. Measured times are fitted to
+// it.
 type Work struct {
-	Class  string // product, attention or vector; collective, or empty for what is not fitted
+	Class  string // product, attention or vector; collective; or empty for what is not fitted
 	FLOPs  float64
-	Bytes  int64   // of memory traffic, or of a collective's tensor
-	Keys   float64 // of attention: how many a query has before it is masked
-	Rows   float64 // of a product, of its result
-	Cols   float64
-	Across int64   // bytes that its parts read of what all parts of kernels before have written, or write of what those have read
+	Bytes  int64   // of memory traffic; of a collective, the size of its tensor
+	Keys   float64 // of attention: keys per query before masking
+	Rows   float64 // of a product: rows of its result
+	Cols   float64 // of a product: columns of its result
+	Across int64   // bytes exchanged between the rank's cores by this kernel and those before it: see [across]
 	Group  Group   // of a collective
-	Moved  float64 // bytes of memory that a collective by [OnePass] moves for each rank
+	Moved  float64 // bytes of memory that a collective moves per rank under [OnePass]
 }
 
-// Packed is how many numbers of a product's matrices the core packs that packs most, where
-// so many divide the product, and what bytes it moves for that to and from memory where its
-// cache holds so many.
+// Packed returns how many matrix elements the busiest core packs when the given number of cores divide a
+// product, and how many bytes that moves to and from memory if a core's cache holds so many bytes. Both are 0
+// for other kernels.
 func (w *Work) Packed(cores, cached float64) (numbers, bytes float64) {
 	if w.Class != "product" {
 		return 0, 0
@@ -33,7 +36,7 @@ func (w *Work) Packed(cores, cached float64) (numbers, bytes float64) {
 	return left + right, bytes
 }
 
-// WorkOf returns the work of an instruction at a position of a mesh, or of a bucket: see
+// WorkOf returns the work of an instruction, or of a bucket of collectives, at a position of a mesh: see
 // [Program.Bucket].
 func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work {
 	in := &instrs[0]

@@ -19,6 +19,9 @@ import (
 	"github.com/autopar/autopar/infile"
 )
 
+// This file reads cluster files. Unknown and missing keys are errors that name the file, line and column; see
+// [Parse].
+
 //go:embed clusters/*.yaml
 var builtins embed.FS
 
@@ -44,8 +47,8 @@ func aliases() map[string]string {
 	}
 }
 
-// builtin returns the name of the built-in cluster that a name stands for: its own,
-// an alias, or that of its device, in any case of letters.
+// builtin returns the name of the built-in cluster that a name stands for: its own name, an alias, or the name of its
+// device, in upper or lower case.
 func builtin(name string) (string, bool) {
 	lower := strings.ToLower(name)
 	if to, ok := aliases()[lower]; ok {
@@ -77,24 +80,24 @@ func Source(name string) ([]byte, error) {
 	return data, nil
 }
 
-// Load returns a built-in cluster by name, one described by a YAML file, or pools of
-// such with their devices: a100-40g:32+h100:16. A word that is neither the name of a
-// cluster nor a path is an error that suggests the nearest name.
+// Load returns a cluster given as the name of a built-in one, as a YAML file, or as pools of these with their numbers
+// of devices: a100-40g:32+h100:16. A word that is neither the name of a cluster nor a path is an error that suggests
+// the nearest name.
 func Load(nameOrFile string) (*Cluster, error) {
 	c, _, err := LoadFrom(nameOrFile)
 	return c, err
 }
 
-// LoadFrom is Load, with the names of the files that it reads: those of pools, too.
+// LoadFrom is Load, and also returns the names of the files that it read, including those of pools.
 func LoadFrom(nameOrFile string) (c *Cluster, files []string, err error) {
 	c, err = load(nameOrFile, false, &files)
 	return c, files, err
 }
 
-// maxCluster is far beyond any cluster file, in bytes.
+// maxCluster is the largest file that is read, in bytes: far more than any cluster file needs.
 const maxCluster = 16 << 20
 
-// load is [LoadFrom], of a cluster that is to be a pool of another or not.
+// load is [LoadFrom]. isPool says that the cluster is to be a pool of another one.
 func load(nameOrFile string, isPool bool, files *[]string) (*Cluster, error) {
 	if slices.Contains(Names(), nameOrFile) {
 		return loadBuiltin(nameOrFile)
@@ -124,23 +127,27 @@ func loadBuiltin(name string) (*Cluster, error) {
 	return Parse(name+".yaml", data)
 }
 
-// Error is a cluster that cannot be used. It prints as "a.yaml:3:3: device.memory: is ...".
+// Error is a cluster file that cannot be used. It prints as "a.yaml:3:3: device.memory: is ...".
 type Error = strictyaml.Error
 
-// Parse reads a cluster from YAML; name stands for the file in errors. Every key
-// is required except source, software, device.shared, device.cores, device.reserve, device.cache,
-// device.units, device.efficiency.tile_fill, device.efficiency.matmul_f8,
-// device.efficiency.threads, what else refines a shared machine (collectives, device.turn, device.fork, device.pack,
-// device.kernels, device.cache.remote, device.efficiency.attention_half_keys and attention_grad_half_keys), host, what refines the
-// network (nics_per_node, oversubscription, nodes_per_rack), and on a shared machine
-// devices_per_node and inter_node. levels stand in place of devices_per_node,
-// intra_node and inter_node. A file of pools has name and pools, and may have source,
-// software and between: see [Pool].
+// Parse reads a cluster from YAML; name stands for the file in errors. Every key is required except
+//
+//   - source, software, host, uncertainty;
+//   - device.shared, device.cores, device.reserve, device.cache, device.units, device.efficiency.tile_fill,
+//     device.efficiency.matmul_f8;
+//   - what refines a shared machine: collectives, device.turn, device.fork, device.pack, device.kernels,
+//     device.cache.remote, device.efficiency.threads, device.efficiency.attention_half_keys and
+//     attention_grad_half_keys;
+//   - what refines the network: nics_per_node, oversubscription, nodes_per_rack;
+//   - on a shared machine, devices_per_node and inter_node.
+//
+// levels replace devices_per_node, intra_node and inter_node. A file of pools has name and pools, and may have
+// source, software and between: see [Pool].
 func Parse(name string, data []byte) (*Cluster, error) {
 	return parse(name, data, false, new([]string))
 }
 
-// parse is [Parse], of a cluster that is to be a pool of another or not.
+// parse is [Parse]. isPool says that the cluster is to be a pool of another one.
 func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, error) {
 	d := decoder{file: name, isPool: isPool, files: files, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
@@ -198,8 +205,9 @@ func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, er
 	return d.c, nil
 }
 
-// checkMachine refuses what is written of a network beside one machine that all ranks share, which plans would not heed, but
-// for zeros, and figures of this machine for a device that is not it.
+// checkMachine refuses two contradictions: figures of a network (other than zeros) for a machine that all ranks
+// share, since plans would ignore them; and figures taken from this machine (auto) for a device that is not this
+// machine.
 func (d *decoder) checkMachine() error {
 	if !d.c.Device.Shared {
 		for _, key := range d.own {
@@ -219,20 +227,20 @@ func (d *decoder) checkMachine() error {
 }
 
 type decoder struct {
-	own       []string // keys whose values are of this machine
+	own       []string // keys whose values are auto, taken from this machine
 	file      string
-	isPool    bool      // of another cluster
-	files     *[]string // that have been read
+	isPool    bool      // it is a pool of another cluster
+	files     *[]string // those read so far
 	c         *Cluster
 	host      Link
 	cache     Cache
 	software  string
-	poolNames []string                     // of the clusters of the pools
+	poolNames []string                     // the names or files of the pools' clusters
 	at        map[string]strictyaml.Origin // where each key was written
 }
 
-// field is where the value of a key goes: *string, *float64, *bool, *int (a count) or
-// *int64 (a size).
+// field says where the value of a key is stored: a *string, *float64, *bool, *int (a count) or *int64 (a size in
+// bytes).
 type field struct {
 	key    string
 	target any
@@ -321,7 +329,7 @@ func (d *decoder) optional(key string) bool {
 	return d.c.Device.Shared && isNetwork
 }
 
-// origin is where a key stands, or the section that lacks it.
+// origin is where a key is written in the file, or the innermost section around it that is.
 func (d *decoder) origin(key string) strictyaml.Origin {
 	for {
 		if at, ok := d.at[key]; ok {
@@ -335,7 +343,7 @@ func (d *decoder) origin(key string) strictyaml.Origin {
 	}
 }
 
-// levels reads the list of levels, each of which is a mapping.
+// levels reads the list of levels. Each is a mapping.
 func (d *decoder) levels(node ast.Node) error {
 	list, ok := node.(*ast.SequenceNode)
 	if !ok {
@@ -354,7 +362,7 @@ func (d *decoder) levels(node ast.Node) error {
 
 func levelKey(i int) string { return fmt.Sprintf("levels[%d]", i) }
 
-// dtypes are the element types whose peak rate a cluster may give.
+// dtypes lists the element types for which a cluster may state a peak rate.
 func dtypes() []string { return []string{"f32", "tf32", "f16", "bf16", "f8"} }
 
 func (d *decoder) parse(data []byte) error {
@@ -384,7 +392,7 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 	return nil
 }
 
-// set gives one key its value, or goes on into a section.
+// set stores the value of one key, or reads the section of that name.
 func (d *decoder) set(key string, node ast.Node) error {
 	if key == "uncertainty" {
 		return d.uncertainty(node)
@@ -467,9 +475,8 @@ func (d *decoder) set(key string, node ast.Node) error {
 	return nil
 }
 
-// corePeak is the float32 FLOP/s of a core of this machine, by what its vector
-// unit can do: two fused multiply-adds of 16 or 8 elements per cycle, or what the
-// portable kernels reach.
+// corePeak is the float32 FLOP/s of one core of this machine, estimated from its vector unit: two fused multiply-adds
+// of 16 or 8 elements per cycle, or what the portable kernels reach.
 func corePeak() float64 {
 	switch {
 	case cpu.X86.HasAVX512F && cpu.X86.HasBMI2:
@@ -480,7 +487,7 @@ func corePeak() float64 {
 	return 7e9
 }
 
-// installedMemory is the memory of this machine, 8 GiB where that cannot be told.
+// installedMemory is the memory of this machine in bytes, 8 GiB if it cannot be read.
 func installedMemory() int64 {
 	const unknown = 8 << 30
 	data, err := os.ReadFile("/proc/meminfo")

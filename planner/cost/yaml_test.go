@@ -97,7 +97,8 @@ func TestStrictYAML(t *testing.T) {
 	require.ErrorContains(t, err, "cannot be read")
 }
 
-// TestImpossibleFigures: of a cluster that stands in a plan every figure is checked too, also what files choose by a name.
+// TestImpossibleFigures: every figure of a cluster inside a plan file is checked too, including those that cluster
+// files choose by a name.
 func TestImpossibleFigures(t *testing.T) {
 	for _, tt := range []struct {
 		cluster, want string

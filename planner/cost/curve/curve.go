@@ -1,5 +1,5 @@
-// Package curve makes figures of a cluster file from measured times: lines through them,
-// and numbers no finer than they are known. It serves every device that is profiled.
+// Package curve fits the figures of a cluster file to measured times, and rounds them to the precision with which
+// they are known. The profilers of all devices use it.
 package curve
 
 import (
@@ -8,16 +8,15 @@ import (
 	"strconv"
 )
 
-// Line returns the a and b with which a·x + b comes nearest to y, all
-// deviations taken relative to y, and neither is negative.
+// Line returns a and b, both non-negative, for which a·x + b comes nearest to y by the squares of the relative
+// deviations.
 func Line(x, y []float64) (a, b float64) {
 	ab := Fit([][]float64{x, slices.Repeat([]float64{1}, len(x))}, y, func(i int) float64 { return 1 / y[i] / y[i] })
 	return ab[0], ab[1]
 }
 
-// Fit returns the factors of the columns x with which their sum comes nearest to y, by the
-// weighted squares of the deviations. What would have a negative factor is left out, and so
-// is a column that others make up.
+// Fit returns non-negative factors of the columns x for which their weighted sum comes nearest to y in weighted least
+// squares. A column that would get a negative factor, or that is a linear combination of others, gets factor 0.
 func Fit(x [][]float64, y []float64, weight func(i int) float64) []float64 {
 	factors := make([]float64, len(x))
 	var used []int
@@ -43,9 +42,9 @@ func Fit(x [][]float64, y []float64, weight func(i int) float64) []float64 {
 	return factors
 }
 
-// solve returns the factors of the used columns, or NaN of one that the ones before it
-// make up, by Gauss elimination of the normal equations. These are symmetric and
-// positive, so that no rows change places.
+// solve returns the factors of the used columns by Gauss elimination of the normal equations, with NaN for the first
+// column that is a linear combination of those before it. The matrix is symmetric and positive semidefinite, so
+// elimination needs no pivoting.
 func solve(x [][]float64, y []float64, weight func(i int) float64, used []int) []float64 {
 	n := len(used)
 	rows := make([][]float64, n)
@@ -83,15 +82,15 @@ func solve(x [][]float64, y []float64, weight func(i int) float64, used []int) [
 	return f
 }
 
-// Exchange is one measured collective: messages that follow each other, and the
-// bytes that each rank moves.
+// Exchange is one measured collective: the number of messages that follow each other, the bytes that each rank moves,
+// and the seconds that it took.
 type Exchange struct {
 	Messages, Bytes float64
 	Seconds         float64
 }
 
-// Link returns the latency of a message and the bandwidth of a rank, and how far
-// the exchanges are from them.
+// Link returns the latency per message in seconds and the bandwidth per rank in bytes/s that fit the exchanges best,
+// and the sum of the absolute deviations from the measured times divided by the sum of these times.
 func Link(all []Exchange) (latency, bandwidth, off float64) {
 	// seconds = messages·latency + bytes/bandwidth, per message.
 	var x, y []float64
@@ -104,13 +103,13 @@ func Link(all []Exchange) (latency, bandwidth, off float64) {
 		total += e.Seconds
 		off += math.Abs(a*e.Bytes + b*e.Messages - e.Seconds)
 	}
-	return b, 1 / a, off / total // a bandwidth of +Inf is cut to the largest there is
+	return b, 1 / a, off / total // the cluster file limits a bandwidth of +Inf to the largest allowed
 }
 
-// Share is a share of a peak, from a thousandth to all of it, rounded.
+// Share limits a share of a peak to [0.001, 1] and rounds it.
 func Share(x float64) float64 { return Round(min(max(x, 1e-3), 1)) }
 
-// Round keeps three figures: more say nothing.
+// Round keeps three significant figures: measurements are no more precise.
 func Round(x float64) float64 {
 	if x == 0 || math.IsInf(x, 0) {
 		return x

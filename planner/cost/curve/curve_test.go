@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestLinkFindsWhatMadeTheTimes: from times of a link, and from such with noise of a tenth.
+// TestLinkFindsWhatMadeTheTimes: Link recovers latency and bandwidth from times made with them, also with noise of a
+// tenth.
 func TestLinkFindsWhatMadeTheTimes(t *testing.T) {
 	const seed = 4
 	for _, noise := range []float64{0, 0.1} {
