@@ -46,7 +46,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "work divides over cores at no cost", how: "of ranks that wait",
 		file: "planner/cost/crowd.go",
-		old:  "return max(m.crowd, more*t)", new: "return more",
+		old:  "return max(m.ranksPerCore, more*t)", new: "return more",
 		pkg: "./planner/cost", run: "^TestCrowdedPipeline$",
 	}, {
 		bug: "cores are idle that have less to do", how: "the largest share is every rank's",
@@ -111,7 +111,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "ranks that share a core pack as if each had one", how: "in the price of a product",
 		file: "planner/cost/shared.go",
-		old:  "c.Device.Pack * max(1, m.crowd)", new: "c.Device.Pack",
+		old:  "c.Device.Pack * max(1, m.ranksPerCore)", new: "c.Device.Pack",
 		pkg: "./planner/cost", run: "^TestPacking$",
 	}, {
 		bug: "what cores lose that divide a product is put down to products of one, too", how: "in the fit",
@@ -131,7 +131,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "gathering is priced as fast as summing in place", how: "lines are written that nobody has read",
 		file: "planner/cost/shared.go",
-		old:  "return float64(3 * (bytes - there))", new: "return float64(2 * (bytes - there))",
+		old:  "return float64(3 * (bytes - inPlace))", new: "return float64(2 * (bytes - inPlace))",
 		pkg: "./planner/cost", run: "^TestOnePass$",
 	}, {
 		bug: "ranks that take turns find their tensors near another core", how: "who has waited longest gets any core",
@@ -146,7 +146,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "caches of one core hold what all do", how: "what a kernel finds near others",
 		file: "planner/cost/shared.go",
-		old:  "bytes = min(bytes, float64(m.cache.Memory)*m.crowd)", new: "bytes = min(bytes, float64(m.cache.Memory))",
+		old:  "bytes = min(bytes, float64(m.cache.Memory)*m.ranksPerCore)", new: "bytes = min(bytes, float64(m.cache.Memory))",
 		pkg: "./planner/cost", run: "^TestKernelsOfSeveralCores$",
 	}, {
 		bug: "what all products of several cores lose is put down to reading across", how: "in the fit",

@@ -14,7 +14,7 @@ func inThePools() []mutant {
 		pkg: "./planner/cost", run: "^TestPositionsLieOnPools$",
 	}, {
 		bug: "ranks lie along the pools as they stand in the cluster", how: "whatever their order in the plan",
-		file: "planner/cost/lie.go",
+		file: "planner/cost/poollayout.go",
 		old:  "			pool = order[i]\n", new: "",
 		pkg: "./planner/cost", run: "^TestNetworkOfPools$",
 	}, {

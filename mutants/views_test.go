@@ -56,7 +56,7 @@ func inViews() []mutant {
 	}, {
 		bug: "what is in its place is moved", how: "a gather is priced with the share of the rank",
 		file: "planner/cost/shared.go",
-		old:  "3 * (bytes - there)", new: "3 * (bytes + 0*there)",
+		old:  "3 * (bytes - inPlace)", new: "3 * (bytes + 0*inPlace)",
 		pkg: "./planner/cost", run: "^TestViewsAreNotMoved$",
 	}}
 }

@@ -13,7 +13,7 @@
 //   - program.go: Program, the prices of a compiled program's instructions. work.go exposes what they count.
 //   - cluster.go: what a cluster file may state. yaml.go reads it, constants.go lists the uncertain figures, and
 //     software.go describes the kernels of other training software.
-//   - pool.go, poolyaml.go and lie.go: clusters with several kinds of devices.
+//   - pool.go, poolyaml.go and poollayout.go: clusters with several kinds of devices.
 package cost
 
 import (

@@ -18,8 +18,8 @@ import (
 // tiles are best for it.
 func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.atMost(in, mesh, at)
-	if kind != Communication && m.crowd > 0 {
-		t = m.evenly(in, mesh, at, t)
+	if kind != Communication && m.ranksPerCore > 0 {
+		t = m.meanOverRanks(in, mesh, at, t)
 	}
 	return m.crowded(t, in.Node.Phase, mesh), kind
 }
@@ -33,10 +33,10 @@ func (m *Program) atMost(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseco
 	return t, kind
 }
 
-// evenly returns the mean time of a kernel over the ranks that share one data-parallel rank's part of a stage; t is
+// meanOverRanks returns the mean time of a kernel over the ranks that share one data-parallel rank's part of a stage; t is
 // the time on one of them. On a shared machine, ranks with smaller parts wait at the next meeting, and meanwhile the
 // cores work for ranks with larger parts. The last rank has the smallest part.
-func (m *Program) evenly(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picoseconds) Picoseconds {
+func (m *Program) meanOverRanks(in *codegen.Instr, mesh ir.Mesh, at ir.Coord, t Picoseconds) Picoseconds {
 	ranks, last := 1, at
 	for i, a := range mesh.Axes {
 		if !partition.FollowsBatch(a) {
@@ -104,7 +104,7 @@ func (m *Program) crowded(t Picoseconds, phase ir.Phase, mesh ir.Mesh) Picosecon
 }
 
 // Crowded reports whether prices in a pipeline of so many positions depend on its schedule: see [Model.Busy].
-func (m *Model) Crowded(positions int) bool { return m.crowd > 0 && positions > 1 }
+func (m *Model) Crowded(positions int) bool { return m.ranksPerCore > 0 && positions > 1 }
 
 // Scheduled returns the prices of the same program under another schedule.
 func (m *Program) Scheduled(schedule partition.Schedule) *Program {
@@ -123,16 +123,16 @@ func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatche
 	if !m.Crowded(positions) {
 		return 1
 	}
-	key := crowd{schedule, positions, chunks, microBatches}
+	key := busyPipeline{schedule, positions, chunks, microBatches}
 	if share, known := m.shares.Load(key); known {
 		return share.(float64)
 	}
-	// fair is the speed of a rank relative to its speed with all ranks busy. With all busy it has 1/crowd of a core;
+	// fair is the speed of a rank relative to its speed with all ranks busy. With all busy it has 1/ranksPerCore of a core;
 	// with k busy, 1/k of the cores.
 	fair := func(busy int) float64 {
 		more := float64(positions) / float64(busy)
-		if t := m.efficiency.Threads; t > 0 && m.crowd >= 1 && more > m.crowd {
-			return max(m.crowd, more*t)
+		if t := m.efficiency.Threads; t > 0 && m.ranksPerCore >= 1 && more > m.ranksPerCore {
+			return max(m.ranksPerCore, more*t)
 		}
 		return more
 	}
@@ -141,15 +141,15 @@ func (m *Model) Busy(schedule partition.Schedule, positions, chunks, microBatche
 	return share
 }
 
-// crowd is a pipeline on a shared machine.
-type crowd struct {
+// busyPipeline is a pipeline on a shared machine.
+type busyPipeline struct {
 	schedule                        partition.Schedule
 	positions, chunks, microBatches int
 }
 
 // length returns the duration of a step's passes, in forward passes, if each position works at a speed that depends
 // on how many positions are busy.
-func (c crowd) length(speed func(busy int) float64) float64 {
+func (c busyPipeline) length(speed func(busy int) float64) float64 {
 	plan := &partition.Plan{Schedule: c.schedule, Interleave: c.chunks, Stages: make([]partition.Stage, c.positions*c.chunks)}
 	if c.chunks == 1 {
 		plan.Interleave = 0

@@ -10,7 +10,7 @@ import (
 )
 
 // This file describes clusters with several kinds of devices: which pool each rank lies on, what memory it has, and
-// the figures of the whole that stand for all pools. lie.go prices the ranks of a plan on them.
+// the figures of the whole that stand for all pools. poollayout.go prices the ranks of a plan on them.
 
 // Pool is the devices of one kind in a cluster of several kinds.
 //

@@ -28,15 +28,15 @@ const (
 // Program serves a plan at every size: see [Program.Instr]. It is not safe for concurrent use.
 type Program struct {
 	*Model
-	plan   *partition.Plan
-	mesh   ir.Mesh
-	stage  int  // the stage that all instructions are priced for; -1: each for its own
-	at     int  // the place of that stage: see [Program.place]
-	on     *lie // nil with one kind of device
-	groups map[groupKey]Group
-	routes map[routeKey]Route
-	works  map[workKey]work // kept if the program is priced again on another cluster: see [Program.On]
-	room   *room
+	plan    *partition.Plan
+	mesh    ir.Mesh
+	stage   int         // the stage that all instructions are priced for; -1: each for its own
+	at      int         // the place of that stage: see [Program.place]
+	layout  *poolLayout // nil with one kind of device
+	groups  map[groupKey]Group
+	routes  map[routeKey]Route
+	works   map[workKey]work // kept if the program is priced again on another cluster: see [Program.On]
+	scratch *scratch
 }
 
 // workKey is all that the work of a kernel depends on within a program.
@@ -49,8 +49,8 @@ type workKey struct {
 	part, parts int // of an instruction that is made in parts
 }
 
-// room is scratch space for local shapes while a kernel is priced.
-type room struct {
+// scratch is scratch space for local shapes while a kernel is priced.
+type scratch struct {
 	dims   [48]int
 	shapes [12][]int
 }
@@ -70,11 +70,11 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 // Program is [NewProgram] with given prices, for a plan with as many ranks as the prices are for.
 func (m *Model) Program(p *partition.Plan, mesh ir.Mesh) *Program {
 	prog := &Program{
-		Model: m, plan: p, mesh: mesh, stage: -1, on: newLie(m.cluster, p),
-		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, room: &room{},
+		Model: m, plan: p, mesh: mesh, stage: -1, layout: newPoolLayout(m.cluster, p),
+		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, scratch: &scratch{},
 	}
-	if prog.on != nil {
-		prog.Model = prog.on.model(1<<len(m.cluster.Pools) - 1)
+	if prog.layout != nil {
+		prog.Model = prog.layout.model(1<<len(m.cluster.Pools) - 1)
 	}
 	return prog
 }
@@ -85,9 +85,9 @@ func (m *Program) On(c *Cluster) *Program {
 	if m.works == nil {
 		m.works = map[workKey]work{}
 	}
-	if m.on != nil || len(c.Pools) > 0 {
+	if m.layout != nil || len(c.Pools) > 0 {
 		other := NewProgram(c, m.plan, m.mesh)
-		other.works, other.room = m.works, m.room
+		other.works, other.scratch = m.works, m.scratch
 		return other
 	}
 	other := *m
@@ -107,15 +107,15 @@ func (m *Program) As(stage int) *Program {
 	as := *m
 	position, _ := m.plan.Position(stage)
 	as.stage, as.at = stage, m.place(position)
-	if m.on != nil {
-		as.Model = m.on.model(m.Kinds(stage))
+	if m.layout != nil {
+		as.Model = m.layout.model(m.Kinds(stage))
 	}
 	return &as
 }
 
 // each returns the prices for instructions of a stage, where stages lie on different kinds of devices.
 func (m *Program) each(stage int) *Program {
-	if m.on == nil || m.stage >= 0 {
+	if m.layout == nil || m.stage >= 0 {
 		return m
 	}
 	return m.As(stage)
@@ -125,20 +125,20 @@ func (m *Program) each(stage int) *Program {
 // which kinds of devices. Positions with the same offset take the same time for everything that they compute and
 // communicate, except for transfers between the two ends of the pipeline.
 func (m *Program) Offset(position int) int {
-	if m.on != nil {
+	if m.layout != nil {
 		return m.classes()[position]
 	}
 	return m.offset(m.plan.WorldRank(position, 0))
 }
 
 func (m *Program) offset(rank int) int {
-	return rank % m.on.period(m.rungs)
+	return rank % m.layout.period(m.rungs)
 }
 
 // place returns what the groups and routes of a position follow from: its offset in the units of the network, or with
 // several pools the position itself.
 func (m *Program) place(position int) int {
-	if m.on != nil {
+	if m.layout != nil {
 		return position
 	}
 	return m.Offset(position)
@@ -276,17 +276,17 @@ func (m *Program) widest(position, axis int) Group {
 	// Groups inside one data-parallel rank begin at the same places again after a period: see route.
 	units, ofUnit := 1, m.mesh.Devices()
 	if stride < inner {
-		whole := m.on.period(m.rungs)
+		whole := m.layout.period(m.rungs)
 		units, ofUnit = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs), m.plan.DP*inner
 		if m.plan.RankOrder == "" {
 			ofUnit = min(ofUnit, multiple(inner, whole))
 		}
 	}
-	lie, ranks := m.plan.StageRanks(position), make([]int, size)
+	stage, ranks := m.plan.StageRanks(position), make([]int, size)
 	for unit := range units {
 		for from := 0; from < ofUnit; from += stride * size {
 			for d := unit*m.plan.DP*inner + from; d < unit*m.plan.DP*inner+from+stride; d++ {
-				at := start{m.offset(lie.Of(d)), 0}
+				at := start{m.offset(stage.Of(d)), 0}
 				if stride >= inner { // data-parallel ranks may lie in several units of the plan
 					at.shard = d / inner % m.plan.DP
 				}
@@ -295,7 +295,7 @@ func (m *Program) widest(position, axis int) Group {
 				}
 				seen[at] = true
 				for i := range ranks {
-					ranks[i] = m.on.address(lie.Of(d + i*stride))
+					ranks[i] = m.layout.address(stage.Of(d + i*stride))
 				}
 				if g := spread(m.rungs, ranks); worst.Size == 1 {
 					worst = g
@@ -315,7 +315,7 @@ func (m *Program) route(from, to int) Route {
 	key := routeKey{m.place(at), end - at}
 	way, known := m.routes[key]
 	if !known {
-		way = route(m.rungs, m.on, m.plan, from, to)
+		way = route(m.rungs, m.layout, m.plan, from, to)
 		m.routes[key] = way
 	}
 	return way
@@ -376,7 +376,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		bytes := collectiveBytes(in, mesh, at)
 		name := mesh.Axes[axis].Name
-		t := m.synchronized(n, bytes, m.there(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
+		t := m.synchronized(n, bytes, m.inPlace(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
 		if m.software.AsyncTP && in.Beside == 0 && in.Parts == 0 && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -394,19 +394,19 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 	n := instrs[0].Node
 	m = m.each(n.Stage)
 	axis := n.Attr.(ir.CommAttr).Axis
-	bytes, there, share := int64(0), int64(0), 1.0
+	bytes, inPlace, share := int64(0), int64(0), 1.0
 	if m.buffers(axis) {
 		share = 0
 	}
 	for i := range instrs {
 		one := collectiveBytes(&instrs[i], mesh, at)
 		bytes += one
-		there += m.there(&instrs[i], mesh, at)
+		inPlace += m.inPlace(&instrs[i], mesh, at)
 		if m.buffers(axis) {
 			share += m.buffered(one, axis)
 		}
 	}
-	return m.crowded(m.synchronized(n, bytes, there, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
+	return m.crowded(m.synchronized(n, bytes, inPlace, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
 }
 
 // InOrder returns the time of instructions one after another, none of them in a bucket.
@@ -418,8 +418,8 @@ func (m *Program) InOrder(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (su
 	return sum
 }
 
-// there is how many bytes of the result of an all_gather every rank already has in place.
-func (m *Program) there(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
+// inPlace is how many bytes of the result of an all_gather every rank already has in place.
+func (m *Program) inPlace(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	if in.Node.Op != ir.OpAllGather || in.Moves(mesh) {
 		return 0
 	}
@@ -428,14 +428,14 @@ func (m *Program) there(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	return localBytes(in.Node.Args[0], mesh, at)
 }
 
-// synchronized is the time of a collective over an axis as the software makes it. Every rank has there bytes of the
+// synchronized is the time of a collective over an axis as the software makes it. Every rank has inPlace bytes of the
 // result in place; share is the tensor's share of the hops of its buffer.
-func (m *Program) synchronized(n *ir.Node, bytes, there int64, share float64, axis string, g Group) Picoseconds {
+func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, axis string, g Group) Picoseconds {
 	op := n.Op
 	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
 		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
 	}
-	return m.collective(op, bytes, there, g, crossing{hops: share, network: m.beyond(axis)})
+	return m.collective(op, bytes, inPlace, g, crossing{hops: share, network: m.beyond(axis)})
 }
 
 // replicated reports whether the ranks along an axis have the same parameters.
@@ -618,7 +618,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	n := in.Node
 	w := work{node: n, class: classOf(n.Op), dtype: n.Args[0].Type.DType, host: n.Phase != ir.Update}
-	dims, local := m.room.dims[:0], m.room.shapes[:0]
+	dims, local := m.scratch.dims[:0], m.scratch.shapes[:0]
 	for _, vs := range [2][]*ir.Value{n.Args, n.Results} {
 		for _, v := range vs {
 			from := len(dims)

@@ -23,23 +23,23 @@ const OnePass = "one_pass"
 
 // inOnePass is the time of a collective by [OnePass]: a rank's share of all bytes read and written, since all groups
 // are at it together, and what the rank loses by the meeting.
-func (m *Model) inOnePass(op ir.Op, bytes, there int64, g Group) Picoseconds {
+func (m *Model) inOnePass(op ir.Op, bytes, inPlace int64, g Group) Picoseconds {
 	n := float64(g.Size)
-	return picoseconds(passed(op, bytes, there, n)/m.together[0] + m.meeting(n) + m.launch)
+	return picoseconds(passed(op, bytes, inPlace, n)/m.together[0] + m.meeting(n) + m.launch)
 }
 
 // passed returns how many bytes of memory a collective by [OnePass] moves for each of n ranks. A sum is written over
 // one of its terms. A result that is written elsewhere costs one more read: the processor reads each cache line
 // before it writes to it, as it cannot know that the whole line will be overwritten. Bytes that are already in place
 // are not moved.
-func passed(op ir.Op, bytes, there int64, n float64) float64 {
+func passed(op ir.Op, bytes, inPlace int64, n float64) float64 {
 	switch op {
 	case ir.OpAllReduce:
 		return float64(2 * bytes)
 	case ir.OpReduceScatter:
 		return float64(bytes) + float64(2*bytes)/n
 	}
-	return float64(3 * (bytes - there))
+	return float64(3 * (bytes - inPlace))
 }
 
 // meeting is the time that each of n ranks loses when they meet. If there are more ranks than cores they arrive one
@@ -51,15 +51,15 @@ func (m *Model) meeting(n float64) float64 {
 // share sets the figures that only a shared machine has.
 func (m *Model) share(c *Cluster) {
 	m.onePass, m.turn = c.Collectives == OnePass, c.Device.Turn
-	m.pack = c.Device.Pack * max(1, m.crowd)
-	if m.crowd >= 1 {
+	m.pack = c.Device.Pack * max(1, m.ranksPerCore)
+	if m.ranksPerCore >= 1 {
 		return
 	}
-	m.alone, m.fork = 1/m.crowd, c.Device.Fork
+	m.alone, m.fork = 1/m.ranksPerCore, c.Device.Fork
 	// Each of a rank's cores computes its share of a kernel, and has written the same share of the kernel's operands
 	// itself.
 	if m.cache.Remote > 0 {
-		m.remote = m.crowd * (1 - m.crowd) / m.cache.Remote
+		m.remote = m.ranksPerCore * (1 - m.ranksPerCore) / m.cache.Remote
 	}
 }
 
@@ -108,7 +108,7 @@ func (m *Model) packing(w *work, cores float64) float64 {
 	}
 	left, right := packed(w.flops, float64(w.rows), float64(w.cols), float64(w.across), cores)
 	t := float64(m.pack * (left + right))
-	if own := min(m.crowd, 1); m.cache.Memory > 0 && !m.near && 2*w.flops > own*float64(m.cache.Memory*w.rows) {
+	if own := min(m.ranksPerCore, 1); m.cache.Memory > 0 && !m.near && 2*w.flops > own*float64(m.cache.Memory*w.rows) {
 		t += packedBytes * right / float64(m.memory*own)
 	}
 	return t
@@ -129,7 +129,7 @@ func (m *Model) divided(w *work, t float64) float64 {
 	}
 	bytes := float64(w.across)
 	if w.class != product {
-		bytes = min(bytes, float64(m.cache.Memory)*m.crowd)
+		bytes = min(bytes, float64(m.cache.Memory)*m.ranksPerCore)
 	}
 	return min(t+m.packing(w, m.alone)+m.fork+float64(bytes*m.remote), float64(t*m.alone)+one)
 }

@@ -54,31 +54,31 @@ func (b Breakdown) Total() Picoseconds { return b.Compute + b.Communication + b.
 
 // Model prices the work of one rank in a job of a given number of ranks on a cluster.
 type Model struct {
-	cluster    *Cluster
-	peak       float64 // FLOP/s of the rank, in f32
-	fastest    float64 // FLOP/s of the rank, in its fastest element type
-	halfPeak   map[ir.DType]float64
-	memory     float64   // bytes/s that kernels reach
-	cache      Cache     // the rank's share of the cache
-	near       bool      // price kernels as if all they read and write lay in the cache: see [Program.Near]
-	rungs      []rung    // levels of the network, innermost first
-	together   []float64 // by level, bytes/s that a device reaches when all ranks send
-	host       Link      // between device and host memory; without bandwidth if the cluster states none
-	launch     float64
-	units      float64   // of the device, which compute tiles of a product in parallel; 0 if unknown
-	fp8Peak    float64   // FLOP/s of products of 8-bit operands; 0 if there are none
-	crowd      float64   // ranks per core of a shared machine; 0 if the machine is not shared
-	onePass    bool      // collectives go through shared memory: see [OnePass]
-	turn       float64   // seconds to hand a core from a waiting rank to another: see [Device.Turn]
-	alone      float64   // time on one core of the rank divided by time on all of them; 0 if it has at most one core
-	fork       float64   // seconds lost by a kernel that is divided over the rank's cores
-	pack       float64   // seconds per number that a core packs for a product
-	remote     float64   // seconds per byte that a kernel reads from the caches of the rank's other cores; 0 if that does not count
-	kernels    []float64 // by op, the share of the peak rate that it reaches; 0 means that Efficiency applies
-	shares     *sync.Map // results of [Model.Busy], by crowd
-	efficiency Efficiency
-	software   Software
-	kinds      []*Model // one per kind of device that the ranks lie on; nil if there is one kind
+	cluster      *Cluster
+	peak         float64 // FLOP/s of the rank, in f32
+	fastest      float64 // FLOP/s of the rank, in its fastest element type
+	halfPeak     map[ir.DType]float64
+	memory       float64   // bytes/s that kernels reach
+	cache        Cache     // the rank's share of the cache
+	near         bool      // price kernels as if all they read and write lay in the cache: see [Program.Near]
+	rungs        []rung    // levels of the network, innermost first
+	together     []float64 // by level, bytes/s that a device reaches when all ranks send
+	host         Link      // between device and host memory; without bandwidth if the cluster states none
+	launch       float64
+	units        float64   // of the device, which compute tiles of a product in parallel; 0 if unknown
+	fp8Peak      float64   // FLOP/s of products of 8-bit operands; 0 if there are none
+	ranksPerCore float64   // ranks per core of a shared machine; 0 if the machine is not shared
+	onePass      bool      // collectives go through shared memory: see [OnePass]
+	turn         float64   // seconds to hand a core from a waiting rank to another: see [Device.Turn]
+	alone        float64   // time on one core of the rank divided by time on all of them; 0 if it has at most one core
+	fork         float64   // seconds lost by a kernel that is divided over the rank's cores
+	pack         float64   // seconds per number that a core packs for a product
+	remote       float64   // seconds per byte that a kernel reads from the caches of the rank's other cores; 0 if that does not count
+	kernels      []float64 // by op, the share of the peak rate that it reaches; 0 means that Efficiency applies
+	shares       *sync.Map // results of [Model.Busy], by busyPipeline
+	efficiency   Efficiency
+	software     Software
+	kinds        []*Model // one per kind of device that the ranks lie on; nil if there is one kind
 }
 
 // NewModel returns the prices for one of the given number of ranks of a cluster.
@@ -96,8 +96,8 @@ func NewModel(c *Cluster, ranks int) *Model {
 		m.fp8Peak = c.PeakFLOPS("f8", ranks)
 	}
 	if c.Device.Shared {
-		m.crowd = float64(ranks) / float64(c.Device.Cores)
-		m.launch *= max(1, m.crowd) // ranks that share a core start their kernels one after the other
+		m.ranksPerCore = float64(ranks) / float64(c.Device.Cores)
+		m.launch *= max(1, m.ranksPerCore) // ranks that share a core start their kernels one after the other
 	}
 	m.network(c, ranks)
 	if c.Host != nil {

@@ -90,7 +90,7 @@ type rung struct {
 	latency         float64 // seconds
 	ports           float64 // of a unit of the level inside
 	// kinds, in the network of several pools, are the rungs of all pools that messages cross. The slowest of them
-	// sets the rate, and inside and devices count addresses: see [lie].
+	// sets the rate, and inside and devices count addresses: see [poolLayout].
 	kinds []rung
 }
 
@@ -262,11 +262,11 @@ type Route [maxLevels]int
 // With the default rank order, the devices of a stage are a run of ranks in every unit of the plan, and all receivers
 // are as far from their senders as the first one is. The network repeats after a period ([period]). It is therefore
 // enough to look at a few units of the plan, and at two periods of a long run.
-func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
+func route(rungs []rung, layout *poolLayout, p *partition.Plan, from, to int) Route {
 	run := p.DP * p.ContextParallel() * p.TP
 	ranks := p.StageRanks(from)
 	first, further := ranks.Of(0), p.WorldRank(to, 0)-ranks.Of(0)
-	whole := on.period(rungs)
+	whole := layout.period(rungs)
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
 	var apart []int // the devices of a stage in a unit, if they are no run
 	if p.RankOrder != "" {
@@ -286,7 +286,7 @@ func route(rungs []rung, on *lie, p *partition.Plan, from, to int) Route {
 			if apart != nil {
 				rank = u*p.PlanNGPUs + apart[d]
 			}
-			a, b := on.address(rank), on.address(rank+further)
+			a, b := layout.address(rank), layout.address(rank+further)
 			level := 0
 			for rungs[level].devices < math.MaxInt && a/rungs[level].devices != b/rungs[level].devices {
 				level++
@@ -342,14 +342,14 @@ type crossing struct {
 	network float64 // factor on the rate between nodes: see [Software.Replicas]
 }
 
-// collective is [Model.Collective] as software makes it. Of the result, every rank already has there bytes in place.
+// collective is [Model.Collective] as software makes it. Of the result, every rank already has inPlace bytes.
 // That counts only under [OnePass]: in a ring no rank moves its own part anyway.
-func (m *Model) collective(op ir.Op, bytes, there int64, g Group, by crossing) Picoseconds {
+func (m *Model) collective(op ir.Op, bytes, inPlace int64, g Group, by crossing) Picoseconds {
 	if g.Size <= 1 {
 		return 0
 	}
 	if m.onePass {
-		return m.inOnePass(op, bytes, there, g)
+		return m.inOnePass(op, bytes, inPlace, g)
 	}
 	size, n := float64(bytes), float64(g.Size)
 	outermost := 0
@@ -443,7 +443,7 @@ func (m *Model) NoFaster(g, than Group) bool {
 
 // Straight reports whether the times of collectives, in isolation or beside kernels, are linear in their bytes. They
 // are not where ranks share memory, or where products hide a part of them.
-func (m *Model) Straight() bool { return !m.onePass && m.crowd == 0 && !m.software.AsyncTP }
+func (m *Model) Straight() bool { return !m.onePass && m.ranksPerCore == 0 && !m.software.AsyncTP }
 
 // Transfer is the time to send bytes to a rank of another stage, for the slowest pair of ranks.
 func (m *Model) Transfer(bytes int64, way Route) Picoseconds {
@@ -469,7 +469,7 @@ func (m *Model) network(c *Cluster, ranks int) {
 		if c.Device.Shared {
 			m.rungs[l].bandwidth /= float64(ranks)
 			if c.Collectives != OnePass {
-				m.rungs[l].latency *= max(1, m.crowd)
+				m.rungs[l].latency *= max(1, m.ranksPerCore)
 			}
 		}
 		m.together = append(m.together, m.rungs[l].rate(min(ranks, m.rungs[l].inside)))

@@ -58,7 +58,7 @@ func (m *Program) WorkOf(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) Work
 		for i := range instrs {
 			bytes := collectiveBytes(&instrs[i], mesh, at)
 			w.Bytes += bytes
-			w.Moved += passed(n.Op, bytes, m.there(&instrs[i], mesh, at), float64(w.Group.Size))
+			w.Moved += passed(n.Op, bytes, m.inPlace(&instrs[i], mesh, at), float64(w.Group.Size))
 		}
 		return w
 	}

@@ -9,13 +9,13 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// lie is how the ranks of a plan lie on the pools of a cluster. It is nil with one kind of device, where rank r is
+// poolLayout is how the ranks of a plan lie on the pools of a cluster. It is nil with one kind of device, where rank r is
 // device r.
 //
 // Every device has an address. Addresses are assigned so that a unit of a network level covers the same number of
 // addresses in every pool, and groups and routes are found as with one kind of device. There are gaps between
 // addresses where a pool has fewer devices per node than another, or no racks.
-type lie struct {
+type poolLayout struct {
 	plan    *partition.Plan
 	pools   []placed // in the order of ranks
 	slots   []int    // by level, the number of addresses in a unit
@@ -34,15 +34,15 @@ type placed struct {
 	sizes          []int // by level, the number of devices in a unit
 }
 
-// newLie places the ranks of a plan. It panics if the pools do not hold the plan.
-func newLie(c *Cluster, p *partition.Plan) *lie {
+// newPoolLayout places the ranks of a plan. It panics if the pools do not hold the plan.
+func newPoolLayout(c *Cluster, p *partition.Plan) *poolLayout {
 	if len(c.Pools) == 0 {
 		return nil
 	}
 	if err := c.Holds(p); err != nil {
 		panic("BUG: " + err.Error())
 	}
-	l := &lie{plan: p, mixed: map[Kinds]*Model{}}
+	l := &poolLayout{plan: p, mixed: map[Kinds]*Model{}}
 	levels := 0
 	for _, pool := range c.Pools {
 		m := NewModel(pool.Cluster, p.RuntimeNGPUs)
@@ -98,7 +98,7 @@ func newLie(c *Cluster, p *partition.Plan) *lie {
 }
 
 // address returns the address of the device that a rank runs on.
-func (l *lie) address(rank int) int {
+func (l *poolLayout) address(rank int) int {
 	if l == nil {
 		return rank
 	}
@@ -116,7 +116,7 @@ func (l *lie) address(rank int) int {
 }
 
 // period is the number of ranks after which the network repeats. With pools it does not repeat.
-func (l *lie) period(rungs []rung) int {
+func (l *poolLayout) period(rungs []rung) int {
 	if l == nil {
 		return period(rungs)
 	}
@@ -124,7 +124,7 @@ func (l *lie) period(rungs []rung) int {
 }
 
 // model returns the prices for ranks that lie on the given pools.
-func (l *lie) model(kinds Kinds) *Model {
+func (l *poolLayout) model(kinds Kinds) *Model {
 	if m := l.mixed[kinds]; m != nil {
 		return m
 	}
@@ -177,28 +177,28 @@ func (l *lie) model(kinds Kinds) *Model {
 
 // Kinds returns the pools that a stage lies on, 0 if the cluster has one kind of device.
 func (m *Program) Kinds(stage int) Kinds {
-	if m.on == nil {
+	if m.layout == nil {
 		return 0
 	}
 	position, _ := m.plan.Position(stage)
-	return m.on.kinds[position]
+	return m.layout.kinds[position]
 }
 
 // OnKinds returns the prices on the given pools, with groups unchanged.
 func (m *Program) OnKinds(kinds Kinds) *Program {
-	if m.on == nil {
+	if m.layout == nil {
 		return m
 	}
 	on := *m
-	on.Model = m.on.model(kinds)
+	on.Model = m.layout.model(kinds)
 	return &on
 }
 
 // classes numbers the positions so that two have the same number if they lie on the same kinds of devices and have
 // the same groups over every axis and the same routes to their neighbours.
 func (m *Program) classes() []int {
-	if m.on.classes != nil {
-		return m.on.classes
+	if m.layout.classes != nil {
+		return m.layout.classes
 	}
 	type class struct {
 		kinds          Kinds
@@ -208,7 +208,7 @@ func (m *Program) classes() []int {
 	known := map[class]int{}
 	positions := m.plan.PP()
 	for at := range positions {
-		c := class{kinds: m.on.kinds[at]}
+		c := class{kinds: m.layout.kinds[at]}
 		for axis := range m.mesh.Axes {
 			c.groups[axis] = m.groupOf(at, axis)
 		}
@@ -223,7 +223,7 @@ func (m *Program) classes() []int {
 			n = len(known)
 			known[c] = n
 		}
-		m.on.classes = append(m.on.classes, n)
+		m.layout.classes = append(m.layout.classes, n)
 	}
-	return m.on.classes
+	return m.layout.classes
 }
