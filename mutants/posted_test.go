@@ -41,7 +41,7 @@ func inPosted() []mutant {
 	}, {
 		bug: "a step ends before its messages have arrived", how: "in the simulation",
 		file: "planner/sim/engine.go",
-		old:  "|| !r.away(p, st, -1) {", new: "|| r.away(p, st, -1) && st.now < 0 {",
+		old:  "|| !r.awaitPosted(p, st, -1) {", new: "|| r.awaitPosted(p, st, -1) && st.now < 0 {",
 		pkg: "./planner/sim", run: "^TestPostedDeadlock$",
 	}, {
 		bug: "a floor is above a plan", how: "what is posted is work of the position",

@@ -14,8 +14,8 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// TestAlike: one rank simulated for all that are cut alike is, to the picosecond, each of them simulated by
-// itself, however uneven the cuts are.
+// TestAlike: one rank simulated for all that are cut alike gives, to the picosecond, the same as simulating each of
+// them, however uneven the cuts are.
 func TestAlike(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Dropout = 4, 3, 24, 33, 65, 0.2
@@ -71,7 +71,7 @@ func TestAlike(t *testing.T) {
 	require.Positive(t, fewer)
 }
 
-// everything is one account of all time.
+// everything books all time on one account.
 func everything(_ []codegen.Instr, _ ir.Coord, time cost.Picoseconds, accounts []float64) {
 	accounts[0] += float64(time)
 }

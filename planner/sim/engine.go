@@ -1,22 +1,26 @@
-// Package sim runs a program without data, as a discrete-event simulation: every
-// rank works through its tasks in order, waits where the runtime waits, and
-// spends what planner/cost says on everything else.
+// Package sim simulates one step of a program without its data, as a discrete-event simulation. Every rank runs its
+// tasks in order, waits where the runtime waits, and takes the time that planner/cost says for everything else.
 //
-// The waits are those of the runtime. A collective starts when its last member
-// arrives and ends for all at once. A send copies into the buffer of the
-// receiver, so it waits until the slot of its micro-batch is free there: until
-// the receiver has finished with the micro-batch that had the slot before. A
-// receive waits for the copy to end. A rank does one thing at a time, but for
-// what it hands to its communication stream: that does one thing at a time too,
-// beside the rank, each when the rank has come to it and the one before is done;
-// the rank waits for it where an op says so, and at the end of the task or, for what is
-// late, at the start of a task that joins it. Of a collective that ops run beside, the rank
-// only says that it has come to it, and waits for its end after those ops. Sends that are posted are made one after another
-// by a stream of their own, each when its slot is free: the rank waits for those of a part of the program when it begins that
-// part again, and for all at its end.
+// A rank waits as in the runtime:
 //
-// Such a system is a max-plus recurrence: its times do not depend on the order in
-// which ranks are looked at, and never decrease when a duration grows.
+//   - A collective starts when its last member arrives, and ends for all members at once.
+//   - A send copies into a buffer of the receiver. It starts when the slot for its micro-batch is free there, that
+//     is, when the receiver has finished with the micro-batch that had the slot before.
+//   - A receive waits for the end of the copy.
+//   - A rank does one thing at a time, except for what it hands to its communication stream. The stream runs these
+//     ops beside the rank, one at a time and in order, each when the rank has reached it and the op before it is
+//     done. The rank waits for the stream where an op awaits it, and at the end of the task. For late ops it waits at
+//     the start of a task that joins the stream.
+//   - A collective may run beside the ops that follow it. The rank then only announces its arrival, and waits for the
+//     collective's end after those ops.
+//   - Posted sends are made by another stream, one after another, each when its slot is free. A rank waits for the
+//     sends that a part of the program has posted before it starts that part again, and for all of them at its end.
+//
+// Such a system is a max-plus recurrence. Its times do not depend on the order in which ranks are advanced, and never
+// decrease when a duration grows.
+//
+// engine.go simulates a [System] of processes, which knows nothing of programs; the search also builds systems of its
+// own. program.go turns a program into a System ([Run]).
 package sim
 
 import (
@@ -30,45 +34,46 @@ type OpKind uint8
 
 // The kinds.
 const (
-	Work OpKind = iota // spend Time
-	Join               // meet the group Peer, then spend Time together
-	Send               // wait for a free slot, spend Time copying
-	Recv               // wait for the copy
+	Work OpKind = iota // take Time
+	Join               // meet the group Peer, then take Time together
+	Send               // wait for a free slot, then take Time to copy
+	Recv               // wait for the end of the copy
 )
 
-// Op is one event of a process: work that needs no one else, or a meeting.
+// Op is one event of a process: work that involves no other process, or a meeting with one.
 type Op struct {
 	Kind OpKind
 	Time cost.Picoseconds
-	Peer int // group for Join, channel for Send and Recv
-	// Async says that the op, Work or a Join, is handed to the stream, and Late that the
-	// end of the task does not wait for it.
+	Peer int // group of a Join, channel of a Send or Recv
+	// Async hands the op, Work or a Join, to the communication stream. Late says that the end of the task does not
+	// wait for it.
 	Async, Late bool
-	// Posted says that a Send is handed to the stream of transfers, which makes one after another.
+	// Posted hands a Send to the stream of transfers, which makes one after another.
 	Posted bool
-	// Beside is how many ops after a Join, all of them Work, the process goes on with when it
-	// has come to the meeting: it waits for the end of that after them.
+	// Beside, of a Join, is how many ops after it run beside it; all of them are Work. The process waits for the end
+	// of the Join after them.
 	Beside int
-	// Await is how many of the task's asynchronous ops are done before the op starts.
+	// Await is how many of the task's asynchronous ops must be done before this op starts.
 	Await int
-	// Since makes Work end no sooner than Since[i] after mark i of the task, a stretch
-	// that stands for a program with a stream of its own. The marks are when the stream
-	// has done what tasks before left it, when the task began, and when each of its
-	// transfers so far ended. Negative entries mean nothing.
+	// Since delays the end of Work to at least Since[i] after mark i of the task. With it, Work stands for a stretch
+	// of a program that uses its communication stream. The marks are: when the stream has finished what earlier tasks
+	// left to it; when the task began; and when each of the task's transfers so far ended. A negative entry is
+	// ignored.
 	Since []cost.Picoseconds
-	// Leaves, as Since, says when the stream has done what the task leaves it, of Work at
-	// its end. nil leaves it nothing but late ops.
+	// Leaves, of Work at the end of a task, says as Since does when the stream finishes what the task leaves to it.
+	// nil leaves nothing but late ops.
 	Leaves []cost.Picoseconds
 }
 
-// Task is one pass of a process over a list of ops.
+// Task is one pass of a process through a list of ops.
 type Task struct {
 	Ops        []Op
 	Chunk      int
 	MicroBatch int
-	Releases   bool // the end of this task frees the micro-batch's slot in the chunk
-	Joins      bool // it starts when the stream has done what tasks before left it
-	// Part numbers the tasks of a process that post the same: each starts when what those before it have posted is sent.
+	Releases   bool // its end frees the slot of the micro-batch in the chunk
+	Joins      bool // it starts only when the stream has finished what earlier tasks left to it
+	// Part numbers the part of the program that the task runs. A task starts only when what earlier tasks of the same
+	// part have posted is sent.
 	Part int
 }
 
@@ -77,9 +82,8 @@ type Process struct {
 	Tasks []Task
 }
 
-// Channel is a connection between two processes, used once per micro-batch.
-// Micro-batch k can be sent when k - Room has been released by the given chunk of
-// the receiver; Room 0 is room for all.
+// Channel connects two processes, and is used once per micro-batch. Micro-batch k can be sent when the receiver's
+// given chunk has released micro-batch k - Room. Room 0 means that there is room for all.
 type Channel struct {
 	From, To    int
 	Chunk, Room int
@@ -88,21 +92,18 @@ type Channel struct {
 // System is a set of processes that wait for each other.
 type System struct {
 	Processes []Process
-	Groups    [][]int // members of each group
+	Groups    [][]int // the processes in each group
 	Channels  []Channel
-	// Trace, when set, is told of every op: when it began (after any wait) and
-	// ended.
+	// Trace, if set, is called for every op with the time when it began (after any wait) and ended.
 	Trace func(process, task, op int, start, end cost.Picoseconds)
-	// Exposed, when set, is added up by process: for how long the process waited
-	// for its stream while that was communicating.
+	// Exposed, if set, accumulates by process how long it waited for its streams while these were communicating.
 	Exposed []cost.Picoseconds
-	// Waited, when set with Exposed, is told of each part of that: how long the
-	// process waited for an op of its stream, or one that it had posted.
+	// Waited, if set together with Exposed, is called for each part of that: how long the process waited for one op
+	// of its stream, or one that it had posted.
 	Waited func(process, task, op int, time cost.Picoseconds)
 }
 
-// Run returns when each process ends. It fails when processes wait for each
-// other forever.
+// Run returns when each process ends. It fails if processes wait for each other forever.
 func (s *System) Run() ([]cost.Picoseconds, error) {
 	r := runner{System: s, states: make([]state, len(s.Processes)), groups: make([]meeting, len(s.Groups))}
 	microBatches, chunks := make([]int, len(s.Processes)), make([]int, len(s.Processes))
@@ -119,7 +120,7 @@ func (s *System) Run() ([]cost.Picoseconds, error) {
 	for _, c := range s.Channels {
 		count += microBatches[c.To]
 	}
-	times := make([]cost.Picoseconds, count) // of all micro-batches everywhere
+	times := make([]cost.Picoseconds, count) // releases and arrivals of all micro-batches
 	for i := range times {
 		times[i] = -1
 	}
@@ -159,7 +160,7 @@ func (s *System) Run() ([]cost.Picoseconds, error) {
 	ends := make([]cost.Picoseconds, len(s.Processes))
 	for p := range r.states {
 		st := &r.states[p]
-		if st.task < len(s.Processes[p].Tasks) || !r.away(p, st, -1) {
+		if st.task < len(s.Processes[p].Tasks) || !r.awaitPosted(p, st, -1) {
 			return nil, fmt.Errorf("sim: process %d waits forever in task %d at op %d", p, st.task, st.op)
 		}
 		ends[p] = st.now
@@ -171,34 +172,34 @@ type state struct {
 	now      cost.Picoseconds
 	task, op int
 	queued   bool
-	joined   bool                 // waits at a Join that it has been counted in
-	released [][]cost.Picoseconds // by chunk and micro-batch
-	waiting  []int                // processes that wait for something this one does
-	marks    []cost.Picoseconds   // see Op.Since
-	left     cost.Picoseconds     // when the stream has done what ops with Leaves left it
+	joined   bool                 // it waits at a Join, and is counted as arrived
+	released [][]cost.Picoseconds // by chunk and micro-batch; -1 until then
+	waiting  []int                // processes that wait for something that this one does
+	marks    []cost.Picoseconds   // see [Op.Since]
+	left     cost.Picoseconds     // when the stream has finished what ops with Leaves left to it
 
-	forked fork // the meeting that the process runs something beside
+	forked fork // the Join that the process runs ops beside
 
-	// The stream.
-	given     []given // in the task in hand, after what tasks before left it
-	before    int     // how many of those that is
-	done      int     // of all
-	streaming bool    // the next waits at a Join that it has been counted in
+	// The communication stream.
+	given     []given // what earlier tasks left to it, then the ops of the current task
+	before    int     // how many of given earlier tasks left
+	done      int     // how many of given are done
+	streaming bool    // the next one waits at a Join, and is counted as arrived
 
-	posted []given          // sends, in order; those of tasks that have begun again are dropped
-	sent   int              // of these, how many are made
-	last   cost.Picoseconds // the end of the last of those
+	posted []given          // sends, in order, without those that the process has waited for
+	sent   int              // how many of posted are made
+	last   cost.Picoseconds // the end of the last of these
 }
 
-// fork is a Join that ops of its process run beside, up to but not including one of the task;
-// until is 0 if there is none. start and end are set when all have come to it.
+// fork is a Join beside which its process runs the ops of the task up to, but not including, until. until is 0 if
+// there is none. start and end are set when all members have arrived.
 type fork struct {
 	op, until  int
 	met        bool
 	start, end cost.Picoseconds
 }
 
-// given is an op handed to the stream. start and end are set when it is done.
+// given is an op that is handed to a stream. start and end are set when it is done.
 type given struct {
 	task, op       int
 	at, start, end cost.Picoseconds
@@ -213,17 +214,17 @@ type runner struct {
 	*System
 	states   []state
 	groups   []meeting
-	arrivals [][]cost.Picoseconds // by channel and micro-batch
+	arrivals [][]cost.Picoseconds // by channel and micro-batch; -1 until then
 	woken    []int
 }
 
 // advance runs a process until it has to wait.
 func (r *runner) advance(p int) {
 	st, proc := &r.states[p], &r.Processes[p]
-	task, op, moved := st.task, st.op, r.transfer(p, st)
+	task, op, moved := st.task, st.op, r.sendPosted(p, st)
 	defer func() {
-		// Who waits for this process looks again only if it has moved, so that
-		// processes that wait for each other come to rest.
+		// Processes that wait for this one are looked at again only if it has moved. So processes that wait for each
+		// other in a cycle do not keep the queue busy forever.
 		if st.task != task || st.op != op || moved {
 			r.woken = append(r.woken, st.waiting...)
 			st.waiting = st.waiting[:0]
@@ -233,7 +234,7 @@ func (r *runner) advance(p int) {
 		t := &proc.Tasks[st.task]
 		r.stream(p, st)
 		if len(st.marks) == 0 {
-			if len(st.posted) > 0 && !r.away(p, st, t.Part) {
+			if len(st.posted) > 0 && !r.awaitPosted(p, st, t.Part) {
 				return
 			}
 			if t.Joins && !r.await(p, st, st.before) {
@@ -261,7 +262,7 @@ func (r *runner) advance(p int) {
 			}
 			if o.Posted {
 				st.posted = append(st.posted, given{task: st.task, op: st.op, at: st.now})
-				r.transfer(p, st)
+				r.sendPosted(p, st)
 			} else if !r.step(p, st, t) {
 				return
 			}
@@ -277,7 +278,7 @@ func (r *runner) advance(p int) {
 		if n > st.before && !r.await(p, st, n) {
 			return
 		}
-		if n == len(st.given) && (n > st.before || t.Joins) { // all is done, and waited for
+		if n == len(st.given) && (n > st.before || t.Joins) { // all is done and waited for
 			st.given, st.done = st.given[:0], 0
 		}
 		st.op, st.before = 0, len(st.given)
@@ -288,8 +289,8 @@ func (r *runner) advance(p int) {
 	}
 }
 
-// fork has a process say that it has come to a meeting, and go on. The last to come tells the
-// others when the meeting ends.
+// fork announces the arrival of a process at a Join and lets it go on. The last member to arrive tells the others
+// when the Join ends.
 func (r *runner) fork(p int, st *state, o *Op) {
 	st.forked = fork{op: st.op, until: st.op + 1 + o.Beside}
 	st.op++
@@ -314,8 +315,8 @@ func (r *runner) fork(p int, st *state, o *Op) {
 	}
 }
 
-// rejoin holds a process until the meeting is over that it has run ops beside, and reports
-// whether that is known to have begun.
+// rejoin holds a process until the end of the Join that it has run ops beside. It reports false if that is not yet
+// known.
 func (r *runner) rejoin(p int, st *state) bool {
 	f := &st.forked
 	if !f.met {
@@ -332,8 +333,7 @@ func (r *runner) rejoin(p int, st *state) bool {
 	return true
 }
 
-// await holds a process until so many of the ops given to its stream are done, and
-// reports whether they are.
+// await holds a process until the first n of the ops given to its stream are done, and reports whether they are.
 func (r *runner) await(p int, st *state, n int) bool {
 	switch {
 	case st.done < n:
@@ -356,7 +356,7 @@ func (r *runner) await(p int, st *state, n int) bool {
 	return true
 }
 
-// stream does what the stream of a process has been given, as far as it can.
+// stream runs the ops that a process has given to its stream, as far as possible.
 func (r *runner) stream(p int, st *state) {
 	for st.done < len(st.given) && !st.streaming {
 		g := &st.given[st.done]
@@ -387,7 +387,7 @@ func (r *runner) stream(p int, st *state) {
 	}
 }
 
-// streamed ends the op that the stream of a process is at.
+// streamed records the end of the stream's current op.
 func (r *runner) streamed(p int, st *state, start, end cost.Picoseconds) {
 	g := &st.given[st.done]
 	g.start, g.end = start, end
@@ -398,8 +398,9 @@ func (r *runner) streamed(p int, st *state, start, end cost.Picoseconds) {
 	}
 }
 
-// transfer makes the sends that a process has posted, as far as their slots are free, and reports whether it made one.
-func (r *runner) transfer(p int, st *state) (moved bool) {
+// sendPosted makes the sends that a process has posted, as far as their slots are free, and reports whether it made
+// any.
+func (r *runner) sendPosted(p int, st *state) (moved bool) {
 	for ; st.sent < len(st.posted); st.sent++ {
 		g := &st.posted[st.sent]
 		t := &r.Processes[p].Tasks[g.task]
@@ -418,9 +419,10 @@ func (r *runner) transfer(p int, st *state) (moved bool) {
 	return moved
 }
 
-// away holds a process until what tasks of a part have posted is sent, or with part -1 everything, and reports whether it is known when that
-// is. What was posted before that is sent then, too.
-func (r *runner) away(p int, st *state, part int) bool {
+// awaitPosted holds a process until all that tasks of a part have posted is sent, or with part -1 all that it has posted. It
+// reports false if that time is not yet known. Sends are made in order, so those posted earlier by other parts are
+// sent by then, too.
+func (r *runner) awaitPosted(p int, st *state, part int) bool {
 	n := len(st.posted)
 	for n > 0 && part >= 0 && r.Processes[p].Tasks[st.posted[n-1].task].Part != part {
 		n--
@@ -447,7 +449,8 @@ func (r *runner) away(p int, st *state, part int) bool {
 	return true
 }
 
-// free returns when a message can be sent that is ready at a time: when its slot is free, which may not be known.
+// free returns when a send that is ready at a time can start: when its slot is free. known is false if that is not
+// yet known.
 func (r *runner) free(p int, t *Task, op *Op, ready cost.Picoseconds) (start cost.Picoseconds, known bool) {
 	c := r.Channels[op.Peer]
 	before := t.MicroBatch - c.Room

@@ -28,8 +28,8 @@ func TestJoinWaitsForTheLast(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{18, 18, 18}, ends, "9+2, 4, 3")
 }
 
-// Two stages, three micro-batches, one slot at the receiver: the sender may copy
-// micro-batch k only when the receiver has finished k-1.
+// TestSendWaitsForTheSlot: two stages, three micro-batches, one slot at the receiver. The sender may copy micro-batch
+// k only when the receiver has finished k-1.
 func TestSendWaitsForTheSlot(t *testing.T) {
 	run := func(slots int) []cost.Picoseconds {
 		var a, b []Task
@@ -63,8 +63,8 @@ func TestDeadlockIsAnError(t *testing.T) {
 	require.ErrorContains(t, err, "waits forever")
 }
 
-// A stage goes on while what it has posted is on its way: until it does the same again, or the step ends. One message is sent
-// after another, each when its slot is free.
+// TestPostedSends: a stage goes on while its posted sends are made, until it runs the same part again or the step
+// ends. Sends are made one after another, each when its slot is free.
 func TestPostedSends(t *testing.T) {
 	post := func(t cost.Picoseconds, ch int) Op { return Op{Kind: Send, Time: t, Peer: ch, Posted: true} }
 	other := Task{Ops: []Op{work(10)}, Part: 1}
@@ -91,7 +91,7 @@ func TestPostedSends(t *testing.T) {
 	require.Equal(t, cost.Picoseconds(110-20+410-310), exposed)
 }
 
-// TestPostedInTurn: what is posted together goes one after another, whoever it is for.
+// TestPostedInTurn: sends that are posted together are made one after another, also to different receivers.
 func TestPostedInTurn(t *testing.T) {
 	s := System{
 		Processes: []Process{
@@ -105,7 +105,7 @@ func TestPostedInTurn(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{210, 110, 210}, ends)
 }
 
-// TestPostedDeadlock: a message that finds no room before the end is an error, though its sender has nothing else to do.
+// TestPostedDeadlock: a posted send whose slot is never freed is an error, though its sender has nothing else to do.
 func TestPostedDeadlock(t *testing.T) {
 	s := System{
 		Processes: []Process{

@@ -12,10 +12,9 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// TestCanonicalGroups: the position that stands for another has the same times,
-// where axes cut the batch inside of each other: 6 sequences over two copies of a
-// ZeRO group are 3 and 3, and over its two ranks 2 and 1, though 6 over two are
-// even.
+// TestCanonicalGroups: the position that stands for another has the same times if several axes cut the batch, one
+// inside the other. 6 sequences over the two copies of a ZeRO group are 3 and 3, and over the two ranks in each 2 and
+// 1, although 6 over two alone is even.
 func TestCanonicalGroups(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 1, 3, 24, 33, 65

@@ -13,9 +13,8 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// TestOverlapHidesCommunication: on GPUs, where communication takes time of its
-// own, most of it is hidden; on ranks that share processors nothing is, but buckets
-// save latencies.
+// TestOverlapHidesCommunication: on GPUs, whose communication does not slow kernels down, most of it is hidden. On
+// ranks that share processors none of it is, but buckets save latencies.
 func TestOverlapHidesCommunication(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 512, 512, 513
@@ -49,8 +48,8 @@ func TestOverlapHidesCommunication(t *testing.T) {
 	}
 }
 
-// TestOverlapTPHidesCommunication: in the backward pass tensor-parallel ranks of GPUs hide what
-// they exchange behind products; of ranks that share processors it takes as long as before.
+// TestOverlapTPHidesCommunication: in the backward pass, tensor-parallel ranks on GPUs hide their collectives behind
+// products. On ranks that share processors these take as long as before.
 func TestOverlapTPHidesCommunication(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 2048, 1024, 512
@@ -85,8 +84,9 @@ func TestOverlapTPHidesCommunication(t *testing.T) {
 	}
 }
 
-// TestPiecesHideCommunication: in parts tensor-parallel ranks hide what they exchange behind the products that need it or make
-// it, all but a part; where a micro-batch is one sequence there is nothing to hide, and nothing to pay.
+// TestPiecesHideCommunication: in parts, tensor-parallel ranks hide collectives behind the products that make their
+// operands or need their results, all but one part. With one sequence per micro-batch there is nothing to hide, and
+// no cost.
 func TestPiecesHideCommunication(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 2048, 1024, 512
@@ -126,8 +126,8 @@ func TestPiecesHideCommunication(t *testing.T) {
 	}
 }
 
-// TestPostedHidesTransfers: stages of GPUs that do not wait for what they send hide it behind other passes, most of it under an
-// interleaved schedule; of ranks that share processors it takes as long as before, but for what they wait for each other.
+// TestPostedHidesTransfers: stages on GPUs that do not wait for their sends hide most of them behind other passes. On
+// ranks that share processors sends take as long as before, except that ranks may wait less for each other.
 func TestPostedHidesTransfers(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 8, 8, 2048, 1024, 512

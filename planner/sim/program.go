@@ -10,62 +10,61 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// This file simulates a compiled program: it prices every instruction, merges runs of them into ops, and connects the
+// ops of ranks to groups and channels. explain, measured and the command line show its Timeline; the search's prices
+// are tested against it.
+
 // Options of [Run].
 type Options struct {
-	// Spans records when every instruction ran, on the ranks of Only, or on all
-	// where that is nil.
+	// Spans asks for when every instruction ran, on the ranks in Only, or on all if it is nil.
 	Spans bool
 	Only  []int
-	// Account, when not nil, divides what instructions take over a number of
-	// accounts, which Rank.Accounts adds up.
+	// Account, if not nil, divides the time of instructions over a number of accounts. Rank.Accounts has their sums.
 	Account  Account
 	Accounts int
 }
 
-// Account adds the time of an instruction, or of the collectives of a bucket, at a
-// position of the mesh to the accounts that it belongs to. What it adds must sum
-// to the time.
+// Account adds the time of an instruction, or of the collectives of a bucket, at a position of the mesh to the
+// accounts that it belongs to. What it adds must sum to the time.
 type Account func(instrs []codegen.Instr, at ir.Coord, time cost.Picoseconds, accounts []float64)
 
-// Timeline is how a step of a program goes.
+// Timeline is the simulated step of a program.
 type Timeline struct {
 	Step  cost.Picoseconds // when the last rank ends
 	Ranks []Rank
 	Spans []Span // by rank, then in order; nil unless asked for
 }
 
-// Rank is what one rank spends.
+// Rank is what one rank does with the step.
 type Rank struct {
-	First     bool // of its position: the one with the most to do
-	Like      int  // the first rank of its position that does as much, at the same times
+	First     bool // the first rank of its position, which has the most to do
+	Like      int  // the first rank of its position with the same work at the same times
 	End       cost.Picoseconds
-	Breakdown cost.Breakdown // of the whole step: what is not busy is bubble
-	PeakBytes int64          // the arena
-	// Accounts is, in picoseconds, what was asked for with [Options.Account]. With
-	// the bubble they sum to the step.
+	Breakdown cost.Breakdown // of the whole step; idle time is bubble
+	PeakBytes int64          // size of the arena
+	// Accounts are the sums, in picoseconds, of what [Options.Account] added. With the bubble they sum to the step.
 	Accounts []float64
 }
 
-// Span is one instruction of one task on one rank, or a bucket of collectives.
-// Waiting lies between spans.
+// Span is one instruction of one task on one rank, or a bucket of collectives. Waiting is between spans.
 type Span struct {
 	Rank, Task int  // index into the rank's schedule
 	Instr      int  // index into [codegen.Stage.Run] of the task
-	Bucket     int  // instructions after that which are made with it
+	Bucket     int  // number of further instructions in the same bucket
 	Stream     bool // on the rank's communication stream
-	Beside     bool // a collective of tensor-parallel ranks, beside the instructions after it
+	Beside     bool // a tensor-parallel collective that runs beside the instructions after it
 	Posted     bool // a send on the rank's stream of transfers
 	Start, End cost.Picoseconds
 }
 
-// Run simulates one step of a program on a cluster. It is deterministic. Ranks that have as much to do,
-// at positions which every axis cuts alike, do it at the same times, as whoever they meet does: one of them is
-// simulated for all.
+// Run simulates one step of a program on a cluster. It is deterministic. Ranks at positions of the mesh that every
+// axis cuts alike have the same work, as do the ranks that they meet, so they do everything at the same times: one of
+// them is simulated for all. It fails if the cluster cannot hold the plan, or if ranks wait for each other forever.
 func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
 	return run(prog, c, opts, alike)
 }
 
-// alike returns for every rank the one that is simulated for it.
+// alike returns, for every rank, the rank that is simulated for it.
 func alike(prog *codegen.Program, canonical func(ir.Coord) ir.Coord) []int {
 	like := make([]int, len(prog.Schedules))
 	for r := range prog.Schedules {
@@ -109,6 +108,7 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 				add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Posted: o.posted, Start: start, End: end})
 				return
 			}
+			// The instructions of one op follow each other. A meeting has only one.
 			for i, k := range o.instrs {
 				// Instructions of one op follow each other; a meeting is one.
 				add(Span{Task: task, Instr: k, Start: start, End: start + o.times[i]})
@@ -171,9 +171,9 @@ type builder struct {
 	prog      *codegen.Program
 	price     *cost.Program
 	canonical func(ir.Coord) ir.Coord
-	like      []int // by rank, the one that is simulated for it
-	ranks     []int // that are simulated: those of the system's processes
-	processes []int // by rank, that of the one which is like it
+	like      []int // by rank, the rank that is simulated for it
+	ranks     []int // those that are simulated, by process
+	processes []int // by rank, the process that simulates it
 	bodies    map[bodyKey]*body
 	groups    map[groupKey]int
 	channels  map[channelKey]int
@@ -183,45 +183,45 @@ type builder struct {
 	accounts  int
 }
 
-// bodyKey identifies bodies in which everything takes the same time. Who meets
-// whom differs by rank, so ops with peers are made per rank: see tasks.
+// bodyKey identifies bodies in which everything takes the same time. Ranks meet different peers, so ops are made for
+// each rank: see ops.
 type bodyKey struct {
 	stage, chunk int
 	phase        ir.Phase
-	last         bool // with what runs in the last micro-batch only
+	last         bool // it includes what runs only in the last micro-batch
 	at           ir.Coord
 }
 
-// body is a straight line of instructions with its times.
+// body is a straight line of instructions with their times.
 type body struct {
 	ops    []stretch
 	spent  [3]cost.Picoseconds
-	beside cost.Picoseconds // on the streams of communication and transfers, and beside kernels
-	// accounts are those of spent; those of what the stream does are its ops'.
+	beside cost.Picoseconds // time on the communication stream and the stream of transfers, and of collectives beside kernels
+	// accounts divide spent. The accounts of what runs on streams are those of its ops.
 	accounts []float64
 }
 
 // stretch is the instructions of one op.
 type stretch struct {
 	kind   OpKind
-	instrs []int // of the body; of a bucket the first
-	bucket int   // the others of the bucket
+	instrs []int // indexes into the body; of a bucket only the first
+	bucket int   // number of further instructions in the bucket
 	times  []cost.Picoseconds
 	work   cost.Picoseconds
 	stream bool
 	late   bool // the end of the task does not wait for it
-	silent bool // only a meeting: its work is an op of its own
-	await  int  // asynchronous ops of the task
+	silent bool // it is only a meeting: its work is another op
+	await  int  // number of asynchronous ops of the task to wait for
 	beside bool // the next op runs beside it
 	posted bool // a send on the stream of transfers
 
-	accounts []float64 // of an op of a stream, or beside
+	accounts []float64 // of an op that runs on a stream or beside others
 }
 
 type groupKey struct {
 	stage, axis   int
 	async, beside bool
-	at            ir.Coord // of the first member
+	at            ir.Coord // the position of the first member
 }
 
 type channelKey struct {
@@ -229,7 +229,7 @@ type channelKey struct {
 	device int
 }
 
-// shown lists for every process the ranks whose spans are asked for: those of only, or all where that is nil.
+// shown lists, for every process, the ranks whose spans are asked for: those in only, or all if it is nil.
 func (b *builder) shown(only []int) [][]int {
 	shown := make([][]int, len(b.ranks))
 	for r, p := range b.processes {
@@ -282,7 +282,7 @@ func (b *builder) build() error {
 // PartOf returns the [Task.Part] of a task.
 func PartOf(t codegen.Task) int { return t.Chunk*int(ir.NumPhases) + int(t.Phase) }
 
-// body returns the times of a task, shared with all tasks that take as long.
+// body returns the instructions of a task with their times, shared by all tasks with the same times.
 func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 	at := b.canonical(b.prog.At(s, t))
 	instrs := b.prog.Stages[s.Stage].Run(t)
@@ -294,14 +294,14 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		return x, nil
 	}
 	x := &body{accounts: make([]float64, b.accounts)}
-	until := 0        // the first instruction after what runs beside a collective
-	given := []int{0} // ops given to the stream, with so many asynchronous instructions of the body
+	until := 0        // the first instruction after those that run beside a collective
+	given := []int{0} // by number of asynchronous instructions of the body so far, how many ops the stream has been given
 	for i := 0; i < len(instrs); i++ {
 		in, all := &instrs[i], codegen.Bucket(instrs, i)
 		bucket := len(all) - 1
 		runs := s.Runs(in, t)
-		// Where ranks share processors the work of a bucket, or of a posted send, takes the time of the
-		// kernels, but still nothing waits for the other members, or for a free slot.
+		// Where ranks share processors, the work of a bucket or of a posted send takes the time of kernels. But
+		// nothing waits for the other members, or for a free slot.
 		stream, beside, posted := in.Async, in.Beside > 0, in.Posted
 		hidden := stream || beside || posted
 		apart := hidden && !b.price.Overlaps()
@@ -375,7 +375,7 @@ func opKind(mesh ir.Mesh, n *ir.Node) OpKind {
 	return Work
 }
 
-// ops gives the ops of a body their peers on one rank.
+// ops returns the ops of a body for one rank, with the groups and channels of that rank.
 func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 	ops := make([]Op, len(x.ops))
 	instrs := b.prog.Stages[s.Stage].Run(t)
@@ -419,7 +419,7 @@ func (b *builder) group(s *codegen.Schedule, in *codegen.Instr) int {
 	return id
 }
 
-// channel returns the connection of a send, seen from either end.
+// channel returns the channel of a send. Sender and receiver get the same one.
 func (b *builder) channel(s *codegen.Schedule, send *ir.Node) int {
 	key := channelKey{send, s.Device}
 	id, ok := b.channels[key]
@@ -437,9 +437,8 @@ func (b *builder) channel(s *codegen.Schedule, send *ir.Node) int {
 	return id
 }
 
-// Breakdown returns how the busiest rank spends the step: of the first ranks of the
-// positions, which have the most to do, the one that waits least. Its parts sum to
-// Step.
+// Breakdown returns how the busiest rank spends the step: the rank with the least bubble among the first ranks of all
+// positions, which have the most to do. Its parts sum to Step.
 func (t *Timeline) Breakdown() cost.Breakdown {
 	busiest := t.Ranks[0].Breakdown
 	for _, r := range t.Ranks {
@@ -450,8 +449,8 @@ func (t *Timeline) Breakdown() cost.Breakdown {
 	return busiest
 }
 
-// sortSpans orders spans by rank and time, and what takes no time, such as a part without sequences, as the program does,
-// on whatever stream it is.
+// sortSpans orders spans by rank and time. Spans without duration, such as of a part without sequences, keep the
+// order of the program, whatever stream they are on.
 func sortSpans(spans []Span) {
 	slices.SortFunc(spans, func(a, b Span) int {
 		return cmp.Or(cmp.Compare(a.Rank, b.Rank), cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End), cmp.Compare(a.Task, b.Task), cmp.Compare(a.Instr, b.Instr))

@@ -79,8 +79,8 @@ func TestSpans(t *testing.T) {
 	}
 }
 
-// transfers checks that what is received was sent before, and that all members
-// of a group are in a collective at once.
+// transfers checks that every receive follows its send, and that all members of a group are in a collective at the
+// same time.
 func transfers(t *testing.T, prog *codegen.Program, line *sim.Timeline) {
 	type key struct {
 		node       *ir.Node

@@ -13,10 +13,9 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// TestSchedules compares the schedules on the same cut, step by step: 1F1B takes no
-// longer than GPipe in less memory, interleaving and zero-bubble have less bubble
-// than 1F1B, and zero-bubble on the first rank needs little more memory (rows 30
-// and 31).
+// TestSchedules compares the schedules on the same cut: 1F1B takes no longer than GPipe, in less memory. Interleaved
+// 1F1B and zero-bubble have less bubble than 1F1B, and zero-bubble needs little more memory on the first rank (rows
+// 30 and 31).
 func TestSchedules(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 16, 4, 256, 128, 256
@@ -59,7 +58,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// bubble is the waiting of all ranks together.
+// bubble is the sum of what all ranks wait.
 func bubble(line *sim.Timeline) cost.Picoseconds {
 	var sum cost.Picoseconds
 	for _, r := range line.Ranks {

@@ -12,8 +12,7 @@ import (
 func beside(o Op) Op       { o.Async = true; return o }
 func after(n int, o Op) Op { o.Await = n; return o }
 
-// The stream of each of two processes makes two meetings, beside work of different
-// length.
+// TestStreamRunsBeside: the streams of two processes meet twice, beside work of different lengths.
 func TestStreamRunsBeside(t *testing.T) {
 	process := func(first, second cost.Picoseconds) Process {
 		return Process{Tasks: []Task{
@@ -40,7 +39,7 @@ func TestStreamRunsBeside(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{17 - 12 + 37 - 18, 0}, s.Exposed, "while the stream was communicating")
 }
 
-// Two processes meet while they work, each for another time, and go on when both the meeting
+// TestMeetingRunsBeside: two processes meet while they do work of different lengths, and go on when both the meeting
 // and their work are over.
 func TestMeetingRunsBeside(t *testing.T) {
 	process := func(before, beside cost.Picoseconds) Process {
@@ -57,7 +56,7 @@ func TestMeetingRunsBeside(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{17 - 8 + 75 - 65, 0}, s.Exposed, "while they were communicating")
 }
 
-// What stands for a program with a stream ends no sooner than its marks say.
+// TestWorkSinceMarks: Work that stands for a stretch of a program with a stream ends no sooner than its marks say.
 func TestWorkSinceMarks(t *testing.T) {
 	s := System{
 		Processes: []Process{
@@ -76,7 +75,7 @@ func TestWorkSinceMarks(t *testing.T) {
 	require.Equal(t, cost.Picoseconds(38), ends[1])
 }
 
-// What is late runs on while later tasks work, after each other, until a task joins the stream.
+// TestStreamLeftBehind: late ops run beside later tasks, one after another, until a task joins the stream.
 func TestStreamLeftBehind(t *testing.T) {
 	late := func(o Op) Op { o.Async, o.Late = true, true; return o }
 	update := task(0, false, work(1))
