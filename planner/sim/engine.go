@@ -341,10 +341,15 @@ func (r *runner) await(p int, st *state, n int) bool {
 	case n == 0:
 		return true
 	}
-	until := st.given[n-1].end
+	r.hold(p, st, st.given[:st.done], st.given[n-1].end)
+	return true
+}
+
+// hold holds a process until a time, and books how long it waits while ops of one of its streams run.
+func (r *runner) hold(p int, st *state, ops []given, until cost.Picoseconds) {
 	if r.Exposed != nil {
-		for i := range st.given[:st.done] {
-			g := &st.given[i]
+		for i := range ops {
+			g := &ops[i]
 			waited := max(0, min(g.end, until)-max(g.start, st.now))
 			r.Exposed[p] += waited
 			if r.Waited != nil && waited > 0 {
@@ -353,7 +358,6 @@ func (r *runner) await(p int, st *state, n int) bool {
 		}
 	}
 	st.now = max(st.now, until)
-	return true
 }
 
 // stream runs the ops that a process has given to its stream, as far as possible.
@@ -433,18 +437,7 @@ func (r *runner) awaitPosted(p int, st *state, part int) bool {
 	if n == 0 {
 		return true
 	}
-	until := st.posted[n-1].end
-	if r.Exposed != nil {
-		for i := range st.posted[:n] {
-			g := &st.posted[i]
-			waited := max(0, min(g.end, until)-max(g.start, st.now))
-			r.Exposed[p] += waited
-			if r.Waited != nil && waited > 0 {
-				r.Waited(p, g.task, g.op, waited)
-			}
-		}
-	}
-	st.now = max(st.now, until)
+	r.hold(p, st, st.posted[:n], st.posted[n-1].end)
 	st.posted, st.sent = append(st.posted[:0], st.posted[n:]...), st.sent-n
 	return true
 }
