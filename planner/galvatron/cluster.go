@@ -12,16 +12,21 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// samples is how many samples a layer is timed with.
+// This file turns a profile of Galvatron's into a cluster, so that autopar's own search runs on the same
+// measurements.
+
+// samples is the number of samples of the measured layer that a cluster is fitted to.
 const samples = 8
 
-// Cluster returns a cluster like base with the figures of the profile, for autopar's own
-// search: kernels run as fast as makes the forward pass of a layer take what was measured
-// with 8 samples, and the links of a node have the latency and bandwidth of the line
-// through the measured all-gathers over most ranks; of its memory a device keeps
-// free what Galvatron takes PyTorch to. The graph is that of the model that was measured,
-// for a batch of at least 8. Memory that was measured is not used: autopar lays out its
-// own.
+// Cluster returns a cluster like base with the figures of the profile, for autopar's own search.
+//
+//   - The efficiencies of kernels are scaled by one factor, so that the forward pass of a layer takes the measured
+//     time with 8 samples.
+//   - Links in a node have the latency and bandwidth of the line through the all-gathers measured over most ranks.
+//   - A device keeps free the memory that Galvatron assumes for PyTorch.
+//
+// The graph is that of the measured model, for a batch of at least 8. Measured memory is not used: autopar computes
+// its own layout.
 func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Cluster, error) {
 	if len(base.Pools) > 0 {
 		return nil, fmt.Errorf("galvatron: %s has several kinds of devices, a profile is of one", base.Name)
@@ -62,7 +67,7 @@ func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Clu
 	return &c, c.Validate()
 }
 
-// forward is programs of one rank with one layer and with two.
+// forward holds programs of one rank, with one layer and with two.
 type forward [2]*codegen.Program
 
 func newForward(g *ir.Graph, batch int) (f forward, err error) {
@@ -82,7 +87,7 @@ func newForward(g *ir.Graph, batch int) (f forward, err error) {
 	return f, nil
 }
 
-// layer returns the seconds of a layer.
+// layer returns the seconds of one layer: the difference of the two programs.
 func (f forward) layer(c *cost.Cluster) float64 {
 	var times [2]cost.Picoseconds
 	for i, prog := range f {

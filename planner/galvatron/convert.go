@@ -6,9 +6,11 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Of returns an autopar plan in Galvatron's terms, for a batch. ZeRO below stage 2 holds
-// whole copies there, a block that recomputes only its attention, or only norms and activation functions, counts as
-// recomputed, and any schedule as 1F1B. It fails for what Galvatron has no terms for.
+// This file converts plans between autopar and Galvatron, as far as both have terms for them.
+
+// Of returns an autopar plan in Galvatron's terms, for a batch. Galvatron has coarser terms: ZeRO below stage 2
+// becomes whole copies, a block that recomputes anything counts as fully recomputed, and every schedule becomes 1F1B.
+// It fails for what Galvatron has no cost for.
 func Of(p *partition.Plan, batch int) (*Plan, error) {
 	replicas := p.DataParallel()
 	chunks := (batch + replicas*p.MicroBatch - 1) / (replicas * p.MicroBatch)
@@ -37,9 +39,9 @@ func Of(p *partition.Plan, batch int) (*Plan, error) {
 	return out, nil
 }
 
-// Partition returns a plan of Galvatron's as one of autopar's, without placements. In
-// autopar all layers, and what is outside them, are cut alike: it fails where layers have
-// different degrees, or Ulysses; parameters are sharded as those of most layers are.
+// Partition returns a plan of Galvatron's as an autopar plan without placements. autopar divides all layers, and what
+// is outside them, in the same way. So it fails if layers have different degrees, or use Ulysses. Parameters are
+// sharded as those of most layers are.
 func (p *Plan) Partition() (*partition.Plan, error) {
 	s := p.Layers[0]
 	devices := s.PP * s.TP * s.DP

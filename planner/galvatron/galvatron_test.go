@@ -33,8 +33,8 @@ func smallModel(t *testing.T, layers, devices, memory int) *Model {
 	return &Model{Profile: p, Layers: layers, Hidden: 1024, Tokens: 512, Devices: devices, Memory: memory}
 }
 
-// TestCostIsGalvatrons holds the cost of random plans to what Galvatron's own code says of
-// them on the same files (commit cea12ffb): testdata/judged.json.
+// TestCostIsGalvatrons compares the cost of random plans with what Galvatron's own code computes for them from the
+// same files (commit cea12ffb): testdata/judged.json.
 func TestCostIsGalvatrons(t *testing.T) {
 	m := smallModel(t, 10, 8, 16*1024)
 	text, err := os.ReadFile(filepath.Join("testdata", "judged.json"))
@@ -54,8 +54,8 @@ func TestCostIsGalvatrons(t *testing.T) {
 	}
 }
 
-// TestSearchIsExact compares the search with every plan of few layers: any strategy for
-// every layer.
+// TestSearchIsExact compares the search with plain enumeration of all plans of few layers: any strategy for every
+// layer.
 func TestSearchIsExact(t *testing.T) {
 	const seed = 2
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -105,7 +105,7 @@ func TestSearchIsExact(t *testing.T) {
 	require.Positive(t, none)
 }
 
-// brute goes through all plans.
+// brute enumerates all plans.
 type brute struct {
 	*Model
 	batch, plans int
@@ -137,8 +137,7 @@ func (b *brute) layers(chunks, pp int, layers []Strategy) {
 	}
 }
 
-// TestCluster: on the cluster of a profile a layer takes what was measured, and so does an
-// all-gather.
+// TestCluster: on the cluster of a profile, a layer and an all-gather take the measured time.
 func TestCluster(t *testing.T) {
 	m := smallModel(t, 4, 8, 16*1024)
 	model := gpt.DefaultConfig()
@@ -168,7 +167,7 @@ func TestCluster(t *testing.T) {
 	require.ErrorContains(t, err, "is the profile of this model?")
 }
 
-// TestPlansInBothTerms: what both have words for survives the way there and back.
+// TestPlansInBothTerms: what both programs have terms for survives conversion there and back.
 func TestPlansInBothTerms(t *testing.T) {
 	p := &partition.Plan{
 		PlanNGPUs: 8, RuntimeNGPUs: 8, DP: 2, TP: 2, MicroBatch: 3, ZeRO: 3, Schedule: partition.OneFOneB, SequenceParallel: true, Overlap: true,

@@ -5,7 +5,10 @@ import (
 	"math"
 )
 
-// Type is how data-parallel ranks hold what they share.
+// This file is Galvatron's cost model: the seconds of a step and the MB of a stage under a plan. search.go finds the
+// plan of least cost. Formulas and roundings are Galvatron's, so that both programs agree on every plan.
+
+// Type is how data-parallel ranks hold parameters, gradients and optimizer state.
 type Type string
 
 // The types: whole copies, ZeRO stage 2, and stage 3.
@@ -15,8 +18,8 @@ const (
 	ZeRO3 Type = "zero3"
 )
 
-// Strategy is how a layer is cut over the devices of its stage: TP by tensor and sequence
-// parallelism, or SP by the all-to-alls of Ulysses, and DP. One of TP and SP is 1.
+// Strategy is how a layer is divided over the devices of its stage: TP by tensor and sequence parallelism, or SP by
+// Ulysses (all-to-alls between head and sequence splits), and DP. One of TP and SP is 1.
 type Strategy struct {
 	PP         int  `json:"pp"`
 	TP         int  `json:"tp"`
@@ -26,15 +29,15 @@ type Strategy struct {
 	Checkpoint bool `json:"checkpoint"` // its forward pass runs again in the backward pass
 }
 
-// sharing is the devices that share a sample.
+// sharing is the number of devices that share a sample.
 func (s Strategy) sharing() int { return max(s.TP, s.SP) }
 
-// copies is the devices that share parameters.
+// copies is the number of devices that share parameters.
 func (s Strategy) copies() int { return s.DP * s.SP }
 
-// Plan is a plan in Galvatron's terms. Embedding is the strategy of what is outside the
-// layers. Buffer is the largest sharing of all: the ranks of tensor-parallel layers keep
-// room for a sequence that is gathered from so many.
+// Plan is a plan in Galvatron's terms. Embedding is the strategy of everything outside the layers. Buffer is the
+// largest sharing of all strategies: ranks of tensor-parallel layers reserve memory for a sequence gathered from that
+// many devices.
 type Plan struct {
 	Batch     int        `json:"global_bsz"`
 	Chunks    int        `json:"chunks"` // micro-batches
@@ -44,8 +47,8 @@ type Plan struct {
 	Buffer    int        `json:"buffer_tp"`
 }
 
-// Model is what Galvatron knows of a training job: mixed precision, the schedule 1F1B, and
-// gradients reduced in the background.
+// Model is what Galvatron knows of a training job. It assumes mixed precision, the 1F1B schedule, and gradients that
+// are reduced in the background.
 type Model struct {
 	*Profile
 	Layers, Hidden, Tokens int
@@ -53,7 +56,7 @@ type Model struct {
 	Memory                 int // MB of a device
 }
 
-// Limit is the MB that the search fills: a fifth of more than 20 GB is kept free.
+// Limit is the MB that the search may fill. Of more than 20 GB a fifth is kept free.
 func (m *Model) Limit() int {
 	if m.Memory/1024 > 20 {
 		return m.Memory - int(float64(m.Memory)*0.2)
@@ -61,22 +64,22 @@ func (m *Model) Limit() int {
 	return m.Memory
 }
 
-const context = 1024 // MB of PyTorch on every stage
+const context = 1024 // MB that PyTorch takes on every stage
 
-// local is the samples of a micro-batch on a data-parallel rank, rounded down as there.
+// local is the number of samples of a micro-batch on a data-parallel rank, rounded down as in Galvatron.
 func local(batch, chunks int, s Strategy) float64 { return float64(batch / chunks / s.DP) }
 
-// message is the MB of the activations between layers for so many samples.
+// message is the MB of the activations between layers for a number of samples.
 func (m *Model) message(samples float64) float64 {
 	return samples * float64(m.Tokens) * float64(m.Hidden) * 2 / 1024 / 1024
 }
 
-// reduce is the time per MB of an all-reduce over the ranks that share parameters.
+// reduce is the milliseconds per MB of an all-reduce over the ranks that share parameters.
 func (m *Model) reduce(s Strategy) float64 {
 	return m.Reduce[Ring{s.copies(), s.TP == 1}]
 }
 
-// covers reports whether the profile has the figures of a strategy.
+// covers reports whether the profile has all figures that a strategy needs.
 func (m *Model) covers(s Strategy) bool {
 	_, reduces := m.Reduce[Ring{s.copies(), s.TP == 1}]
 	_, states := m.Alone.States[s.TP]
@@ -87,8 +90,8 @@ func (m *Model) covers(s Strategy) bool {
 	return reduces && states && activation && (transfers || s.PP == 1) && (gathers || s.TP == 1) && (exchanges || s.SP == 1)
 }
 
-// layer returns the seconds of a layer for a micro-batch, forward and backward, with the
-// reduction of its gradients and without.
+// layer returns the seconds of a layer for a micro-batch, forward and backward, with the reduction of its gradients
+// and without.
 func (m *Model) layer(s Strategy, batch, chunks int) (sync, plain float64) {
 	samples := local(batch, chunks, s)
 	forward := m.Layer.at(samples / float64(s.sharing()))
@@ -119,14 +122,14 @@ func (m *Model) layer(s Strategy, batch, chunks int) (sync, plain float64) {
 	if s.Type == ZeRO3 {
 		more = gradients / 2 * perMB
 	}
-	if s.PP > 1 { // between stages: all layers of the model share it
+	if s.PP > 1 { // transfers between stages: all layers of the model share them
 		more += float64(s.PP) * 2 * m.message(samples) * m.PointToPoint[s.PP] / float64(m.Layers)
 	}
 	return (time(gradients) + more) / 1000, (time(0) + more) / 1000
 }
 
-// beside is the time of computation beside a reduction: both are slowed down while both
-// run.
+// beside is the time of computation and a gradient reduction that run at the same time. Each slows down the other
+// while both run.
 func (m *Model) beside(computation, megabytes, perMB float64) float64 {
 	slow, reduction := computation*m.Overlap, megabytes*perMB*m.Overlap
 	switch {
@@ -138,7 +141,7 @@ func (m *Model) beside(computation, megabytes, perMB float64) float64 {
 	return slow
 }
 
-// ends returns the seconds of what is outside the layers for a micro-batch, by stage.
+// ends returns, by stage, the seconds of everything outside the layers for a micro-batch.
 func (m *Model) ends(s Strategy, batch, chunks int) []float64 {
 	samples := local(batch, chunks, s)
 	all := make([]float64, s.PP)
@@ -164,13 +167,13 @@ func (m *Model) ends(s Strategy, batch, chunks int) []float64 {
 	return all
 }
 
-// hidden is the time of computation that a communication slows down while it runs.
+// hidden is the time of computation and a communication that slows it down while it runs.
 func (m *Model) hidden(communication, computation float64) float64 {
 	return communication + max(0, computation*m.Overlap-communication)/m.Overlap
 }
 
-// pipeline returns the seconds of a step from those of a micro-batch by stage, without
-// reduction but with what is outside the layers, and those of the layers with it.
+// pipeline returns the seconds of a step. plain has the seconds of a micro-batch by stage without gradient reduction,
+// including what is outside the layers. sync has those of the layers with reduction.
 func pipeline(plain, sync []float64, chunks int) float64 {
 	stages, sum := len(plain), 0.0
 	exposed := 0.0
@@ -189,12 +192,12 @@ func states(s Strategy, chunks int) float64 {
 	share := 1/float64(s.copies()) + 0.003
 	eighths := map[Type]float64{DDP: 0, ZeRO2: 7, ZeRO3: 8}[s.Type]
 	if chunks > 1 && s.Type != DDP {
-		eighths-- // gradients are summed up whole
+		eighths-- // gradients are summed up unsharded
 	}
 	return eighths/8*share + (8-eighths)/8
 }
 
-// layerMemory returns the MB of a layer on a stage, rounded up as the search does.
+// layerMemory returns the MB of a layer on a stage, rounded up as Galvatron's search does.
 func (m *Model) layerMemory(s Strategy, batch, chunks, stage int) int {
 	kept := m.Activation[s.sharing()]
 	if s.Checkpoint {
@@ -203,10 +206,10 @@ func (m *Model) layerMemory(s Strategy, batch, chunks, stage int) int {
 	return int(math.Ceil(4*m.ParameterSize/float64(s.TP)*states(s, chunks) + kept*local(batch, chunks, s)*float64(inFlight(s.PP, stage))))
 }
 
-// inFlight is the micro-batches that a stage keeps under 1F1B.
+// inFlight is the number of micro-batches whose activations a stage keeps under 1F1B.
 func inFlight(stages, stage int) int { return stages - stage }
 
-// endsMemory returns the MB outside the layers, by stage.
+// endsMemory returns, by stage, the MB of what is outside the layers.
 func (m *Model) endsMemory(s Strategy, batch, chunks int) []int {
 	all := make([]int, s.PP)
 	for stage := range all {
@@ -224,20 +227,20 @@ func (m *Model) endsMemory(s Strategy, batch, chunks int) []int {
 	return all
 }
 
-// buffer returns the MB into which tensor-parallel ranks gather sequences.
+// buffer returns the MB of the buffer into which tensor-parallel ranks gather sequences.
 func (m *Model) buffer(batch, chunks, stages, sharing int) int {
 	samples := float64(batch) / float64(chunks) / float64(m.Devices/stages/sharing)
 	return int(m.message(samples))
 }
 
-// Cost is what the model says of a plan.
+// Cost is the model's verdict on a plan.
 type Cost struct {
 	Seconds float64
 	MB      []int // by stage
 	Fits    bool
 }
 
-// Cost prices a plan. It fails when the plan is none for the model.
+// Cost prices a plan. It fails if the plan does not suit the model.
 func (m *Model) Cost(p *Plan) (Cost, error) {
 	layers := 0
 	for _, n := range p.Division {

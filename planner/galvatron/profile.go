@@ -1,10 +1,10 @@
-// Package galvatron is a cost back end in the terms of Galvatron (Miao et al., PVLDB 2022;
-// Hetu-Galvatron, commit cea12ffb): it reads the files that Galvatron's profilers write,
-// tells what Galvatron's cost model says of a plan, and finds the plan of least cost.
+// Package galvatron evaluates plans in the terms of Galvatron (Miao et al., PVLDB 2022; Hetu-Galvatron, commit
+// cea12ffb). It reads the files that Galvatron's profilers write, computes what Galvatron's cost model says of a
+// plan, and finds the plan of least cost under it.
 //
-// It is there to compare searches on the same figures and by the same judge, and it says
-// nothing of the programs that autopar makes. The cost model was written from its formulas
-// (galvatron/core/cost_model); bench/galvatron.sh holds both to each other.
+// It serves to compare searches on the same figures and by the same judge, and says nothing about the programs that
+// autopar makes. The cost model was written from Galvatron's formulas (galvatron/core/cost_model); bench/galvatron.sh
+// checks that both agree.
 package galvatron
 
 import (
@@ -21,48 +21,48 @@ import (
 	"github.com/autopar/autopar/infile"
 )
 
-// Profile is what Galvatron measured of the layers of a model at one length of sequences
-// and of the links of a cluster. Times are milliseconds, sizes MB of 2^20 bytes.
+// Profile is what Galvatron measured of a model's layers, at one sequence length, and of a cluster's links. Times are
+// in milliseconds, sizes in MB of 2^20 bytes.
 type Profile struct {
-	// Layer and Other are the forward time of one layer, and of everything else, with so
-	// many samples on one device.
+	// Layer and Other are the forward time of one layer, and of everything else, by number of samples on one device.
 	Layer, Other Line
-	// ParameterSize is the size of a layer's parameters in 4 bytes each.
+	// ParameterSize is the size of a layer's parameters, at 4 bytes each.
 	ParameterSize float64
-	// Activation is what a layer keeps for one sample, by the devices that share it.
+	// Activation is the size of the activations that a layer keeps for one sample, by number of devices that share
+	// it.
 	Activation map[int]float64
-	// Checkpoint is what it keeps when it is recomputed, on one device.
+	// Checkpoint is the same for a layer that is recomputed, on one device.
 	Checkpoint float64
-	// Alone, First and Last are what is outside the layers: without pipeline, on the
-	// first stage and on the last.
+	// Alone, First and Last are what is outside the layers: without pipeline parallelism, on the first stage, and on
+	// the last.
 	Alone, First, Last Outside
 
-	// Reduce is the time of an all-reduce per MB by ranks that follow each other, or that
-	// lie as far apart as they can; PointToPoint that of a transfer by pipeline stages.
+	// Reduce is the time per MB of an all-reduce, over consecutive ranks or over ranks as far apart as possible.
+	// PointToPoint is that of a transfer, by number of pipeline stages.
 	Reduce       map[Ring]float64
 	PointToPoint map[int]float64
-	// Gather and Exchange are the times of an all-gather and of an all-to-all.
+	// Gather and Exchange are the times of an all-gather and of an all-to-all, by number of ranks.
 	Gather, Exchange map[int]Table
-	// Overlap is by how much computation and communication slow each other down.
+	// Overlap is the factor by which computation and communication slow each other down.
 	Overlap float64
 }
 
-// Line is the time Slope x + Constant.
+// Line is the time Slope·x + Constant.
 type Line struct{ Slope, Constant float64 }
 
 func (l Line) at(x float64) float64 { return l.Slope*x + l.Constant }
 
-// Outside is the memory of what is outside the layers: parameters, gradients and optimizer
-// state by tensor-parallel degree, and what is kept for a sample by the devices sharing it.
+// Outside is the memory of what is outside the layers. States is parameters, gradients and optimizer state, by
+// tensor-parallel degree. Activation is what is kept for a sample, by number of devices that share it.
 type Outside struct{ States, Activation map[int]float64 }
 
-// Ring is the ranks of an all-reduce.
+// Ring identifies the ranks of an all-reduce.
 type Ring struct {
 	Ranks       int
 	Consecutive bool
 }
 
-// Table is the time of a collective by MB, with a line through all of it for other sizes.
+// Table is the time of a collective by MB: measured sizes, and a line through all of them for other sizes.
 type Table struct {
 	Measured map[int]float64
 	Fitted   Line
@@ -75,11 +75,11 @@ func (t Table) at(megabytes float64) float64 {
 	return t.Fitted.at(megabytes)
 }
 
-// Files are those of a profile.
+// Files are the files of a profile.
 type Files struct{ Computation, Memory, AllReduce, PointToPoint, Overlap, Collectives string }
 
-// FilesOf returns where a checkout of Galvatron has the files for a model in bfloat16 on
-// nodes of GPUs.
+// FilesOf returns where a checkout of Galvatron has the files for a model in bfloat16, on a number of nodes with a
+// number of GPUs each.
 func FilesOf(checkout, model string, nodes, gpus int) Files {
 	configs := filepath.Join(checkout, "galvatron", "models", "gpt", "configs")
 	hardware := filepath.Join(checkout, "galvatron", "profile_hardware", "hardware_configs")
@@ -94,7 +94,7 @@ func FilesOf(checkout, model string, nodes, gpus int) Files {
 	}
 }
 
-// FileError is a profile file that does not say what it should.
+// FileError is a profile file whose content cannot be used.
 type FileError struct{ File, Key, Msg string }
 
 func (e *FileError) Error() string {
@@ -104,7 +104,7 @@ func (e *FileError) Error() string {
 	return fmt.Sprintf("%s: %q: %s", e.File, e.Key, e.Msg)
 }
 
-// Read reads a profile for sequences of so many tokens. It fails with a *FileError.
+// Read reads a profile for sequences of the given number of tokens. It fails with a *FileError.
 func Read(f Files, tokens int) (*Profile, error) {
 	p := &Profile{Reduce: map[Ring]float64{{1, true}: 0, {1, false}: 0}, PointToPoint: map[int]float64{}}
 	for _, read := range []func() error{
@@ -120,7 +120,7 @@ func Read(f Files, tokens int) (*Profile, error) {
 	return p, nil
 }
 
-// decode reads a file of JSON, which must hold one value of the type and no other field.
+// decode reads a JSON file, which must hold exactly one value of the given type, without unknown fields.
 func decode(file string, into any) error {
 	r, err := infile.Open(file)
 	if err != nil {
@@ -138,7 +138,7 @@ func decode(file string, into any) error {
 	return nil
 }
 
-// figures reads a file of positive figures by name.
+// figures reads a file of named positive figures.
 func figures(file string) (map[string]float64, error) {
 	all := map[string]float64{}
 	if err := decode(file, &all); err != nil {
@@ -157,13 +157,13 @@ var (
 	reduceKey     = regexp.MustCompile(`^allreduce_size_(\d+)_consec_([01])$`)
 	transferKey   = regexp.MustCompile(`^pp_size_(\d+)$`)
 	collectiveKey = regexp.MustCompile(`^(allreduce|all2all)_size_(\d+)_(\d+)MB_time$`)
-	measuredKey   = regexp.MustCompile(`^\d+_\d+_\d+(_vtp)?(_c)?(_sp)?$`) // what layers were taken from
+	measuredKey   = regexp.MustCompile(`^\d+_\d+_\d+(_vtp)?(_c)?(_sp)?$`) // raw measurements that the layers' figures were computed from
 )
 
-// least is how many measurements a line is drawn through at least.
+// least is the smallest number of measurements that a line is fitted to.
 const least = 8
 
-// readTimes reads forward times of a sample, measured with several samples at once.
+// readTimes reads the forward times per sample, measured with several samples at once, and fits lines to them.
 func (p *Profile) readTimes(file string, tokens int) error {
 	all, err := figures(file)
 	if err != nil {
@@ -189,7 +189,7 @@ func (p *Profile) readTimes(file string, tokens int) error {
 	return nil
 }
 
-// points is measurements that a line is drawn through by least squares.
+// points are measurements to fit a line to, by least squares.
 type points struct{ x, y []float64 }
 
 func (p *points) add(x, y float64) { p.x, p.y = append(p.x, x), append(p.y, y) }
@@ -207,7 +207,7 @@ func (p *points) fit() Line {
 	return Line{xy / xx, y - xy/xx*x}
 }
 
-// readMemory reads sizes with sequence parallelism, which tensor-parallel layers have.
+// readMemory reads the sizes measured with sequence parallelism, which tensor-parallel layers use.
 func (p *Profile) readMemory(file string, tokens int) error {
 	var raw map[string]json.RawMessage
 	if err := decode(file, &raw); err != nil {
@@ -253,7 +253,7 @@ func (p *Profile) readMemory(file string, tokens int) error {
 	return nil
 }
 
-// ofLength decodes what a file says under a key of sequences of so many tokens.
+// ofLength decodes the value of a key for one sequence length.
 func ofLength(file string, raw map[string]json.RawMessage, key string, tokens int, into any) error {
 	var lengths map[string]json.RawMessage
 	if raw[key] == nil {
@@ -274,7 +274,7 @@ func ofLength(file string, raw map[string]json.RawMessage, key string, tokens in
 	return nil
 }
 
-// byDegree turns names of figures into the degrees that they are for.
+// byDegree converts the keys of figures to numbers: the degrees that they are for.
 func byDegree(file, key string, named map[string]float64) (map[int]float64, error) {
 	all := map[int]float64{}
 	for name, value := range named {
@@ -290,7 +290,7 @@ func byDegree(file, key string, named map[string]float64) (map[int]float64, erro
 	return all, nil
 }
 
-// readLinks reads bandwidths, in GB/s: a MB takes their inverse in milliseconds.
+// readLinks reads bandwidths in GB/s. A MB takes the inverse of it in milliseconds.
 func (p *Profile) readLinks(reduce, transfer, overlap string) error {
 	all, err := figures(reduce)
 	if err != nil {
@@ -309,7 +309,7 @@ func (p *Profile) readLinks(reduce, transfer, overlap string) error {
 	if p.Reduce[Ring{most, true}] == 0 {
 		return &FileError{reduce, fmt.Sprintf("allreduce_size_%d_consec_1", most), "is missing"}
 	}
-	p.Reduce[Ring{most, false}] = p.Reduce[Ring{most, true}] // all ranks follow each other
+	p.Reduce[Ring{most, false}] = p.Reduce[Ring{most, true}] // all ranks: they are consecutive
 	if all, err = figures(transfer); err != nil {
 		return err
 	}
@@ -330,8 +330,7 @@ func (p *Profile) readLinks(reduce, transfer, overlap string) error {
 	return nil
 }
 
-// readCollectives reads the times of collectives by size. An all-gather takes half of an
-// all-reduce.
+// readCollectives reads the times of collectives by size. An all-gather takes half of an all-reduce.
 func (p *Profile) readCollectives(file string) error {
 	all, err := figures(file)
 	if err != nil {

@@ -7,17 +7,21 @@ import (
 	"slices"
 )
 
-// Search returns the plan of least cost for a batch among those that Galvatron searches,
-// and how many outlines it looked at: a number of micro-batches, of stages, what may be used
-// of tensor parallelism, and a strategy of what is outside the layers.
+// This file searches Galvatron's plan space under Galvatron's cost model, by branch and bound over mixes of
+// strategies.
+
+// Search returns the plan of least cost for a batch among those that Galvatron searches, and the number of outlines
+// that it considered. An outline fixes the numbers of micro-batches and stages, how many devices may share a sample,
+// whether tensor parallelism is used, and the strategy of what is outside the layers.
 //
-// Stages hold as many layers each as Galvatron gives them: its cost of a pipeline takes the
-// first or the last stage for the slowest, so that other cuts could hide layers in the
-// middle. A stage mixes any strategies. It takes no less than its layers do at their fastest
-// mix that fits in fractions, which has two strategies; that rules most out (branch and
-// bound), the more so as mixes of two strategies are tried first. Not looked for are
-// stages that take longer than they could so that later ones hide their reductions, which
-// the cost model might reward.
+// Stages have the numbers of layers that Galvatron gives them. (Its cost of a pipeline assumes that the first or last
+// stage is the slowest, so other cuts could hide layers in the middle.) Within a stage, layers may have any mix of
+// strategies. The time of a stage is bounded from below by the fastest fractional mix of its layers that fits, which
+// has at most two strategies. This bound rules out most plans; mixes of two strategies are tried first, so that it
+// does so early.
+//
+// Search does not consider stages that take longer than necessary so that later stages hide their gradient
+// reductions, which the cost model might reward.
 func (m *Model) Search(batch int) (*Plan, int, error) {
 	s := &searcher{Model: m, batch: batch, best: math.Inf(1)}
 	outlines := s.outlines()
@@ -39,14 +43,14 @@ type searcher struct {
 	plan  *Plan
 }
 
-// outline is what all stages share.
+// outline is what all stages of a plan have in common.
 type outline struct {
 	chunks, stages, sharing int
 	tensor                  bool // tensor parallelism is among the strategies
 	embedding               Strategy
 }
 
-// strategies lists those of a layer, without recomputation and with, on so many stages.
+// strategies lists the strategies of a layer, with recomputation and without.
 func (m *Model) strategies(batch, chunks, stages, sharing int, tensor bool) []Strategy {
 	var all []Strategy
 	for n := 1; n <= sharing && n*stages <= m.Devices; n *= 2 {
@@ -72,8 +76,8 @@ func (m *Model) strategies(batch, chunks, stages, sharing int, tensor bool) []St
 	return slices.DeleteFunc(all, func(s Strategy) bool { return !m.covers(s) })
 }
 
-// outlines lists all. What it lists with a larger buffer holds what needs less too, which
-// is cheaper with a smaller one.
+// outlines lists all outlines. One with a larger buffer also includes plans that need less of it, which are cheaper
+// with a smaller one.
 func (s *searcher) outlines() []outline {
 	var all []outline
 	for chunks := 1; chunks <= s.batch; chunks++ {
@@ -81,7 +85,7 @@ func (s *searcher) outlines() []outline {
 			for sharing := 1; sharing*stages <= s.Devices; sharing *= 2 {
 				for _, tensor := range []bool{false, true} {
 					if !tensor && sharing*stages*2 <= s.Devices || tensor && sharing == 1 {
-						continue // without a buffer the most sharing is as good; with one rank there is none
+						continue // without a buffer the largest sharing includes all others; with one rank there is no tensor parallelism
 					}
 					for _, e := range s.strategies(s.batch, chunks, stages, sharing, tensor) {
 						if !e.Checkpoint {
@@ -95,17 +99,17 @@ func (s *searcher) outlines() []outline {
 	return all
 }
 
-// mix is layers of a stage, with what they take: some of a strategy, and another mix.
+// mix is layers of a stage with their total time and memory: some with one strategy, and the rest another mix.
 type mix struct {
 	plain, sync float64
 	memory      int
 	strategy    Strategy
-	layers      int // of that strategy
-	kinds       int // strategies in all
+	layers      int // number of layers with that strategy
+	kinds       int // number of strategies in all
 	rest        *mix
 }
 
-// all lists the strategies of the layers.
+// all lists the strategy of every layer.
 func (x *mix) all() []Strategy {
 	if x.rest == nil {
 		return nil
@@ -113,20 +117,20 @@ func (x *mix) all() []Strategy {
 	return append(x.rest.all(), slices.Repeat([]Strategy{x.strategy}, x.layers)...)
 }
 
-// priced is a strategy with what one layer of it takes on a stage.
+// priced is a strategy with the time and memory of one layer on a stage.
 type priced struct {
 	Strategy
 	mix
 }
 
-// division returns the layers of every stage: the last has those that are left over.
+// division returns the number of layers of every stage. The last has those that are left over.
 func (m *Model) division(stages int) []int {
 	all := slices.Repeat([]int{m.Layers / stages}, stages)
 	all[stages-1] += m.Layers % stages
 	return all
 }
 
-// outline looks for a better plan among those of an outline that mix so many strategies.
+// outline looks for a better plan with an outline, among mixes of at most so many strategies per stage.
 func (s *searcher) outline(o outline, most int) {
 	c := &cutter{
 		searcher: s, outline: o, division: s.division(o.stages), ends: s.ends(o.embedding, s.batch, o.chunks), mixes: make([][]mix, o.stages), rest: make([]float64, o.stages+1),
@@ -147,7 +151,7 @@ func (s *searcher) outline(o outline, most int) {
 		}
 		c.rest[at] = c.rest[at+1] + c.ends[at] + fastest(kinds[at], c.division[at], limits[at])
 	}
-	// All stages once, and the last for every other micro-batch.
+	// Every stage once, and the last one again for every other micro-batch.
 	if c.rest[0]+float64(o.chunks-1)*c.rest[o.stages-1] >= s.best {
 		return
 	}
@@ -163,8 +167,8 @@ func (s *searcher) outline(o outline, most int) {
 	c.descend(0)
 }
 
-// fastest bounds the seconds of n layers from below: the fastest mix of strategies that
-// fits, in fractions, of which there are at most two kinds.
+// fastest is a lower bound of the seconds of n layers: the fastest fractional mix that fits, which has at most two
+// strategies.
 func fastest(kinds []priced, n, limit int) float64 {
 	least, each := math.Inf(1), float64(limit)/float64(n)
 	for _, a := range kinds {
@@ -182,25 +186,25 @@ func fastest(kinds []priced, n, limit int) float64 {
 	return least * float64(n)
 }
 
-// mixer lists mixes that take less than a time, of at most so many strategies.
+// mixer lists mixes of at most so many strategies that take less than a time.
 type mixer struct {
 	most  int
 	below float64
 }
 
-// mixes lists those of n layers that fit, but for those that are no better than another in
-// time with their gradients reduced and without: one strategy after the other, of as many
-// layers only those that may still become the best.
+// mixes lists the mixes of n layers that fit, without those that another one dominates in time with and without
+// reduction of gradients. It adds one strategy after the other. For each number of layers left it keeps only mixes
+// that may still become the best.
 func (m *mixer) mixes(all []priced, n, limit int) []mix {
 	var kinds []priced
-	for i, x := range all { // what is no better than another in anything is of no use
+	for i, x := range all { // strategies that another one dominates are of no use
 		if !slices.ContainsFunc(all[:i], func(y priced) bool { return y.dominates(&x.mix) }) &&
 			!slices.ContainsFunc(all[i+1:], func(y priced) bool { return y.dominates(&x.mix) && !x.dominates(&y.mix) }) {
 			kinds = append(kinds, x)
 		}
 	}
 	slices.SortStableFunc(kinds, func(a, b priced) int { return cmp.Compare(a.plain, b.plain) })
-	open := make([][]mix, n+1) // by layers left
+	open := make([][]mix, n+1) // by number of layers left
 	open[n] = []mix{{}}
 	for i, k := range kinds {
 		next := make([][]mix, n+1)
@@ -224,12 +228,12 @@ func (m *mixer) mixes(all []priced, n, limit int) []mix {
 		open = next
 	}
 	for i := range open[0] {
-		open[0][i].memory = 0 // it fits: less is no better
+		open[0][i].memory = 0 // it fits; using less is no advantage
 	}
 	return undominated(open[0])
 }
 
-// undominated sorts mixes by time and leaves out those that others dominate.
+// undominated sorts mixes by time and removes those that another one dominates.
 func undominated(all []mix) []mix {
 	slices.SortStableFunc(all, func(a, b mix) int {
 		return cmp.Or(cmp.Compare(a.plain, b.plain), cmp.Compare(a.sync, b.sync), cmp.Compare(a.memory, b.memory))
@@ -253,8 +257,8 @@ type cutter struct {
 	outline
 	division    []int
 	ends        []float64
-	mixes       [][]mix   // by stage, the least time first
-	rest        []float64 // the least seconds of the stages from one on, once
+	mixes       [][]mix   // by stage, in order of time
+	rest        []float64 // by stage, a lower bound of the seconds of it and those after it, for one micro-batch
 	plain, sync []float64
 	picked      []mix
 }
@@ -273,14 +277,14 @@ func (c *cutter) descend(at int) {
 	for _, x := range c.mixes[at] {
 		t := c.ends[at] + x.plain
 		if before+t+c.rest[at+1]+float64(c.chunks-1)*c.atLeast(at, t) >= c.best {
-			break // slower ones follow
+			break // the following ones are slower
 		}
 		c.plain[at], c.sync[at], c.picked[at] = t, x.sync, x
 		c.descend(at + 1)
 	}
 }
 
-// atLeast bounds the last stage, when a stage takes so long.
+// atLeast is a lower bound of the last stage's time if stage at takes t.
 func (c *cutter) atLeast(at int, t float64) float64 {
 	if last := len(c.mixes) - 1; at < last {
 		return c.rest[last]
@@ -288,7 +292,7 @@ func (c *cutter) atLeast(at int, t float64) float64 {
 	return t
 }
 
-// found writes the plan down.
+// found returns the plan that is picked.
 func (c *cutter) found() *Plan {
 	p := &Plan{Batch: c.batch, Chunks: c.chunks, Division: c.division, Embedding: c.embedding, Buffer: c.sharing}
 	for _, x := range c.picked {

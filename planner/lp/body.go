@@ -6,31 +6,34 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// segment is a stretch of a pass that ends in a transfer, or at the end of the pass.
+// This file reads the times of a pass from a program's instructions. It cuts the pass into segments at its transfers,
+// because only transfers depend on other positions.
+
+// segment is the part of a pass that ends at a transfer, or at the end of the pass.
 type segment struct {
-	// since is how long after each mark of the pass the stretch ends at least: after the
-	// start of the pass, and after each transfer before the stretch. Without a
-	// communication stream only the last counts; -1 means nothing.
+	// since says how long after each mark of the pass the segment ends, at least. The marks are the start of the pass
+	// and the end of each transfer before the segment. Without a communication stream only the last mark matters; -1
+	// means that a mark does not.
 	since    []cost.Picoseconds
 	transfer *transfer // nil at the end of the pass
 }
 
-// transfer is a send, or a receive, of a wire: what goes from one position to another.
+// transfer is a send or a receive on a wire.
 type transfer struct {
 	wire   wire
 	send   bool
-	posted bool             // the position goes on: see [codegen.Instr.Posted]
-	time   cost.Picoseconds // of it
-	room   int              // micro-batches for which the receiver has room; 0 for all
+	posted bool             // the position does not wait for it: see [codegen.Instr.Posted]
+	time   cost.Picoseconds // its duration
+	room   int              // number of micro-batches that the receiver has slots for; 0 for all
 }
 
-// wire numbers the transfers of a phase between two positions.
+// wire identifies one of the transfers of a phase from one position to another.
 type wire struct {
 	phase         ir.Phase
 	from, to, nth int
 }
 
-// wires names all transfers of a program.
+// wires returns the wire of every send of a program.
 func wires(prog *codegen.Program) map[*ir.Node]wire {
 	all := map[*ir.Node]wire{}
 	count := map[wire]int{}
@@ -55,8 +58,8 @@ type bodyReader struct {
 	wires map[*ir.Node]wire
 }
 
-// clock is a time as the latest of the marks of a pass, each with some time added; -1
-// where a mark does not matter.
+// clock is a time relative to the marks of a pass: the latest of all marks, each plus the entry for it. An entry of
+// -1 means that the mark does not matter.
 type clock []cost.Picoseconds
 
 func (c clock) plus(t cost.Picoseconds) clock {
@@ -84,15 +87,15 @@ func latest(a, b clock) clock {
 	return next
 }
 
-// body follows a rank and its communication stream through a task. The stream does one
-// thing at a time; the rank waits for it where an instruction awaits it and at the end.
+// body follows a rank and its communication stream through a task. The stream does one thing at a time. The rank
+// waits for it where an instruction awaits it, and at the end.
 func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 	instrs := b.prog.Stages[s.Stage].Run(t)
 	at := b.prog.At(s, t)
 	var segments []segment
 	now, stream := clock{0}, clock{0}
-	until, beside := -1, clock(nil) // the first instruction after what runs beside a collective, and when that ends
-	done := []clock{nil}            // what so many asynchronous instructions end with
+	until, beside := -1, clock(nil) // the first instruction after those that run beside a collective, and when that ends
+	done := []clock{nil}            // by number of asynchronous instructions, when the last of them ends
 	for i := 0; i < len(instrs); i++ {
 		in, bucket := &instrs[i], codegen.Bucket(instrs, i)
 		i += len(bucket) - 1
@@ -115,7 +118,7 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 		case in.Beside > 0 && b.price.Overlaps():
 			until, beside = i+1+in.Beside, now.plus(time)
 		case in.Async:
-			if !b.price.Overlaps() { // ranks share processors: the work of it takes their time
+			if !b.price.Overlaps() { // ranks share processors: its work takes their time
 				now, time = now.plus(time), 0
 			}
 			stream = latest(stream, now).plus(time)
@@ -123,7 +126,7 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 				done = append(done, stream)
 			}
 		case in.Node.Op == ir.OpSend || in.Node.Op == ir.OpRecv:
-			if in.Posted && !b.price.Overlaps() { // the rank copies by itself
+			if in.Posted && !b.price.Overlaps() { // the rank makes the copy itself
 				now, time = now.plus(time), 0
 			}
 			x := &transfer{send: in.Node.Op == ir.OpSend, posted: in.Posted, time: time}

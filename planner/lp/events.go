@@ -9,8 +9,11 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// expression is the time of an event, the start of the step for event -1, and what is
-// spent after it: durations, each with how often.
+// This file turns the tasks of all positions into events and the constraints between them. It runs the positions'
+// schedules symbolically: instead of times it computes expressions of events and durations.
+
+// expression is the time of an event, or of the start of the step for event -1, plus durations, each some number of
+// times.
 type expression struct {
 	event int
 	spend []spend
@@ -18,7 +21,7 @@ type expression struct {
 
 type spend struct{ duration, times int }
 
-// plus adds a duration.
+// plus returns the expression with a duration added.
 func (e expression) plus(duration int) expression {
 	if duration < 0 {
 		return e
@@ -38,7 +41,7 @@ type precedence struct {
 	after expression
 }
 
-// event adds an event that is no earlier than some times.
+// event adds an event that is no earlier than the given times.
 func (p *Program) event(name string, after ...expression) expression {
 	p.events = append(p.events, name)
 	for _, x := range after {
@@ -47,7 +50,7 @@ func (p *Program) event(name string, after ...expression) expression {
 	return expression{event: len(p.events) - 1}
 }
 
-// arrival is a transfer for a micro-batch, release a position's end with one.
+// arrival is the transfer of a micro-batch over a wire. release is a position's end with a micro-batch.
 type (
 	arrival struct {
 		wire
@@ -56,8 +59,8 @@ type (
 	release struct{ position, microBatch int }
 )
 
-// scheduler turns the tasks of all positions into events. It takes positions in turn, each
-// as far as what it waits for has a name.
+// scheduler turns the tasks of all positions into events. It takes positions in turn, and advances each until it
+// waits for something that has no expression yet.
 type scheduler struct {
 	*Program
 	reader   *reader
@@ -72,8 +75,8 @@ type spanKey struct {
 	segment, mark int // mark -1 is the transfer at the end of the segment
 }
 
-// schedule states the order of everything: that of the tasks of a position, that of a
-// receive after its send, and that of a send after the release of the room that it needs.
+// schedule states all constraints of order: a position's tasks follow each other, a receive follows its send, and a
+// send follows the release of the slot that it needs.
 func (p *Program) schedule(r *reader) error {
 	s := &scheduler{Program: p, reader: r, spans: map[spanKey]int{}, arrivals: map[arrival]expression{}, released: map[release]expression{}}
 	var all []*process
@@ -106,7 +109,7 @@ func (p *Program) schedule(r *reader) error {
 	return nil
 }
 
-// alike reports whether two bodies transfer the same.
+// alike reports whether two bodies make the same transfers.
 func alike(a, b []segment) bool {
 	return slices.EqualFunc(a, b, func(x, y segment) bool {
 		if x.transfer == nil || y.transfer == nil {
@@ -116,7 +119,8 @@ func alike(a, b []segment) bool {
 	})
 }
 
-// duration returns that of a span of a pass, -1 if every choice takes no time for it.
+// duration returns the index of the duration of a segment after a mark, or of its transfer; -1 if it is 0 for every
+// choice.
 func (s *scheduler) duration(key spanKey) int {
 	d, known := s.spans[key]
 	if known {
@@ -141,7 +145,7 @@ func (s *scheduler) duration(key spanKey) int {
 		case key.mark < 0:
 			t = segment.transfer.time
 		case key.mark < len(segment.since):
-			t = max(0, segment.since[key.mark]) // what comes after a mark is no earlier than it
+			t = max(0, segment.since[key.mark]) // what follows a mark is no earlier than the mark
 		}
 		if x.times = append(x.times, t); t > 0 {
 			d = len(s.durations)
@@ -166,18 +170,18 @@ func phaseLetter(p ir.Phase) byte {
 	return 'U'
 }
 
-// process is a position on its way through its tasks.
+// process is a position that runs through its tasks.
 type process struct {
 	*scheduler
 	position int
-	tasks    []codegen.Task // that are left
-	segment  int            // of the first of them
+	tasks    []codegen.Task // those that are left
+	segment  int            // of the first task
 	now      expression
-	marks    []expression // of the first of them
+	marks    []expression // of the first task
 
-	posted []post                  // sends that no event is named for yet, in order
-	sent   *expression             // the end of the last one that has a name
-	away   map[ir.Phase]expression // the end of the last that tasks of a phase have posted, unless one has waited for it
+	posted []post                  // sends that have no event yet, in order
+	sent   *expression             // the end of the last send that has an event
+	away   map[ir.Phase]expression // by phase, the end of the last send that its tasks have posted, if none has waited for it
 }
 
 // post is a send that a position has handed to its stream of transfers.
@@ -190,7 +194,8 @@ type post struct {
 	after      expression
 }
 
-// post names the sends of a position as far as the release that they wait for has a name, and reports whether it could.
+// post adds events for the sends that a position has posted, as far as the releases that they wait for are known, and
+// reports whether it added any.
 func (x *process) post() (moved bool) {
 	for len(x.posted) > 0 {
 		p := &x.posted[0]
@@ -254,7 +259,7 @@ func (x *process) step() bool {
 		}
 	}
 	switch after = append(after, wait...); {
-	case len(after) > 1 || len(after[0].spend) > 12: // a sum that long is better written once
+	case len(after) > 1 || len(after[0].spend) > 12: // a longer sum is better written once, as an event
 		x.now = x.event(label, after...)
 	default:
 		x.now = after[0]
@@ -281,8 +286,7 @@ func (x *process) step() bool {
 	return true
 }
 
-// awaited returns what a transfer of a micro-batch waits for, if it has a name by now,
-// and whether it waits at all.
+// awaited returns what a transfer of a micro-batch waits for, whether that is known yet, and whether it waits at all.
 func (x *process) awaited(t *transfer, microBatch int) (e expression, known, waits bool) {
 	if !t.send {
 		e, known = x.arrivals[arrival{t.wire, microBatch}]
@@ -296,9 +300,8 @@ func (x *process) awaited(t *transfer, microBatch int) (e expression, known, wai
 	return e, known, true
 }
 
-// Time returns the least value of the objective in whole picoseconds with a choice of
-// every position, whatever its memory: the longest path through the events. It fails
-// when the choices are not a cut of the blocks.
+// Time returns the least value of the objective, in whole picoseconds, for a choice of every position, whatever its
+// memory. It is the longest path through the events. It fails if the choices are not a cut of the blocks.
 func (p *Program) Time(picked []int) (cost.Picoseconds, error) {
 	blocks := 0
 	for at, k := range picked[:min(len(picked), len(p.Choices))] {
@@ -319,7 +322,7 @@ func (p *Program) Time(picked []int) (cost.Picoseconds, error) {
 		}
 		return t
 	}
-	for _, x := range p.order { // every event is named after what it waits for
+	for _, x := range p.order { // every event comes after those that it waits for
 		times[x.event] = max(times[x.event], value(x.after))
 	}
 	var end cost.Picoseconds

@@ -25,15 +25,15 @@ import (
 	"github.com/autopar/autopar/planner/lp"
 )
 
-// job is a model, a cluster and what is fixed of the plan.
+// job is a model, a cluster and the options of a search.
 type job struct {
 	name    string
 	model   gpt.Config
 	batch   int
 	cluster string
-	other   string // where set, all stages but one have devices of this
+	other   string // if set, all stages but one have devices of this cluster
 	opts    planner.Options
-	// What is interesting about the winner, which a change of prices may take from it.
+	// What the winner is expected to have: an uneven cut, recomputation. A change of prices may change that.
 	uneven, recomputes bool
 }
 
@@ -119,17 +119,16 @@ func (j job) state(t testing.TB) (*ir.Graph, *cost.Cluster, *planner.Result, *lp
 	return g, c, found, p
 }
 
-// TestPrograms holds the program of every job to two things. It says of every cut what the
-// simulation of the whole program says, and the bytes that codegen lays out. And the
-// optimum that a solver finds, where one is installed (Debian: coinor-cbc, glpk-utils), is
-// the time of the plan that the search finds.
+// TestPrograms checks the program of every job in two ways. For every cut, its time is that of a simulation of the
+// whole program, and its bytes those that codegen lays out. And the optimum that a solver finds, if one is installed
+// (Debian: coinor-cbc, glpk-utils), is the time of the plan that the search finds.
 func TestPrograms(t *testing.T) {
 	for _, j := range jobs() {
 		t.Run(j.name, j.check)
 	}
 }
 
-// TestGPT2Program: the same for a model of which little fits.
+// TestGPT2Program: the same for a model of which few plans fit.
 func TestGPT2Program(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a larger model")
@@ -164,7 +163,7 @@ func (j job) check(t *testing.T) {
 	}
 }
 
-// pick draws a choice for every position that cuts the blocks.
+// pick draws a choice for every position until they hold all blocks together.
 func pick(r *rand.Rand, p *lp.Program, blocks int) []int {
 	for {
 		picked, sum := make([]int, len(p.Choices)), 0
@@ -191,8 +190,8 @@ func solvers() []solver {
 	}
 }
 
-// check solves a program. What solvers print is rounded: which binaries they set is read,
-// and the time of that is exact.
+// check solves a program. Solvers print rounded numbers, so only the binaries that they set are read, and the time is
+// computed from these exactly.
 func (s solver) check(t *testing.T, found *planner.Result, p *lp.Program) {
 	path, err := exec.LookPath(s.command)
 	if err != nil {
@@ -239,8 +238,8 @@ func chosen(t *testing.T, p *lp.Program, solution string) []int {
 	return picked
 }
 
-// TestMemoryRows reads from a program's text what choices and positions are said to take and
-// to have, which a solver would read, where there is none.
+// TestMemoryRows reads from a program's text how many bytes choices take and positions have. It stands in for a
+// solver where none is installed.
 func TestMemoryRows(t *testing.T) {
 	_, _, found, p := jobs()[1].state(t)
 	var text bytes.Buffer

@@ -11,53 +11,50 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// most is how many binary variables a program may have: about what a solver reads in a
-// minute, and compiling a position for each takes as long.
+// most is the largest number of binary variables of a program. It is about what a solver reads in a minute, and
+// compiling a position for each takes about as long.
 const most = 50_000
 
 // Options of [New].
 type Options struct {
-	Limit     int64             // bytes of a rank, on the roomiest kind of devices; of several kinds of devices those with less have less
-	Recompute planner.Recompute // what of it to choose from, as in a search
-	// Eval is a graph that runs between steps in the same memory, nil for none.
+	Limit     int64             // bytes per rank, on the roomiest kind of device; smaller kinds have less
+	Recompute planner.Recompute // which kinds of recomputation to choose from, as in a search
+	// Eval is a graph that runs between steps in the same memory; nil for none.
 	Eval *ir.Graph
 }
 
-// Choice is what a position of the pipeline may hold: Blocks of the model, of which the
-// first Full are recomputed in full, of the next Selective attention is, and of the next
-// Pointwise norms and activation functions are.
+// Choice is what a pipeline position may hold: a number of blocks. The first Full of them are recomputed in full, the
+// next Selective recompute attention, and the next Pointwise recompute norms and activation functions.
 type Choice struct {
 	Blocks, Full, Selective, Pointwise int
 	Bytes                              int64 // of the arena
 }
 
-// Program is a mixed integer program: the binaries Choices, and an event for every time
-// that matters.
+// Program is a mixed integer program. Its binary variables are Choices, its continuous variables events.
 type Program struct {
-	plan    partition.Plan // but for the cut
+	plan    partition.Plan // complete but for the cut
 	options Options
 	blocks  int
 	limits  []int64 // by position
-	// Choices lists what each position may hold.
+	// Choices lists, by position, what it may hold.
 	Choices [][]Choice
 
 	durations []duration
 	events    []string     // names
-	order     []precedence // of events
-	ends      []expression // of the positions
+	order     []precedence // constraints on events
+	ends      []expression // when the positions end
 }
 
-// duration is a time that a position spends, by its choice.
+// duration is a time that a position takes, by its choice.
 type duration struct {
 	name     string
 	position int
 	times    []cost.Picoseconds
 }
 
-// New states the choice of cuts and of recomputation for a plan as a mixed integer
-// program. Of the plan's stages only their number counts. It fails for interleaved
-// plans, whose stages are cut evenly, for overlap under a zero-bubble schedule, and for
-// models of too many blocks.
+// New states the cut and recomputation of a plan as a mixed integer program. Of the plan's stages only their number
+// counts. It fails for interleaved plans, whose stages are cut evenly; for overlap under a zero-bubble schedule; and
+// for models with too many blocks.
 func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options Options) (*Program, error) {
 	blocks := len(partition.Blocks(g))
 	if plan.Chunks() > 1 {
@@ -104,7 +101,7 @@ func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options 
 	return p, nil
 }
 
-// Limit is the bytes of a rank at a position.
+// Limit is the bytes that a rank at a position may use.
 func (p *Program) Limit(at int) int64 { return p.limits[at] }
 
 // choices lists the ways to recompute n blocks.
@@ -129,7 +126,7 @@ func choices(n int, of planner.Recompute) []Choice {
 	return all
 }
 
-// reader reads times and bytes of all choices off whole programs.
+// reader reads the times and bytes of all choices from compiled programs.
 type reader struct {
 	*Program
 	graph        *ir.Graph
@@ -139,8 +136,8 @@ type reader struct {
 	bodies       []map[pass][][]segment // by position, then by choice
 }
 
-// pass is a phase of a micro-batch: of the last one, which may be smaller and in which
-// some things are done once a step, or of another.
+// pass is a phase of a micro-batch. The last micro-batch is apart: it may be smaller, and some instructions run only
+// in it.
 type pass struct {
 	phase ir.Phase
 	last  bool
@@ -150,9 +147,8 @@ func passOf(t codegen.Task, microBatches int) pass {
 	return pass{t.Phase, t.Phase != ir.Update && t.MicroBatch == microBatches-1}
 }
 
-// read compiles programs until every position has been seen with every choice. A program
-// shows one choice of each position, so there are hardly more programs than choices of
-// one position.
+// read compiles programs until it has seen every choice of every position. A program shows one choice of each
+// position, so there are hardly more programs than choices of one position.
 func (r *reader) read() error {
 	for at := range r.bodies {
 		r.bodies[at] = map[pass][][]segment{}
@@ -161,7 +157,7 @@ func (r *reader) read() error {
 	for at := range known {
 		known[at] = make([]bool, len(r.Choices[at]))
 	}
-	for _, all := range []bool{true, false} { // first programs in which no position is known
+	for _, all := range []bool{true, false} { // first only programs in which every position shows something new
 		if err := r.cuts(nil, r.blocks, func(cut []int) error {
 			for {
 				picked, unknown := make([]int, len(cut)), 0
@@ -194,7 +190,7 @@ func (r *reader) read() error {
 	return nil
 }
 
-// cuts calls f with every way to cut the blocks that are left.
+// cuts calls f with every way to divide the remaining blocks over the remaining positions.
 func (r *reader) cuts(cut []int, left int, f func(cut []int) error) error {
 	after := r.plan.PP() - len(cut) - 1
 	if after == 0 {
@@ -208,7 +204,7 @@ func (r *reader) cuts(cut []int, left int, f func(cut []int) error) error {
 	return nil
 }
 
-// Plan returns the plan in which every position holds a choice.
+// Plan returns the plan for a choice of every position, given by its index in Choices.
 func (p *Program) Plan(picked []int) *partition.Plan {
 	plan := p.plan
 	plan.Stages = nil
@@ -221,7 +217,7 @@ func (p *Program) Plan(picked []int) *partition.Plan {
 	return &plan
 }
 
-// compile reads one choice of every position off a program.
+// compile compiles a program with one choice of every position and reads their times and bytes.
 func (r *reader) compile(picked []int) error {
 	plan := r.Plan(picked)
 	prog, err := codegen.Compile(r.graph, plan, r.batch, nil)
@@ -259,8 +255,8 @@ func (r *reader) compile(picked []int) error {
 	return nil
 }
 
-// first returns what the first rank of a position runs: it holds the largest slices and
-// the most micro-batches, so it stands for the others, which wait for it.
+// first returns what the first rank of a position runs. It has the largest slices and the most micro-batches, so the
+// other ranks wait for it, and it stands for them.
 func first(prog *codegen.Program, position int) *codegen.Schedule {
 	return &prog.Schedules[prog.Plan.WorldRank(position, 0)]
 }

@@ -11,16 +11,17 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Name is that of the binary variable for a choice of a position:
+// This file writes a program in CPLEX's LP format.
+
+// Name returns the name of the binary variable for a choice of a position:
 // x_position_blocks_full_selective_pointwise.
 func (p *Program) Name(position, choice int) string {
 	x := p.Choices[position][choice]
 	return fmt.Sprintf("x_%d_%d_%d_%d_%d", position, x.Blocks, x.Full, x.Selective, x.Pointwise)
 }
 
-// Digits is how many digits of picoseconds the unit of the objective has after it: times
-// are written in 10^Digits ps, and exactly. Solvers compare with absolute tolerances, so
-// the longest duration is between 100 and 1,000.
+// Digits says in which unit times are written: 10^Digits ps. They are exact all the same. Solvers compare with
+// absolute tolerances, so the unit is chosen to have the longest duration between 100 and 1,000.
 func (p *Program) Digits() int {
 	var most cost.Picoseconds
 	for i := range p.durations {
@@ -33,7 +34,7 @@ func (p *Program) Digits() int {
 	return digits
 }
 
-// decimal writes n / 10^digits.
+// decimal returns n / 10^digits as decimal text, exactly.
 func decimal(n int64, digits int) string {
 	text := strconv.FormatInt(n, 10)
 	if digits == 0 {
@@ -49,8 +50,8 @@ func decimal(n int64, digits int) string {
 	return whole + "." + fraction
 }
 
-// Write writes the program in CPLEX's LP format, with comments that say how to solve it.
-// The file's own name is only for them, as is the time that the optimum is said to have.
+// Write writes the program in CPLEX's LP format. Comments at its top say how to solve it; name is the file's name in
+// them, and claimed the time that they say the optimum has.
 func (p *Program) Write(w io.Writer, name string, claimed cost.Picoseconds) error {
 	out := &lines{Writer: bufio.NewWriter(w)}
 	digits := p.Digits()
@@ -80,8 +81,8 @@ func (p *Program) Write(w io.Writer, name string, claimed cost.Picoseconds) erro
 	return out.Flush()
 }
 
-// writeChoices states that every position holds one choice, that they hold all blocks,
-// and that each fits.
+// writeChoices states that every position holds one choice, that together these hold all blocks, and that each fits
+// into memory.
 func (p *Program) writeChoices(out *lines) {
 	for at, all := range p.Choices {
 		out.row("one_%d", at)
@@ -104,7 +105,7 @@ func (p *Program) writeChoices(out *lines) {
 	out.end(fmt.Sprintf(" = %d", p.blocks))
 }
 
-// writeTimes states durations by choices, and the order of events.
+// writeTimes states durations as sums over choices, and the order of events.
 func (p *Program) writeTimes(out *lines, digits int) {
 	for _, d := range p.durations {
 		out.row("is_%s", d.name)
@@ -137,13 +138,13 @@ func (p *Program) writeTimes(out *lines, digits int) {
 	}
 }
 
-// lines writes rows in lines that all readers of the format take.
+// lines breaks rows into lines of a length that all readers of the format accept.
 type lines struct {
 	*bufio.Writer
 	width int
 }
 
-func (l *lines) text(s string) { l.WriteString(s) } // errors come with Flush
+func (l *lines) text(s string) { l.WriteString(s) } // errors are reported by Flush
 
 func (l *lines) row(format string, args ...any) {
 	l.text(" ")
