@@ -35,7 +35,7 @@ cpu=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)
 	echo "# How long a search takes"
 	echo
 	echo "\`make bench-planner\`, $(date -u +%F): one core of $cpu (load $(cut -d' ' -f1 /proc/loadavg) on $(nproc) cores), $(go version | cut -d' ' -f3), on the H100 cluster in bf16."
-	echo "The time is that of \`planner.Search\` on a traced graph, of which tracing is a table of its own; the peak is that of the whole process: of three processes, that with the median time."
+	echo "The time is that of \`planner.Search\` on a traced graph; tracing has a table of its own. The peak is that of the whole process. Of three processes the one with the median time is shown."
 	table "Models as they are trained" "model / devices" BenchmarkSearch gpt2-xl/64 llama-3-70b/512 gpt3-175b/1024 1t/16384
 	table "Options that leave few degrees: GPT-2 xl on 8 devices, batch 32, with five alternatives" "options" BenchmarkSearchOptions none tp-2 pp-4 dp-2
 	table "No plan fits" "model / devices" BenchmarkSearchInfeasible gpt3-175b/8 llama-3.1-405b/16
