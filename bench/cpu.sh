@@ -28,11 +28,17 @@ go test -c -o "$work/cpu.test" ./runtime/cpu
 cat <<-TEXT
 	# A training step on the CPU beside its peers
 
-	Made by \`make peers\`: float32, forward, loss, backward, clip and AdamW, two threads. quick is nanoGPT's CPU model (4 layers, 4
-	heads, C 128, T 64, batch 12), baby 6 layers, 6 heads, C 384, T 256, batch 12 and 64, gpt2 the 124M of GPT-2, batch 4. The peak is
-	that of float32 multiply-adds in registers, measured before each visit; model FLOP count the causal half of attention. Where
-	the processor has AMX, products use it and can exceed that peak: runtime/cpu/kernel/tiles.go says how, and how exact results
-	are.
+	Made by \`make peers\`: float32, two threads; a step is forward, loss, backward, clip and AdamW.
+
+	| model | |
+	|---|---|
+	| quick | nanoGPT's CPU model: 4 layers, 4 heads, C 128, T 64, batch 12 |
+	| baby | 6 layers, 6 heads, C 384, T 256, batch 12 and 64 |
+	| gpt2 | the 124M of GPT-2, batch 4 |
+
+	The peak is that of float32 multiply-adds in registers, measured before each visit. Model FLOP count the causal half of
+	attention. Where the processor has AMX, products use it and can exceed that peak: runtime/cpu/kernel/tiles.go says how, and how
+	exact results are.
 
 	$(date -u +%F), $(grep -m1 'model name' /proc/cpuinfo | cut -d: -f2 | xargs), $(nproc) cores, $(grep -m1 flags /proc/cpuinfo | tr ' ' '\n' | grep -x 'avx2\|avx512f\|amx_bf16' | xargs), $(go version | cut -d' ' -f3)
 TEXT
