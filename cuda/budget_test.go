@@ -122,11 +122,16 @@ func TestBudget(t *testing.T) {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# The budget of a training step on one H200: predicted, not measured
 
-GPT-2 124M as gpt2.yaml has it, bfloat16, T = 1024, batch %d, as one micro-batch. Launches and bytes are counted from the program
-and from what package cuda/kernel launches for it; bytes are those of operands read and results written once. Times are
-predictions: bytes at %.1f TB/s, products at %.0f TFLOP/s, attention at %.0f (forward) and %.0f (backward, of all seven products that
-it makes, after a kernel that reads results and their gradients), and %.0f us a launch. No step of this table has been run on a GPU: run.sh measures the sum. Printed by
-`+"`go test ./cuda -run TestBudget -update`"+`.
+GPT-2 124M as gpt2.yaml has it, bfloat16, T = 1024, batch %d, as one micro-batch. **No step of this table has been run on a GPU**:
+run.sh measures the sum.
+
+- Launches and bytes are counted from the program, and from what package cuda/kernel launches for it. Bytes are those of operands
+  read and results written once.
+- Times are predictions: bytes at %.1f TB/s, products at %.0f TFLOP/s, attention at %.0f (forward) and %.0f (backward), and %.0f us a
+  launch. The backward rate is of all seven products that attention's gradient makes, after a kernel that reads results and their
+  gradients.
+
+Printed by `+"`go test ./cuda -run TestBudget -update`"+`.
 
 | kernels | instructions | launches | GB one by one | GB | TFLOP | ms |
 |---|---|---|---|---|---|---|
