@@ -15,7 +15,7 @@ func inThePools() []mutant {
 	}, {
 		bug: "ranks lie along the pools as they stand in the cluster", how: "whatever their order in the plan",
 		file: "planner/cost/poollayout.go",
-		old:  "			pool = order[i]\n", new: "",
+		old:  "pool := poolAt(p, i)", new: "pool := i",
 		pkg: "./planner/cost", run: "^TestNetworkOfPools$",
 	}, {
 		bug: "the floor of a job on two kinds is that of the slower", how: "not admissible",

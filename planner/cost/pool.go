@@ -84,6 +84,14 @@ func (c *Cluster) Order(p *partition.Plan) int {
 	return slices.IndexFunc(c.Orders(), func(order []int) bool { return slices.Equal(order, p.PoolOrder) })
 }
 
+// poolAt is the index of the pool that comes at a place in the plan's order of the pools.
+func poolAt(p *partition.Plan, place int) int {
+	if len(p.PoolOrder) == 0 {
+		return place
+	}
+	return p.PoolOrder[place]
+}
+
 // Devices is the number of devices of all pools. It is 0 for a cluster of one kind, which has as many devices as a
 // plan wants.
 func (c *Cluster) Devices() int {
@@ -121,10 +129,7 @@ func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 		first := p.WorldRank(position, i*run)
 		start := 0
 		for i := range c.Pools {
-			pool := i
-			if len(p.PoolOrder) > 0 {
-				pool = p.PoolOrder[i]
-			}
+			pool := poolAt(p, i)
 			end := start + c.Pools[pool].Devices
 			if first < end && first+run > start {
 				kinds |= 1 << pool
@@ -175,10 +180,7 @@ func (c *Cluster) JobFLOPS(dtype string, p *partition.Plan) float64 {
 	}
 	sum := 0.0
 	for i := range c.Pools {
-		pool := c.Pools[i]
-		if len(p.PoolOrder) > 0 {
-			pool = c.Pools[p.PoolOrder[i]]
-		}
+		pool := c.Pools[poolAt(p, i)]
 		n := min(ranks, pool.Devices)
 		sum += float64(n) * pool.Cluster.PeakFLOPS(dtype, 1)
 		ranks -= n
@@ -287,10 +289,7 @@ func (c *Cluster) Node(p *partition.Plan, rank int) int {
 	}
 	nodes := 0
 	for i := range c.Pools {
-		pool := c.Pools[i]
-		if len(p.PoolOrder) > 0 {
-			pool = c.Pools[p.PoolOrder[i]]
-		}
+		pool := c.Pools[poolAt(p, i)]
 		perNode := pool.Cluster.DevicesPerNode
 		if rank < pool.Devices {
 			return nodes + rank/perNode

@@ -76,13 +76,9 @@ func newPoolLayout(c *Cluster, p *partition.Plan) *poolLayout {
 	for level := 1; level < levels; level++ { // from units of the level inside to addresses
 		l.slots[level] *= l.slots[level-1]
 	}
-	order := p.PoolOrder
 	first := 0
 	for i := range c.Pools {
-		pool := i
-		if len(order) > 0 {
-			pool = order[i]
-		}
+		pool := poolAt(p, i)
 		l.pools = append(l.pools, placed{first, c.Pools[pool].Devices, pool * l.slots[levels-1], sizes[pool]})
 		first += c.Pools[pool].Devices
 	}
