@@ -89,48 +89,10 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 	}
 	line := &Timeline{Ranks: make([]Rank, len(prog.Schedules))}
 	if opts.Spans {
-		shown := b.shown(opts.Only)
-		b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
-			if len(shown[p]) == 0 {
-				return
-			}
-			body := b.used[p][task]
-			o := &body.ops[op]
-			if o.silent {
-				return
-			}
-			add := func(x Span) {
-				for _, x.Rank = range shown[p] {
-					line.Spans = append(line.Spans, x)
-				}
-			}
-			if o.bucket > 0 || o.stream || o.beside || o.posted {
-				add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Posted: o.posted, Start: start, End: end})
-				return
-			}
-			// The instructions of one op follow each other. A meeting has only one.
-			for i, k := range o.instrs {
-				// Instructions of one op follow each other; a meeting is one.
-				add(Span{Task: task, Instr: k, Start: start, End: start + o.times[i]})
-				start += o.times[i]
-			}
-		}
+		b.recordSpans(line, opts.Only)
 	}
 	b.system.Exposed = make([]cost.Picoseconds, len(b.ranks))
-	exposed := make([][]float64, len(b.ranks))
-	if opts.Account != nil {
-		for p := range exposed {
-			exposed[p] = make([]float64, opts.Accounts)
-		}
-		b.system.Waited = func(p, task, op int, time cost.Picoseconds) {
-			o := &b.used[p][task].ops[op]
-			for i, a := range o.accounts {
-				if a > 0 {
-					exposed[p][i] += a / float64(o.work) * float64(time)
-				}
-			}
-		}
-	}
+	accounts := b.accountWaits()
 	ends, err := b.system.Run()
 	if err != nil {
 		return nil, err
@@ -139,22 +101,7 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 		line.Step = max(line.Step, ends[p])
 	}
 	for p, end := range ends {
-		r := b.ranks[p]
-		rank := Rank{Like: r, End: end, PeakBytes: prog.Stages[prog.Schedules[r].Stage].Arena()}
-		for _, body := range b.used[p] {
-			rank.Breakdown.Compute += body.spent[cost.Compute]
-			rank.Breakdown.Communication += body.spent[cost.Communication]
-			rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
-			rank.Breakdown.Overlapped += body.beside
-			for i, a := range body.accounts {
-				exposed[p][i] += a
-			}
-		}
-		rank.Accounts = exposed[p]
-		rank.Breakdown.Communication += b.system.Exposed[p]
-		rank.Breakdown.Overlapped -= b.system.Exposed[p]
-		rank.Breakdown.Bubble = line.Step - rank.Breakdown.Total()
-		line.Ranks[r] = rank
+		line.Ranks[b.ranks[p]] = b.rank(p, end, line.Step, accounts[p])
 	}
 	for r, like := range b.like {
 		line.Ranks[r] = line.Ranks[like]
@@ -164,6 +111,77 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 		sortSpans(line.Spans)
 	}
 	return line, nil
+}
+
+// recordSpans has the simulation record in a timeline when every instruction ran, on the ranks in only, or on all if it
+// is nil.
+func (b *builder) recordSpans(line *Timeline, only []int) {
+	shown := b.shown(only)
+	b.system.Trace = func(p, task, op int, start, end cost.Picoseconds) {
+		if len(shown[p]) == 0 {
+			return
+		}
+		body := b.used[p][task]
+		o := &body.ops[op]
+		if o.silent {
+			return
+		}
+		add := func(x Span) {
+			for _, x.Rank = range shown[p] {
+				line.Spans = append(line.Spans, x)
+			}
+		}
+		if o.bucket > 0 || o.stream || o.beside || o.posted {
+			add(Span{Task: task, Instr: o.instrs[0], Bucket: o.bucket, Stream: o.stream, Beside: o.beside, Posted: o.posted, Start: start, End: end})
+			return
+		}
+		for i, k := range o.instrs {
+			// The instructions of one op follow each other. A meeting has only one.
+			add(Span{Task: task, Instr: k, Start: start, End: start + o.times[i]})
+			start += o.times[i]
+		}
+	}
+}
+
+// accountWaits has the simulation divide what processes wait for their streams over the accounts of what they wait for.
+// It returns the accounts by process; nil for each if none are asked for.
+func (b *builder) accountWaits() [][]float64 {
+	exposed := make([][]float64, len(b.ranks))
+	if b.account == nil {
+		return exposed
+	}
+	for p := range exposed {
+		exposed[p] = make([]float64, b.accounts)
+	}
+	b.system.Waited = func(p, task, op int, time cost.Picoseconds) {
+		o := &b.used[p][task].ops[op]
+		for i, a := range o.accounts {
+			if a > 0 {
+				exposed[p][i] += a / float64(o.work) * float64(time)
+			}
+		}
+	}
+	return exposed
+}
+
+// rank returns what a simulated rank does with the step. accounts has what it waited for its streams; the accounts of its
+// bodies are added.
+func (b *builder) rank(p int, end, step cost.Picoseconds, accounts []float64) Rank {
+	r := b.ranks[p]
+	rank := Rank{Like: r, End: end, PeakBytes: b.prog.Stages[b.prog.Schedules[r].Stage].Arena(), Accounts: accounts}
+	for _, body := range b.used[p] {
+		rank.Breakdown.Compute += body.spent[cost.Compute]
+		rank.Breakdown.Communication += body.spent[cost.Communication]
+		rank.Breakdown.Optimizer += body.spent[cost.Optimizer]
+		rank.Breakdown.Overlapped += body.beside
+		for i, a := range body.accounts {
+			accounts[i] += a
+		}
+	}
+	rank.Breakdown.Communication += b.system.Exposed[p]
+	rank.Breakdown.Overlapped -= b.system.Exposed[p]
+	rank.Breakdown.Bubble = step - rank.Breakdown.Total()
+	return rank
 }
 
 // builder turns a program into a [System].
