@@ -156,6 +156,7 @@ func TestOverrides(t *testing.T) {
 		{"train.max_iters=1e3", "wants integer, got the float 1e3"},
 		{"model.bias='False'", "--set: model.bias: wants true or false, got the quoted text 'False'"},
 		{"model.bias=[", `wants true or false, got "["`},
+		{`parallel.pin=[{match: "h\.x"}]`, "which is not YAML: found unknown escape character '.'"},
 		{"model.norm=batch", `model.norm: is "batch", must be one of layernorm, rmsnorm`},
 		{"data.dir=\xff", "data.dir: is not UTF-8"},
 	} {
