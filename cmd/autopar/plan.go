@@ -225,6 +225,11 @@ func (c *planCmd) Run(con *console) error {
 	if p := doc.Predicted; min(p.StepSeconds, p.Breakdown.Compute, p.Breakdown.Communication, p.Breakdown.Optimizer, p.Breakdown.Bubble) < 0 {
 		return &planner.OptionError{Option: "batch.global", Msg: fmt.Sprintf("is %d sequences: a step takes more than the 106 days that can be counted on cluster %s", cfg.Batch.Global, cluster.Name)}
 	}
+	if len(options.Pins) > 0 && !c.Robust {
+		if doc.Search.Unpinned, err = unpinned(cfg, cluster, options); err != nil {
+			return err
+		}
+	}
 	proof := "no other plan of these choices is faster under the cost model"
 	switch r := doc.Search.Robust; {
 	case r != nil && r.Least != 0:
@@ -273,6 +278,20 @@ func (c *planCmd) Run(con *console) error {
 	}
 	printPlan(con, doc)
 	return nil
+}
+
+// unpinned is the time of a step under the best plan without the user's pins, 0 if no plan fits without them.
+func unpinned(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (seconds float64, err error) {
+	o.Pins, o.TopK = nil, 0
+	free, err := search(cfg, cluster, o)
+	var none *planner.InfeasibleError
+	switch {
+	case errors.As(err, &none):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	return free.Predicted.StepSeconds, nil
 }
 
 // searchCertified is search with the proof of what it finds.
