@@ -38,6 +38,9 @@ func Override(c *Config, flag, assignment string) error {
 		return c.setText(k, value, at)
 	}
 	node, err := strictyaml.Parse(flag, []byte(value))
+	if bad, is := err.(*Error); is {
+		return at.Refuse(name, "wants %s, got %q, which %s", k.kind(), value, bad.Msg)
+	}
 	if err != nil || node == nil {
 		return at.Refuse(name, "wants %s, got %q", k.kind(), value)
 	}
@@ -137,7 +140,7 @@ func (c *Config) set(k key, node ast.Node, at strictyaml.Origin) error {
 		}
 		*target = b
 	case *[]Pin:
-		pins, err := decodePins(k, node, at)
+		pins, err := c.decodePins(k, node, at)
 		if err != nil {
 			return err
 		}
@@ -189,8 +192,8 @@ func (c *Config) setText(k key, text string, at strictyaml.Origin) error {
 	return nil
 }
 
-// decodePins reads parallel.pin.
-func decodePins(k key, node ast.Node, at strictyaml.Origin) ([]Pin, error) {
+// decodePins reads parallel.pin, and remembers where each part of it was written.
+func (c *Config) decodePins(k key, node ast.Node, at strictyaml.Origin) ([]Pin, error) {
 	list, ok := node.(*ast.SequenceNode)
 	if !ok {
 		return nil, at.Refuse(k.String(), "wants %s, got %s", k.kind(), strictyaml.Describe(node))
@@ -205,6 +208,7 @@ func decodePins(k key, node ast.Node, at strictyaml.Origin) ([]Pin, error) {
 		var pin Pin
 		for _, e := range entries {
 			path := name + "." + e.Name
+			c.remember(path, e.At)
 			switch e.Name {
 			case "match":
 				s, ok := strictyaml.ScalarOf(e.Value)

@@ -102,24 +102,33 @@ func findKey(section, name string) (key, bool) {
 	return key{}, false
 }
 
-// nearestKey is the valid key closest to the one written: by the edit distance of its name, and between equals one of the
-// same (or most similar) section. Of nanoGPT's two factors of the global batch it is that.
+// nearestKey is the valid key closest to the one written, by its name and between equals by its section. A name that is far
+// from all is that of another key of its section. Of nanoGPT's two factors of the global batch it is that.
 func nearestKey(section, name string) string {
 	if name == "batch_size" || name == "gradient_accumulation_steps" {
 		return "batch.global"
 	}
-	best, bestName, bestSection := "", 0, 0
-	for _, k := range allKeys() {
-		byName, bySection := editDistance(name, k.name), editDistance(section, k.section)
-		if best == "" || byName < bestName || byName == bestName && bySection < bestSection {
-			best, bestName, bestSection = k.String(), byName, bySection
+	nearest := func(keys []key) key {
+		return slices.MinFunc(keys, func(a, b key) int {
+			return cmp.Or(
+				cmp.Compare(distance(name, a.name), distance(name, b.name)),
+				cmp.Compare(editDistance(section, a.section), editDistance(section, b.section)),
+				cmp.Compare(editDistance(name, a.name), editDistance(name, b.name)),
+			)
+		})
+	}
+	best := nearest(allKeys())
+	if 2*distance(name, best.name) > len(name) {
+		own := slices.DeleteFunc(allKeys(), func(k key) bool { return k.section != section })
+		if len(own) > 0 {
+			best = nearest(own)
 		}
 	}
-	return best
+	return best.String()
 }
 
 // Nearest returns the word closest to the one written, for messages about words
-// that do not exist, by edit distance; what it begins is but one edit away.
+// that do not exist.
 func Nearest(written string, words []string) string {
 	if len(words) == 0 {
 		return ""
@@ -129,10 +138,24 @@ func Nearest(written string, words []string) string {
 	})
 }
 
+// distance is how far a word is from the one written, in edits of letters of either case; what the word, or a part of it,
+// begins with is but one edit away, and nothing its initials: lr is learning_rate.
 func distance(written, word string) int {
+	written, word = strings.ToLower(written), strings.ToLower(word)
 	d := editDistance(written, word)
-	if len(written) > 1 && strings.HasPrefix(word, written) {
-		return min(d, 1)
+	if len(written) < 2 {
+		return d
+	}
+	initials := ""
+	for rest := word; rest != ""; {
+		if strings.HasPrefix(rest, written) {
+			d = min(d, 1)
+		}
+		initials += rest[:1]
+		_, rest, _ = strings.Cut(rest, "_")
+	}
+	if len(initials) > 1 && initials == written {
+		return 0
 	}
 	return d
 }

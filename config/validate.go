@@ -2,11 +2,13 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"math"
 	"regexp"
 	"slices"
 	"strings"
 
+	"github.com/autopar/autopar/config/strictyaml"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -33,11 +35,17 @@ func (c *Config) Validate() error {
 
 // refuse makes the error for a key, pointing at where its value was written.
 func (c *Config) refuse(name, format string, args ...any) error {
-	at, written := c.origins[name]
+	at, written := c.Written(name)
 	if !written {
 		at.File = c.file
 	}
 	return at.Refuse(name, format, args...)
+}
+
+// Written is where a section.key, or a part of it as errors name it, was written, if it was.
+func (c *Config) Written(name string) (at strictyaml.Origin, written bool) {
+	at, written = c.origins[name]
+	return at, written
 }
 
 // validateWords holds text keys of a Config built in Go to what the reader accepts.
@@ -180,10 +188,10 @@ func (c *Config) validateParallel() error {
 			return c.refuse("parallel.pin", "[%d] needs both match and placement", i)
 		}
 		if _, err := regexp.Compile(pin.Match); err != nil {
-			return c.refuse("parallel.pin", "[%d].match: %v", i, err)
+			return c.refuse(fmt.Sprintf("parallel.pin[%d].match", i), "%v", err)
 		}
 		if j := slices.Index(pin.Placement, ""); j >= 0 {
-			return c.refuse("parallel.pin", "[%d].placement[%d] is empty, wants an axis name or _", i, j)
+			return c.refuse(fmt.Sprintf("parallel.pin[%d].placement", i), "[%d] is empty, wants an axis name or _", j)
 		}
 	}
 	return nil

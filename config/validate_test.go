@@ -44,9 +44,9 @@ func TestValidate(t *testing.T) {
 		{"optimizer: {step_iters: 0}", "optimizer.step_iters: is 0, must be at least 1"},
 		{"parallel: {plan_ngpus: 3, runtime_ngpus: 4}", "parallel.runtime_ngpus: 4 is not a multiple of plan_ngpus 3"},
 		{"parallel: {plan_ngpus: 4, runtime_ngpus: 2}", "parallel.runtime_ngpus: 2 is not a multiple of plan_ngpus 4"},
-		{"parallel: {pin: [{match: '(', placement: [_]}]}", "parallel.pin: [0].match: error parsing regexp"},
+		{"parallel: {pin: [{match: '(', placement: [_]}]}", "gpt.yaml:1:19: parallel.pin[0].match: error parsing regexp"},
 		{"parallel: {pin: [{match: a, placement: [_]}, {match: b}]}", "parallel.pin: [1] needs both match and placement"},
-		{"parallel: {pin: [{match: a, placement: [_, '']}]}", "parallel.pin: [0].placement[1] is empty"},
+		{"parallel: {pin: [{match: a, placement: [_, '']}]}", "parallel.pin[0].placement: [1] is empty"},
 	} {
 		c, err := Parse("gpt.yaml", []byte(tc.yaml), nil)
 		require.NoError(t, err, tc.yaml)

@@ -244,7 +244,7 @@ func (p *parser) atLeast(column string, least int) int {
 	const most = 1 << 30
 	n, err := strconv.Atoi(text)
 	if err != nil || n < least || n > most {
-		p.refuse(column, fmt.Sprintf("is %q, want a count of at least %d", text, least))
+		p.refuse(column, fmt.Sprintf("is %q, want a count of %d to %d", text, least, most))
 		return least
 	}
 	return n

@@ -3,6 +3,11 @@ package mutants
 // inFiles has the bugs of files that commands read and write, and of flags that nobody heeds.
 func inFiles() []mutant {
 	return []mutant{{
+		bug:  "pins cost nothing, whatever they pin",
+		file: "cmd/autopar/plan.go",
+		old:  "o.Pins, o.TopK = nil, 0", new: "o.TopK = 0",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^explain$",
+	}, {
 		bug:  "a pod in the place of another trains over its checkpoints",
 		file: "export/jobs.go",
 		old:  "then resume=--resume; fi\nstopped=", new: "then resume=; fi\nstopped=",

@@ -108,8 +108,8 @@ func (d *Document) validate() error {
 			return err
 		}
 	}
-	if s := &d.Search; s.Seconds < 0 || s.Beyond < 0 || s.PlansConsidered < 0 || s.Gap < 0 {
-		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds, %d plans and a gap of %v, must not be negative", s.Seconds, s.PlansConsidered, s.Gap)}
+	if s := &d.Search; s.Seconds < 0 || s.Beyond < 0 || s.PlansConsidered < 0 || s.Gap < 0 || s.Unpinned < 0 {
+		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds, %d plans, a gap of %v and %v seconds without pins, must not be negative", s.Seconds, s.PlansConsidered, s.Gap, s.Unpinned)}
 	}
 	return nil
 }

@@ -75,6 +75,9 @@ type SearchInfo struct {
 	Optimal         bool                  `json:"optimal"`
 	Gap             float64               `json:"gap,omitempty"` // by what fraction of its time a plan could at most be faster
 	Alternatives    []DocumentAlternative `json:"alternatives"`
+	// Unpinned is the time of a step under the best plan without the user's pins, which says what these cost; 0 if
+	// there are none, or without them no plan fits.
+	Unpinned float64 `json:"unpinned_step_seconds,omitempty"`
 	// Robust is how the plan and others fare if the cluster is not as stated; nil if nobody asked.
 	Robust *Robustness `json:"robust,omitempty"`
 }

@@ -79,6 +79,30 @@ func Writing(dir string) bool {
 	return taken(f)
 }
 
+// UpdateTime is the mean time, in seconds, of the updates from an iteration on that the metrics of a directory list; 0 of
+// none.
+func UpdateTime(dir string, from int) (float64, error) {
+	f, err := infile.Open(filepath.Join(dir, MetricsFile))
+	if err != nil {
+		return 0, fmt.Errorf("train: %w", err)
+	}
+	defer f.Close()
+	sum, n := 0.0, 0
+	for lines := bufio.NewScanner(f); ; {
+		if !lines.Scan() {
+			if err := lines.Err(); err != nil {
+				return 0, fmt.Errorf("train: %s: %w", f.Name(), err)
+			}
+			return sum / 1e3 / float64(max(1, n)), nil
+		}
+		var step StepMetrics // of an evaluation it has no time
+		if json.Unmarshal(lines.Bytes(), &step) == nil && step.Iter >= from && step.TimeMS > 0 {
+			sum += step.TimeMS
+			n++
+		}
+	}
+}
+
 // openLog opens a file that a run appends to, cut to as many bytes as stay. A run that has it open is an [*InputError].
 func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os.File, keep int64, err error) {
 	path := filepath.Join(dir, name)

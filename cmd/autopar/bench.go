@@ -142,7 +142,9 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 	if err != nil {
 		return nil, nil, err
 	}
-	doc, err = search(cfg, cluster, options)
+	if doc, err = search(cfg, cluster, options); err != nil {
+		err = located(cfg, options, err)
+	}
 	return doc, system, err
 }
 

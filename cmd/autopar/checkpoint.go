@@ -19,6 +19,13 @@ type checkpointCmd struct {
 	Import  checkpointImportCmd  `cmd:"" help:"Make a checkpoint of a weights file."`
 }
 
+// Example is shown by --help.
+func (checkpointCmd) Example() string {
+	return `
+autopar checkpoint inspect out-quick
+autopar checkpoint export out-quick -o model.safetensors`
+}
+
 // fromDir is the checkpoint that a command reads.
 type fromDir struct {
 	Dir string `arg:"" help:"Directory of a run, for its newest checkpoint, or of one checkpoint."`

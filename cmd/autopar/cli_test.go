@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/checkpoint"
@@ -98,6 +100,20 @@ func TestFlagsAreNamed(t *testing.T) {
 		require.Equal(t, statusInput, execute(t.Context(), args, &bytes.Buffer{}, &stderr), args)
 		require.Equal(t, want, stderr.String())
 	}
+}
+
+// TestHelpHasExamples: of every command, and of those that have others under them.
+func TestHelpHasExamples(t *testing.T) {
+	parser, err := kong.New(new(grammar))
+	require.NoError(t, err)
+	require.NoError(t, kong.Visit(parser.Model, func(node kong.Visitable, next kong.Next) error {
+		if command, ok := node.(*kong.Node); ok && command.Type == kong.CommandNode {
+			var stdout bytes.Buffer
+			execute(t.Context(), append(strings.Fields(command.Path()), "--help"), &stdout, &bytes.Buffer{})
+			require.Contains(t, stdout.String(), "\nExample:\n  autopar "+command.Path())
+		}
+		return next(nil)
+	}))
 }
 
 func TestPanicsAreReported(t *testing.T) {

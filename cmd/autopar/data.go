@@ -15,6 +15,9 @@ type dataCmd struct {
 	Prepare dataPrepareCmd `cmd:"" help:"Write train.bin, val.bin and meta.pkl, as nanoGPT lays them out."`
 }
 
+// Example is shown by --help.
+func (dataCmd) Example() string { return `autopar data prepare shakespeare_char` }
+
 // dataPrepareCmd writes the bins of a corpus.
 type dataPrepareCmd struct {
 	Name       string `arg:"" optional:"" help:"shakespeare_char (one id per character) or shakespeare (GPT-2 byte pairs)."`

@@ -10,12 +10,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/planner"
+	"github.com/autopar/autopar/train"
 	"github.com/autopar/autopar/wholefile"
 )
 
@@ -78,10 +80,15 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	}
 	ctx, stdout := con.training(ctx)
 	before := checkpoint.Saved(c.Out)
+	restarts, first, began := 0, 0, time.Now()
+	if c.Resume {
+		_, first, _ = checkpoint.Newest(c.Out) // without one the ranks refuse
+	}
 	agent := &launch.Agent{
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
+			restarts = s.Number
 			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.SavedSince(c.Out, before)}
 			if n := s.Nodes * procs; n != ranks {
 				if b.Plan, err = c.planAnew(con, doc, n); err != nil {
@@ -106,6 +113,13 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		},
 	}
 	err = agent.Run(ctx)
+	if restarts > 0 {
+		step := first
+		if checkpoint.SavedSince(c.Out, before) {
+			_, step, _ = checkpoint.Newest(c.Out)
+		}
+		c.goodput(con, restarts, first, step, time.Since(began))
+	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
@@ -188,6 +202,19 @@ func (c *launchCmd) done(doc *planner.Document) bool {
 	}
 	_, step, err := checkpoint.Newest(c.Out)
 	return err == nil && step >= last
+}
+
+// goodput prints how much of the time of a job that was started again went into updates that stay: from step first to the
+// last that it saved.
+func (c *launchCmd) goodput(con *console, restarts, first, last int, took time.Duration) {
+	updates := max(0, last-first)
+	each, err := train.UpdateTime(c.Out, first)
+	if err != nil {
+		con.note("%v", err)
+		return
+	}
+	con.printf("%s, goodput %s: %s of %s that stay, in %s\n", explain.Count(restarts, "restart"),
+		percentText(min(1, float64(updates)*each/took.Seconds())), explain.Count(updates, "update"), explain.Seconds(each), explain.Seconds(took.Seconds()))
 }
 
 // goOn says how the job goes on that was interrupted.

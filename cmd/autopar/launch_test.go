@@ -164,6 +164,7 @@ func TestLaunchRestarts(t *testing.T) {
 	require.Regexp(t, `rank 3 was ended by signal 9 \(killed\): restart 1 of at most 2`, j.output.String())
 	require.Regexp(t, `rank 0 has crashed \(exit status 2\): restart 2 of at most 2`, j.output.String())
 	require.Regexp(t, `rank 0, step \d+, .*: rank 3 (has failed: rank 3 )?at 127\.0\.0\.1:\d+ is gone`, j.output.String())
+	require.Regexp(t, `(?m)^2 restarts, goodput [1-9]\d*\.\d %: 400 updates of \S+ m?s that stay, in \S+ m?s$`, j.output.String())
 	require.Regexp(t, `resuming at iteration (50|100|150|200|250|300|350) from memory`, j.output.String())
 	whole, disturbed := w.losses(t, "whole"), w.losses(t, "disturbed")
 	require.Equal(t, iters+1, len(whole), "an evaluation and the updates")

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	goruntime "runtime"
+	"strings"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -97,6 +98,25 @@ func configured(cfg *config.Config) planner.Options {
 		o.Pins = append(o.Pins, partition.Placement{Match: pin.Match, Spec: pin.Spec()})
 	}
 	return o
+}
+
+// located says where an option that a search refuses was written, if it is the configuration's.
+func located(cfg *config.Config, o planner.Options, err error) error {
+	var bad *planner.OptionError
+	if !as(err, &bad) {
+		return err
+	}
+	key := map[string]string{"plan-ngpus": "parallel.plan_ngpus", "runtime-ngpus": "parallel.runtime_ngpus", "memory-limit": "parallel.memory_limit", "batch.global": "batch.global"}[bad.Option]
+	switch {
+	case strings.HasPrefix(bad.Option, "pin["):
+		key = "parallel." + bad.Option
+	case bad.Option == "micro-batch" && o.MicroBatch == int(cfg.Batch.Micro):
+		key = "batch.micro"
+	}
+	if at, written := cfg.Written(key); written {
+		return at.Refuse(key, "%s", bad.Msg)
+	}
+	return err
 }
 
 func deref(n *int) int {
@@ -200,10 +220,15 @@ func (c *planCmd) Run(con *console) error {
 	}
 	doc, err := find(cfg, cluster, options)
 	if err != nil {
-		return err
+		return located(cfg, options, err)
 	}
 	if p := doc.Predicted; min(p.StepSeconds, p.Breakdown.Compute, p.Breakdown.Communication, p.Breakdown.Optimizer, p.Breakdown.Bubble) < 0 {
 		return &planner.OptionError{Option: "batch.global", Msg: fmt.Sprintf("is %d sequences: a step takes more than the 106 days that can be counted on cluster %s", cfg.Batch.Global, cluster.Name)}
+	}
+	if len(options.Pins) > 0 && !c.Robust {
+		if doc.Search.Unpinned, err = unpinned(cfg, cluster, options); err != nil {
+			return err
+		}
 	}
 	proof := "no other plan of these choices is faster under the cost model"
 	switch r := doc.Search.Robust; {
@@ -253,6 +278,20 @@ func (c *planCmd) Run(con *console) error {
 	}
 	printPlan(con, doc)
 	return nil
+}
+
+// unpinned is the time of a step under the best plan without the user's pins, 0 if no plan fits without them.
+func unpinned(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (seconds float64, err error) {
+	o.Pins, o.TopK = nil, 0
+	free, err := search(cfg, cluster, o)
+	var none *planner.InfeasibleError
+	switch {
+	case errors.As(err, &none):
+		return 0, nil
+	case err != nil:
+		return 0, err
+	}
+	return free.Predicted.StepSeconds, nil
 }
 
 // searchCertified is search with the proof of what it finds.

@@ -30,6 +30,9 @@ func printPlan(con *console, doc *planner.Document) {
 	con.heading("predicted: %s per step, %s tokens/s, MFU %.2f %%",
 		explain.Seconds(predicted.StepSeconds), explain.Grouped(int64(predicted.TokensPerSecond)), 100*predicted.MFU)
 	con.table(partRows(predicted))
+	if free := doc.Search.Unpinned; free > 0 {
+		con.printf("%s\n", pinsText(len(doc.Config.Parallel.Pins), predicted.StepSeconds, free))
+	}
 	if doc.Search.Robust != nil {
 		printRobust(con, doc)
 	}
@@ -37,6 +40,19 @@ func printPlan(con *console, doc *planner.Document) {
 		con.heading("alternatives")
 		con.table(alternativeRows(doc))
 	}
+}
+
+// pinsText compares a step with one of the best plan without pins. Pins may also gain: they place what the search places
+// by rule.
+func pinsText(pins int, step, free float64) string {
+	if step == free {
+		return fmt.Sprintf("%s: no plan without is faster", explain.Count(pins, "pin"))
+	}
+	share, than := 100*(step/free-1), "longer"
+	if share < 0 {
+		share, than = -share, "shorter"
+	}
+	return fmt.Sprintf("%s: %.3g %% %s than the %s of the best plan without", explain.Count(pins, "pin"), share, than, explain.Seconds(free))
 }
 
 // choices lists what a plan chooses for the whole job.

@@ -94,13 +94,14 @@ func (c *validateCmd) Run(con *console) error {
 	bar := con.bar(len(rows), "predicting")
 	outcomes, skipped := measured.Evaluate(rows, bar.set)
 	bar.clear()
-	chosen, skipped := measured.Choose(skipped)
-	result := validate(outcomes, skipped)
+	chosen, left := measured.Choose(skipped)
+	result := validate(outcomes, left)
 	for _, o := range chosen {
 		result.Chosen = append(result.Chosen, chosenRow{o.ID, o.Source, o.MicroBatch, o.Recompute, o.VirtualStages, o.PredictedSeconds, o.StepSeconds, o.Error()})
 	}
 	result.Regret, result.Noise = regretOf(outcomes), measured.NoiseOf(outcomes)
-	if c.json() {
+	if c.json() { // where every row is under rows or under skipped
+		result.Skipped = skippedRows(skipped)
 		return con.json(result)
 	}
 	c.print(con, result)
@@ -130,7 +131,7 @@ func (c *validateCmd) clusters() ([]*cost.Cluster, error) {
 
 // validate sums up what was predicted.
 func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validation {
-	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: []skippedRow{}, Memory: validateMemory(outcomes)}
+	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: skippedRows(skipped), Memory: validateMemory(outcomes)}
 	var timed []measured.Outcome
 	judged, right := 0, 0
 	for _, o := range outcomes {
@@ -157,10 +158,15 @@ func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validatio
 		v.MeanMAPE = &mean
 		v.Sources = sourcesOf(timed)
 	}
-	for _, s := range skipped {
-		v.Skipped = append(v.Skipped, skippedRow{s.ID, s.Source, s.Reason})
-	}
 	return v
+}
+
+func skippedRows(skipped []measured.Skipped) []skippedRow {
+	rows := []skippedRow{}
+	for _, s := range skipped {
+		rows = append(rows, skippedRow{s.ID, s.Source, s.Reason})
+	}
+	return rows
 }
 
 func (c *validateCmd) print(con *console, v validation) {
