@@ -7,24 +7,24 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// flow is an arrow of a timeline between two streams of a rank.
+// flow is an arrow of a timeline between two tracks of a rank.
 type flow struct {
 	name          string
-	from, to      int // threads
+	from, to      int // tracks
 	leaves, comes time.Duration
 }
 
-// beside lists the arrows to and from what runs on a rank's streams beside the kernels:
-// from the last that made one of its operands, and to the first that reads one of
-// its results.
+// beside lists the arrows to and from steps that run on streams beside the kernels: to such a step from the last to make
+// one of its operands, and from it to the first kernel that reads one of its results. steps are those of one rank, in order
+// of time.
 func beside(steps []step) []flow {
 	var flows []flow
 	type of struct {
 		node *ir.Node
-		part int // of a node in parts, counted from 1, or the last of all
+		part int // from 1 if the node runs in parts; 0 is the last run of any part
 	}
 	made := map[of]*step{}    // the last run of a node
-	pending := map[of]*step{} // on the stream, not read yet
+	pending := map[of]*step{} // those of them on other streams, unless the node has run again on the compute stream
 	read := map[*step]bool{}
 	for i := range steps {
 		s := &steps[i]
@@ -65,8 +65,8 @@ func beside(steps []step) []flow {
 	return flows
 }
 
-// makers lists a node, or where kernels did its work by adding into their result,
-// the makers of its operands.
+// makers lists the nodes whose instructions may have written a node's result: the node itself, and if kernels may add to its
+// result directly, the makers of its operands.
 func makers(n *ir.Node) []*ir.Node {
 	if !folded(n) {
 		return []*ir.Node{n}
@@ -78,7 +78,7 @@ func makers(n *ir.Node) []*ir.Node {
 	return all
 }
 
-// events draws the arrow.
+// events returns the two ends of the arrow, in the Trace Event Format.
 func (f flow) events(rank, id int) []event {
 	return []event{
 		{Name: f.name, Category: "stream", Kind: "s", Process: rank, Thread: f.from, Time: micros(f.leaves), ID: id},
