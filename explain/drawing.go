@@ -351,7 +351,7 @@ func ticks(most float64) []float64 {
 func (r *Report) coordinates(s *codegen.Schedule) string {
 	var parts []string
 	for i, a := range r.prog.Mesh.Axes {
-		if !a.Time && a.Name != partition.AxisMB && a.Size > 1 {
+		if !a.Time && a.Size > 1 {
 			parts = append(parts, fmt.Sprintf("%s %d", a.Name, s.Coord[i]))
 		}
 	}
