@@ -109,9 +109,9 @@ const (
 	filmLargest = 6       // tensors named at a moment
 )
 
-// cast chooses the ranks to show: all if they are few, else the first rank of each position of the pipeline and the busiest
+// chooseRanks chooses the ranks to show: all if they are few, else the first rank of each position of the pipeline and the busiest
 // rank. If several are chosen, they run about most instructions together at most.
-func (r *Report) cast(most int) []int {
+func (r *Report) chooseRanks(most int) []int {
 	var ranks []int
 	if len(r.prog.Schedules) <= filmRanks {
 		for rank := range r.prog.Schedules {
@@ -152,7 +152,7 @@ func (r *Report) film() (*film, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: there is nothing to show over time: nothing was predicted")
 	}
-	ranks := r.cast(filmWork)
+	ranks := r.chooseRanks(filmWork)
 	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
@@ -167,7 +167,7 @@ func (r *Report) film() (*film, error) {
 		notes = append(notes, leftOut(detailed, len(line.Spans)))
 	}
 	f.Note = strings.Join(notes, "; ")
-	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
+	e := &filmMaker{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
 	for from := 0; from < len(line.Spans); {
 		to := from
 		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
@@ -220,8 +220,8 @@ func (r *Report) detailed(spans, room int, rank func(int) int) []int {
 
 func nanos(p cost.Picoseconds) int64 { return int64(p / 1000) }
 
-// editor makes a film from the spans of a simulation.
-type editor struct {
+// filmMaker makes a film from the spans of a simulation.
+type filmMaker struct {
 	report   *Report
 	film     *film
 	names    map[string]int // index into film.Names
@@ -229,7 +229,7 @@ type editor struct {
 	bins     int // parts into which profiles divide a task
 }
 
-func (e *editor) name(name string) int {
+func (e *filmMaker) name(name string) int {
 	i, known := e.names[name]
 	if !known {
 		i = len(e.film.Names)
@@ -267,7 +267,7 @@ func phaseKind(phase ir.Phase) int {
 }
 
 // rank makes the film of one rank from its spans, which are ordered by time. detailed says whether it has instructions.
-func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
+func (e *filmMaker) rank(spans []sim.Span, detailed bool) filmRank {
 	r := e.report
 	s := &r.prog.Schedules[spans[0].Rank]
 	code := r.prog.Stages[s.Stage]

@@ -33,7 +33,7 @@ func (p *profile) bin(instr int) int { return instr * len(p.bins) / p.instrs }
 //
 // Lifetimes of temporary buffers count in the instructions of their body, those of slots and inboxes in the instructions of
 // all bodies in order.
-func (e *editor) profile(stage int, t codegen.Task) *profile {
+func (e *filmMaker) profile(stage int, t codegen.Task) *profile {
 	key := profileKey{stage, t.Chunk, t.Phase}
 	if p := e.profiles[key]; p != nil {
 		return p

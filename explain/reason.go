@@ -31,9 +31,9 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		w.placed = append(w.placed, re)
 	}
 	nodes := prog.Graph.Nodes
-	params := map[held]*ir.Value{}
+	params := map[paramOnStage]*ir.Value{}
 	for _, n := range nodes {
-		if at := (held{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
+		if at := (paramOnStage{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
 			params[at] = n.Results[0]
 		}
 		for _, a := range n.Args {
@@ -51,7 +51,7 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			}
 			if attr, ok := weight.Def.Attr.(ir.ParamAttr); ok && attr.Master != "" {
 				master := weight
-				if weight = params[held{attr.Master, n.Stage}]; weight == nil {
+				if weight = params[paramOnStage{attr.Master, n.Stage}]; weight == nil {
 					panic("BUG: explain: no parameter " + attr.Master)
 				}
 				w.owner[master] = weight
@@ -70,8 +70,8 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 	return w, nil
 }
 
-// held names a parameter on a stage: a tied weight is on two.
-type held struct {
+// paramOnStage names a parameter on a stage: a tied weight is on two.
+type paramOnStage struct {
 	name  string
 	stage int
 }

@@ -123,8 +123,8 @@ func newTimeline(prog *codegen.Program, spans []runtime.Span, ranks []int) (*tim
 func (l *timeline) check() error {
 	sends, receives := map[message]*step{}, map[message]*step{}
 	for rank, steps := range l.ranks {
-		ran := map[made]time.Duration{} // the end of everything that began before this step
-		var last [runtime.Host]*step    // of each stream
+		ran := map[nodeRun]time.Duration{} // the end of everything that began before this step
+		var last [runtime.Host]*step       // of each stream
 		for i := range steps {
 			s := &steps[i]
 			before := last[s.Stream]
@@ -139,8 +139,8 @@ func (l *timeline) check() error {
 				return err
 			}
 			for _, n := range s.nodes() {
-				if ran[made{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
-					ran[made{n, s.MicroBatch, whole}], ran[made{n, anyMicroBatch, whole}] = s.End, s.End
+				if ran[nodeRun{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
+					ran[nodeRun{n, s.MicroBatch, whole}], ran[nodeRun{n, anyMicroBatch, whole}] = s.End, s.End
 				}
 			}
 			table := sends
@@ -164,8 +164,8 @@ func (l *timeline) check() error {
 	return pair(sends, receives)
 }
 
-// made identifies a run of a node, or of one part of it.
-type made struct {
+// nodeRun identifies a run of a node, or of one part of it.
+type nodeRun struct {
 	node *ir.Node
 	mb   int // or anyMicroBatch: the last run so far
 	part int // from 1, or whole
@@ -177,7 +177,7 @@ const (
 )
 
 // operands checks that what a step reads was made before it starts: in the same micro-batch, or for the update in any.
-func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
+func (l *timeline) operands(s *step, ran map[nodeRun]time.Duration) error {
 	if s.Op == ir.OpRecv {
 		return nil // its operand is on the sending rank: see pair
 	}
@@ -192,15 +192,15 @@ func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
 }
 
 // operand checks one operand of node n, which step s runs.
-func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.Duration) error {
-	from := made{a.Def, s.MicroBatch, whole}
+func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[nodeRun]time.Duration) error {
+	from := nodeRun{a.Def, s.MicroBatch, whole}
 	// The update reads what micro-batches have left. A node of the update that runs in a pass reads other nodes of the update
 	// in the same pass.
 	if n.Phase == ir.Update && (a.Def.Phase != ir.Update || s.Phase == ir.Update) {
 		from.mb = anyMicroBatch
 	}
 	end, done := ran[from]
-	if part, made := ran[made{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
+	if part, made := ran[nodeRun{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
 		end, done = part, true // a part reads only the sequences that the same part of its operand made
 	}
 	switch {

@@ -45,7 +45,7 @@ func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error)
 	if r.Prediction == nil {
 		return "", fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
 	}
-	ranks := r.cast(traceWork)
+	ranks := r.chooseRanks(traceWork)
 	if rank != nil {
 		ranks = []int{*rank}
 	}
@@ -189,7 +189,7 @@ func (l *timeline) events() []event {
 			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
 		}
 		if detailed {
-			for _, a := range beside(steps) {
+			for _, a := range streamFlows(steps) {
 				arrows++
 				events = append(events, a.events(rank, arrows)...)
 			}
