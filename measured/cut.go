@@ -1,8 +1,6 @@
 package measured
 
 import (
-	"strings"
-
 	"github.com/autopar/autopar/partition"
 )
 
@@ -13,7 +11,7 @@ import (
 func (r *Row) cut(stages int) []int {
 	before, after := 0, 0
 	switch {
-	case r.Framework == "" && r.Kernels != "", strings.Contains(r.Framework, "AA-Scaling"):
+	case r.Framework == "" && r.Kernels != "", r.frameworkHas("AA-Scaling"):
 		before, after = 1, 2
 	case r.Layers%stages != 0 && (r.Layers+2)%stages == 0:
 		before, after = 1, 1

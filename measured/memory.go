@@ -1,7 +1,6 @@
 package measured
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
@@ -103,9 +102,7 @@ const (
 // habits tells the habits of the row's framework. Rows without a framework state their kernels: they ran PyTorch, eager
 // except for those kernels.
 func (r *Row) habits() habits {
-	has := func(words ...string) bool {
-		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.Framework, w) })
-	}
+	has := r.frameworkHas
 	s := habits{gradient: 2, scores: eager}
 	switch {
 	case r.Framework == "", has("AA-Scaling"):

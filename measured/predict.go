@@ -40,7 +40,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.DP == 1 {
 		p.ZeRO = 0
 	}
-	if p.ZeRO == 2 && (strings.Contains(r.Framework, "Megatron") || r.Framework == "Alpa") {
+	if p.ZeRO == 2 && (r.frameworkHas("Megatron") || r.Framework == "Alpa") {
 		p.ZeRO = 1 // they reduce gradients once a step, not every micro-batch
 	}
 	if r.VirtualStages > 1 {
@@ -49,7 +49,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if g := r.ZeROGroup; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 {
 		p.ZeROGroup = g
 	}
-	p.Overlap = r.DP > 1 && r.CP == 1 && overlaps(r.Framework) // overlap with context parallelism is not priced
+	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // overlap with context parallelism is not priced
 	switch {
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")
@@ -77,17 +77,12 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	return p, nil
 }
 
-// overlaps reports whether a framework communicates gradients and sharded parameters beside the computation. Frameworks
+// overlaps reports whether the row's framework communicates gradients and sharded parameters beside the computation. Frameworks
 // built on FSDP, DDP or Megatron-Core do. XLA does not: its loop over layers waits for communication at both ends of an
 // iteration, even if its scheduler is told to hide latencies. Megatron-LM of 2021 and DeepSpeed of those years did not overlap
 // the reduction of gradients.
-func overlaps(framework string) bool {
-	for _, f := range []string{"FSDP", "torchtitan", "Lightning", "llm.c", "Megatron-Core", "Megatron-Bridge"} {
-		if strings.Contains(framework, f) {
-			return true
-		}
-	}
-	return false
+func (r *Row) overlaps() bool {
+	return r.frameworkHas("FSDP", "torchtitan", "Lightning", "llm.c", "Megatron-Core", "Megatron-Bridge")
 }
 
 // clusters maps the names of hardware.csv to built-in clusters.

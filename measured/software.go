@@ -1,22 +1,21 @@
 package measured
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// frameworkHas reports whether the row's framework has one of some words in its name.
+func (r *Row) frameworkHas(words ...string) bool {
+	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.Framework, w) })
+}
+
 // generation names the software of a row: see [cost.Generations]. It follows from what the row says about framework, types and
 // compilation, never from the row's source.
 func (r *Row) generation() string {
-	has := func(words ...string) bool {
-		for _, w := range words {
-			if strings.Contains(r.Framework, w) {
-				return true
-			}
-		}
-		return false
-	}
+	has := r.frameworkHas
 	switch {
 	case has("DeepSpeed ZeRO"):
 		return "deepspeed-2021"
@@ -60,10 +59,10 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	case !s.Scores:
 		s.Scores, s.ScoreBytes = true, 13
 	}
-	if r.FlashAttention2 || strings.Contains(r.Framework, "torchtitan") {
+	if r.FlashAttention2 || r.frameworkHas("torchtitan") {
 		s.Flash = 0
 	}
-	if strings.Contains(r.Framework, "FSDP") || strings.Contains(r.Framework, "torchtitan") {
+	if r.frameworkHas("FSDP", "torchtitan") {
 		s.WholeBlock = false // their recomputation of a block ends once the last saved tensor is there
 	}
 	if strings.Contains(r.Note, "async TP") {
