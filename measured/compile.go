@@ -126,11 +126,12 @@ func parallel(n int, f func(i int)) {
 }
 
 // compileAll compiles rows, and returns the cases by family and the rows that cannot be modelled. It calls progress, unless that
-// is nil, with the number of rows that are done; calls may be concurrent.
+// is nil, with the number of rows that are done: 1, 2, 3 and so on, one call at a time.
 func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 	all := families(rows)
 	cases, errs := make([][]*Case, len(all)), make([]error, len(rows))
-	var done atomic.Int64
+	var telling sync.Mutex
+	done := 0
 	parallel(len(all), func(k int) {
 		family := make([]Row, len(all[k]))
 		for i, at := range all[k] {
@@ -141,8 +142,13 @@ func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 			if errs[at] = failed[i]; failed[i] == nil {
 				cases[k] = append(cases[k], compiled[i])
 			}
-			if n := int(done.Add(1)); progress != nil {
-				progress(n)
+		}
+		if progress != nil {
+			telling.Lock()
+			defer telling.Unlock()
+			for range all[k] {
+				done++
+				progress(done)
 			}
 		}
 	})
@@ -156,7 +162,7 @@ func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 }
 
 // Evaluate predicts rows, each on its own cluster. It returns the outcomes in the order of the table, and the rows that cannot
-// be modelled. progress is as in compileAll: it may be nil, and may be called concurrently.
+// be modelled. It calls progress, unless that is nil, with the number of rows that are done, one call at a time.
 func Evaluate(rows []Row, progress func(done int)) ([]Outcome, []Skipped) {
 	cases, skipped := compileAll(rows, progress)
 	outcomes := make([][]Outcome, len(cases))

@@ -242,8 +242,8 @@ func (t *table) without(p *problem, source string) []float64 {
 }
 
 // Refit fits [Parameters], starting at constants k, to the rows of a table that can be modelled and state a step time. It also
-// returns the rows that cannot be modelled. progress is called with what is being done, and with how much of it is done; calls may be
-// concurrent. Refit fails if the rows that are not of low confidence have fewer than two sources.
+// returns the rows that cannot be modelled. It calls progress with what is being done, and how much of it is done, one call at a
+// time. Refit fails if the rows that are not of low confidence have fewer than two sources.
 func Refit(rows []Row, k *Constants, progress func(what string, done, of int)) (*Fit, []Skipped, error) {
 	var timed []Row
 	for _, r := range rows {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -179,6 +180,21 @@ func TestSummaries(t *testing.T) {
 	require.InDelta(t, (0.2/3+0.5)/2, MeanMAPE(all), 1e-12)
 	require.InDelta(t, -1, Spearman([]float64{1, 2, 3, 4}, []float64{9, 7, 5, 1}), 1e-12)
 	require.InDelta(t, 0.9486832980505138, Spearman([]float64{1, 2, 2, 3}, []float64{1, 2, 3, 4}), 1e-12, "ties share their mean rank")
+}
+
+// TestProgressInTurn: of rows that are compiled on several processors progress is told one after the other, in order.
+func TestProgressInTurn(t *testing.T) {
+	rows := make([]Row, 8)
+	for i := range rows {
+		rows[i].SeqLen = i // a compilation for each, which fails at once
+	}
+	var told []int
+	compileAll(rows, func(done int) {
+		so := len(told)
+		time.Sleep(time.Millisecond) // for another processor to come in between
+		told = append(told[:so], done)
+	})
+	require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8}, told)
 }
 
 // TestClusters: every GPU of the tables has a built-in cluster.
