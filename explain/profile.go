@@ -52,20 +52,26 @@ func (e *filmMaker) profile(stage int, t codegen.Task) *profile {
 	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(e.bins, len(instrs))))}
 	e.profiles[key] = p
 	slot, temp := make([]int64, len(instrs)+2), make([]int64, len(instrs)+2)
+	// counted returns where a buffer counts, nil if it is not of this task, and the position of the task's first instruction
+	// among those in which the buffer's lifetime counts.
+	counted := func(b *codegen.Buffer) (sums []int64, first int) {
+		switch {
+		case b.Chunk != t.Chunk:
+		case b.Region == codegen.Temp && b.Body == t.Phase:
+			return temp, from
+		case b.Region.InFlight():
+			return slot, before + from
+		}
+		return nil, 0
+	}
 	ids := occupied(code)
-	count := func(sums []int64, b *codegen.Buffer, first int) {
+	for _, id := range ids {
+		b := &code.Buffers[id]
+		sums, first := counted(b)
 		lo, hi := max(0, b.From-first), min(len(instrs), b.To-first)
-		if lo <= hi && lo < len(instrs) { // else it is not live in the task, or is written right after it
+		if sums != nil && lo <= hi && lo < len(instrs) { // else it is not live in the task, or is written right after it
 			sums[lo] += b.Size
 			sums[hi+1] -= b.Size
-		}
-	}
-	for _, id := range ids {
-		switch b := &code.Buffers[id]; {
-		case b.Region == codegen.Temp && b.Body == t.Phase && b.Chunk == t.Chunk:
-			count(temp, b, from)
-		case b.Region.InFlight() && b.Chunk == t.Chunk:
-			count(slot, b, before+from)
 		}
 	}
 	for i := 1; i < len(slot); i++ {
@@ -91,15 +97,7 @@ func (e *filmMaker) profile(stage int, t codegen.Task) *profile {
 		m := moment{At: instrs[i].Node.Name, Live: []Live{}}
 		for _, id := range ids {
 			x := &code.Buffers[id]
-			at := from + i
-			switch {
-			case x.Region == codegen.Temp && x.Body == t.Phase && x.Chunk == t.Chunk:
-			case x.Region.InFlight() && x.Chunk == t.Chunk:
-				at += before
-			default:
-				continue
-			}
-			if x.From <= at && at <= x.To {
+			if sums, first := counted(x); sums != nil && x.From <= first+i && first+i <= x.To {
 				m.Live = append(m.Live, Live{x.Value.Name(), x.Size})
 			}
 		}
