@@ -30,19 +30,25 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		}
 		w.placed = append(w.placed, re)
 	}
-	nodes := prog.Graph.Nodes
+	for _, n := range prog.Graph.Nodes {
+		for _, a := range n.Args {
+			w.readers[a] = append(w.readers[a], n)
+		}
+	}
+	w.findOwners()
+	return w, nil
+}
+
+// findOwners goes back from each AdamW to its weight, its state and the terms of its gradient.
+func (w *reasons) findOwners() {
+	nodes := w.prog.Graph.Nodes
 	params := map[paramOnStage]*ir.Value{}
 	for _, n := range nodes {
 		if at := (paramOnStage{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
 			params[at] = n.Results[0]
 		}
-		for _, a := range n.Args {
-			w.readers[a] = append(w.readers[a], n)
-		}
 	}
-	// Backwards from each AdamW to the terms of its gradient: readers come after what they read.
-	for i := len(nodes) - 1; i >= 0; i-- {
-		n := nodes[i]
+	for _, n := range slices.Backward(nodes) { // readers come after what they read
 		switch {
 		case n.Op == ir.OpAdamW:
 			weight := n.Args[0]
@@ -67,7 +73,6 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			}
 		}
 	}
-	return w, nil
 }
 
 // paramOnStage names a parameter on a stage: a tied weight is on two.
