@@ -11,29 +11,27 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Choice is a rule by which a node could be split over a mesh axis.
+// Choice is a rule by which a mesh axis could split an op.
 type Choice struct {
 	Axis   string `json:"axis"`
 	Rule   string `json:"rule"`
 	Chosen bool   `json:"chosen"`
 	Not    string `json:"not,omitempty"` // why it is not possible
-	// Bytes is what the first rank would move in one run: to bring the operands from
-	// where they lie to where the rule needs them, and the results from where it leaves
-	// them to where they are read.
+	// Bytes is what the first rank would communicate in one run, to bring the operands from where they lie to where the
+	// rule needs them, and the results from where the rule leaves them to where they are read.
 	Bytes int64 `json:"bytes"`
-	// Seconds is what that and the kernel would take in one run, StepSeconds in all
-	// runs of a step; 0 without a prediction.
+	// Seconds is the time of this communication and of the kernel in one run, StepSeconds in all runs of a step. Both are
+	// 0 without a prediction.
 	Seconds     float64 `json:"seconds,omitempty"`
 	StepSeconds float64 `json:"step_seconds,omitempty"`
-	// Weight is the placement that the rule needs the weight in, if there is one, and
-	// WeightBytes what it would take on a rank.
+	// Weight is the spec in which the rule needs the first weight among the operands, if there is one, and WeightBytes
+	// the memory of that on a rank.
 	Weight      string `json:"weight,omitempty"`
 	WeightBytes int64  `json:"weight_bytes,omitempty"`
 }
 
-// choices lists, for every device axis, the rules of a node. Weights are taken to
-// lie where the rule wants them: that is the choice. Over dp and rep there is none
-// before the update: there the batch is cut.
+// choices lists the rules of a node on every device axis. Moving weights counts nothing: to choose the rule is to have
+// the weights where it needs them. Over axes that cut the batch (dp, rep) only nodes of the update have a choice.
 func (r *Report) choices(n *ir.Node) []Choice {
 	mesh := r.prog.Mesh
 	sig := ir.SignatureOf(n)
@@ -115,8 +113,8 @@ func ruleName(sig *ir.Signature, dim int) string {
 	return fmt.Sprintf("split %s of %d", sig.Dims[dim].Name, sig.Dims[dim].Size)
 }
 
-// moved is what a rule of a node moves over an axis on the first rank in one run,
-// and how long that takes.
+// moved returns the bytes that the first rank communicates over an axis in one run of a node under a rule, and the time
+// that this takes. args and results are the placements that the rule has on the axis.
 func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (bytes int64, time cost.Picoseconds, err error) {
 	add := func(v *ir.Value, from, to ir.ShardSpec) error {
 		b, t, err := r.reshard(v, from, to, n)
@@ -148,7 +146,7 @@ func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (byte
 	return bytes, time, nil
 }
 
-// readAs returns the placement on an axis with which a result is read in the end.
+// readAs returns the placement on an axis in which a result is read, after any collective on that axis.
 func (r *Report) readAs(v *ir.Value, axis int) ir.Placement {
 	for _, m := range r.why.readers[v] {
 		if m.Op.Class() == ir.Comm && m.Op != ir.OpSend && m.Results[0].Spec[axis] != v.Spec[axis] {
@@ -158,8 +156,8 @@ func (r *Report) readAs(v *ir.Value, axis int) ir.Placement {
 	return v.Spec[axis]
 }
 
-// reshard follows the steps that lead from one spec to another: the bytes of their
-// collectives as the runtime counts them, and with a prediction their time.
+// reshard returns the bytes of the collectives that lead from one spec of a value to another, as the runtime counts them,
+// and with a prediction their time. They run where node at does.
 func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes int64, time cost.Picoseconds, err error) {
 	steps, err := partition.Path(r.prog.Mesh, from, to)
 	if err != nil {
@@ -180,8 +178,8 @@ func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes
 	return bytes, time, nil
 }
 
-// kernelTime is how long the kernel of a node takes on the first rank when a rule
-// splits it over an axis.
+// kernelTime is how long the kernel of a node takes on the first rank if a rule splits it over an axis. args and results
+// are as in moved.
 func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) cost.Picoseconds {
 	s := r.firstRank(n.Stage)
 	task, _ := r.microBatches(s, n)
@@ -206,8 +204,8 @@ func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) 
 	return time
 }
 
-// weightIn returns the placement in which a rule needs the first weight among the
-// operands, and its bytes on a rank.
+// weightIn returns the spec in which a rule needs the first weight among the operands, and the weight's bytes on a rank.
+// It returns "" if no operand is a weight.
 func (r *Report) weightIn(n *ir.Node, axis int, args []ir.Placement) (spec string, bytes int64) {
 	for i, a := range n.Args {
 		if v := origin(a); v.Def.Op == ir.OpParam {

@@ -6,43 +6,42 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Answer is why a tensor or op lies as it does: what [Report.Why] says, for scripts.
+// Answer is what [Report.Why] says about a tensor or op, for scripts.
 type Answer struct {
 	Name  string   `json:"name"`
-	Also  []string `json:"also,omitempty"` // explained alike
+	Also  []string `json:"also,omitempty"` // other tensors or ops with the same answer
 	Op    string   `json:"op"`
-	Stage int      `json:"stage"` // of the plan: of chunks of ranks each has its own
+	Stage int      `json:"stage"` // of the plan: each chunk of a rank is a stage of its own
 	Phase string   `json:"phase"`
-	// Results are where what it makes lies, Operands where what it reads must lie.
+	// Results say where the results of the op lie, Operands where it needs its operands.
 	Results  []Lies `json:"results"`
 	Operands []Lies `json:"operands,omitempty"`
-	// Reason is why a parameter, state or input lies so, or which placement of the plan
-	// holds for the result of an op.
+	// Reason says why a parameter, optimizer state or input lies as it does, or which placement of the plan applies to
+	// the result of an op.
 	Reason string `json:"reason,omitempty"`
-	// Rules are what each axis of the mesh does to an op.
+	// Rules say how each axis of the mesh splits an op.
 	Rules []AxisRule `json:"rules,omitempty"`
-	// Choices are the rules that could split the op, or the op that reads a weight.
+	// Choices are all rules of the op, or of the ops that read a weight.
 	Choices []Choice `json:"choices,omitempty"`
 }
 
-// Lies is where a value lies.
+// Lies says where a value lies.
 type Lies struct {
 	Name  string `json:"name"`
 	Type  string `json:"type"`
 	Spec  string `json:"spec"`
 	Bytes int64  `json:"bytes"` // on the first rank of its stage, in one micro-batch
-	// Moved is what brings it there from where it was made.
+	// Moved lists the collectives that bring it there from where it was made, in order.
 	Moved []string `json:"moved,omitempty"`
 }
 
-// AxisRule is what an axis does to an op.
+// AxisRule says how an axis splits an op.
 type AxisRule struct {
 	Axis string `json:"axis"`
 	Rule string `json:"rule"`
 }
 
-// WhyJSON answers as [Report.Why] does, as a JSON list with an [Answer] for each
-// tensor or op that the name means.
+// WhyJSON writes what [Report.Why] says as a JSON list with an [Answer] for each tensor or op that the name means.
 func (r *Report) WhyJSON(w io.Writer, name string) error {
 	nodes, err := r.find(name)
 	if err != nil {
@@ -86,7 +85,7 @@ func (r *Report) answer(g *likeNodes) Answer {
 	return a
 }
 
-// lies says where a value lies, and how it came there.
+// lies says where a value lies, and which collectives brought it there.
 func (r *Report) lies(v *ir.Value) Lies {
 	s := r.firstRank(v.Def.Stage)
 	slab := r.prog.Slab(v, s.Coord)

@@ -15,19 +15,18 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// browser is a headless Chromium, driven by the DevTools protocol over a pipe:
-// messages of JSON, each ended by a zero byte.
+// browser is a headless Chromium, driven by the DevTools protocol over a pipe: JSON messages, each followed by a zero byte.
 type browser struct {
 	t       *testing.T
 	to      *os.File
 	from    *bufio.Reader
 	id      int
 	session string
-	// errors is what the page complained of: exceptions and the console's errors.
+	// errors lists exceptions and console errors of the page.
 	errors []string
 }
 
-// openBrowser starts Chromium, or skips the test where there is none.
+// openBrowser starts Chromium, or skips the test if there is none.
 func openBrowser(t *testing.T) *browser {
 	t.Helper()
 	program := os.Getenv("CHROMIUM")
@@ -47,7 +46,7 @@ func openBrowser(t *testing.T) *browser {
 	require.NoError(t, err)
 	cmd := exec.Command(program, "--headless", "--no-sandbox", "--disable-gpu", "--remote-debugging-pipe", "--window-size=1300,1000",
 		"--user-data-dir="+dir, "about:blank")
-	cmd.ExtraFiles = []*os.File{in, out} // 3 and 4
+	cmd.ExtraFiles = []*os.File{in, out} // file descriptors 3 and 4
 	require.NoError(t, cmd.Start())
 	in.Close()
 	out.Close()
@@ -59,7 +58,7 @@ func openBrowser(t *testing.T) *browser {
 		cmd.Process.Kill()
 		cmd.Wait()
 		from.Close()
-		// Processes of the browser that outlive it for a moment still write there.
+		// Child processes of the browser outlive it for a moment, and still write there.
 		require.Eventually(t, func() bool { return os.RemoveAll(dir) == nil }, time.Minute, 50*time.Millisecond)
 	})
 	var target struct{ TargetID string }
@@ -73,8 +72,7 @@ func openBrowser(t *testing.T) *browser {
 	return b
 }
 
-// call sends a command and waits for its answer, taking note of what the page
-// complains of meanwhile.
+// call sends a command and waits for its answer. It records errors of the page that arrive meanwhile.
 func (b *browser) call(method string, params map[string]any, result any) {
 	b.t.Helper()
 	b.id++
@@ -138,8 +136,7 @@ func (b *browser) frame() {
 	b.eval(`new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))`)
 }
 
-// point moves the pointer over the middle of an element, or presses and releases it
-// there.
+// point moves the pointer over the middle of an element, or clicks there.
 func (b *browser) point(selector string, click bool) {
 	b.t.Helper()
 	var at struct{ X, Y float64 }
@@ -166,7 +163,7 @@ func (b *browser) wheel(selector string, by float64) {
 	b.frame()
 }
 
-// visit opens a file and waits until it is there.
+// visit opens a file and waits until it is loaded.
 func (b *browser) visit(path string) {
 	b.call("Page.navigate", map[string]any{"url": "file://" + path}, nil)
 	for range 3000 {
@@ -178,7 +175,7 @@ func (b *browser) visit(path string) {
 	b.t.Fatal("the page does not load")
 }
 
-// screenshot saves what is seen, where SCREENSHOTS names a directory.
+// screenshot saves a picture of the page, if SCREENSHOTS names a directory.
 func (b *browser) screenshot(name string) {
 	dir := os.Getenv("SCREENSHOTS")
 	if dir == "" {

@@ -12,13 +12,13 @@ import (
 // The measures of drawings over time.
 const (
 	chartWidth = 1100.0
-	chartLeft  = 130.0 // of the names
+	chartLeft  = 130.0 // room for the names of ranks
 	laneHeight = 26.0
 	laneGap    = 8.0
 )
 
-// timelineDrawing shows the passes of every rank of a film. A script replaces it by
-// one that can be zoomed.
+// timelineDrawing shows the passes of every rank of a film. The script of the page replaces it by a drawing that can be
+// zoomed.
 func (f *film) timelineDrawing() template.HTML {
 	d := &drawing{width: chartWidth, height: float64(len(f.Ranks))*(laneHeight+laneGap) + 34}
 	scale := (chartWidth - chartLeft - 10) / float64(max(f.Step, 1))
@@ -44,9 +44,8 @@ func (f *film) timelineDrawing() template.HTML {
 	return d.svg("timeline-svg", "timeline of ranks")
 }
 
-// memoryDrawing shows the memory of one rank of a film over time: what is always
-// there, what micro-batches in flight keep, and what runs uses for itself, below
-// the line of what is allocated.
+// memoryDrawing shows the memory of one rank of a film over time: persistent buffers, what micro-batches in flight keep, and
+// temporary buffers, below the line of the arena that the rank allocates.
 func (f *film) memoryDrawing(r *filmRank) template.HTML {
 	d := &drawing{width: chartWidth, height: 320}
 	const top, bottom = 14.0, 286.0
@@ -94,8 +93,7 @@ func tickSeconds(s float64) string {
 	return Seconds(s)
 }
 
-// byteTicks returns amounts of memory from 0 to about a maximum that are round in
-// its unit.
+// byteTicks returns amounts of memory from 0 to about a maximum, round in the unit of the maximum.
 func byteTicks(most float64) []float64 {
 	unit := math.Pow(1024, math.Floor(math.Log2(max(most, 1))/10))
 	all := ticks(most / unit)
@@ -111,16 +109,16 @@ func byteText(x float64) string {
 	return fmt.Sprintf("%.4g %s", value, unit)
 }
 
-// spot is a point of a front.
+// spot is a point in the plot of a Pareto front.
 type spot struct {
 	x, y  float64
-	label string // beside it
-	tip   string
-	best  bool // on the front: nothing is better in both
-	ours  bool // the plan reported
+	label string // printed beside it
+	tip   string // shown under the pointer
+	best  bool   // on the front: no other point is better in both coordinates
+	ours  bool   // the reported plan
 }
 
-// frontDrawing plots points, those on the front joined. Both axes start at 0.
+// frontDrawing plots points and joins those on the front. Both axes start at 0.
 func frontDrawing(id, xName, yName string, xTicks func(float64) []float64, xText, yText func(float64) string, spots []spot) template.HTML {
 	d := &drawing{width: 540, height: 330}
 	const left, right, top, bottom = 70.0, 520.0, 16.0, 280.0
@@ -151,7 +149,7 @@ func frontDrawing(id, xName, yName string, xTicks func(float64) []float64, xText
 		}
 	}
 	d.add(`<path d="%s" class="front"/>`, path)
-	for _, s := range slices.Backward(spots) { // the plan reported on top
+	for _, s := range slices.Backward(spots) { // the reported plan comes first, and must be on top
 		class := "spot"
 		switch {
 		case s.ours:
@@ -167,8 +165,8 @@ func frontDrawing(id, xName, yName string, xTicks func(float64) []float64, xText
 	return d.svg(id, yName+" against "+xName)
 }
 
-// frontSpots turns options, x growing, into points, and the plan reported into
-// another, which may lie on one of them.
+// frontSpots turns options into points, after one for the reported plan, which may coincide with an option. x is the
+// horizontal coordinate of an option. Options without a plan have no point.
 func (r *Report) frontSpots(options []Option, x func(Option) float64, label func(Option) string) []spot {
 	options = append([]Option{r.Fronts.Planned}, options...)
 	var spots []spot
@@ -193,7 +191,7 @@ func (r *Report) frontSpots(options []Option, x func(Option) float64, label func
 
 const shareWidth = 560.0
 
-// shareDrawing shows parts of a step as one bar.
+// shareDrawing shows the parts of a step as one bar. total is their sum, in seconds.
 func shareDrawing(id string, shares []Share, total float64) template.HTML {
 	d := &drawing{width: shareWidth, height: 34}
 	x := 0.0

@@ -10,24 +10,25 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Division is what the plan reported costs if products and the collectives of tensor-parallel ranks next to them are
-// made in a number of parts, all else being as it is. Times are of the busiest rank.
+// Division is what the reported plan costs if tensor-parallel products and the collectives next to them are made in a
+// number of parts, everything else unchanged. Times are those of the busiest rank.
 type Division struct {
 	Parts       int     `json:"parts"` // 1 is whole
 	Chosen      bool    `json:"chosen"`
 	StepSeconds float64 `json:"step_seconds"`
-	// Exposed is communication over tp that nothing runs beside, Kernels those of the passes: with more parts the first
-	// is less and the others, of fewer rows each, are more.
+	// Exposed is the time of tensor-parallel communication that nothing runs beside, Kernels that of the kernels of all
+	// passes. More parts make the first shorter and the second longer, as each kernel has fewer rows.
 	Exposed float64 `json:"exposed_seconds"`
 	Kernels float64 `json:"kernels_seconds"`
-	// Launches is what starting kernels and collectives takes of both, and Beside communication that runs beside kernels.
+	// Launches is the part of both that goes into starting kernels and collectives. Beside is the time of communication
+	// that runs beside kernels.
 	Launches  float64 `json:"launches_seconds"`
 	Beside    float64 `json:"beside_seconds"`
 	PeakBytes int64   `json:"peak_bytes"` // of the fullest rank
 }
 
-// Divide adds to the report what the plan would cost in other numbers of parts: those that the search tries. It needs a
-// prediction. Where nothing can be made in parts it adds nothing.
+// Divide adds to the report what the plan would cost with each number of parts that the search tries. It needs a
+// prediction. If nothing can be made in parts, it adds nothing.
 func (r *Report) Divide() error {
 	c := r.Prediction.cluster
 	counts := planner.PieceCounts(r.prog.Plan, c)
@@ -81,7 +82,7 @@ func inParts(prog *codegen.Program) bool {
 	return false
 }
 
-// reason says why the plan has the parts that it has and not those of another division.
+// reason compares a division with another one: how much faster or slower it is, and in what.
 func (d *Division) reason(other *Division) string {
 	less := func(what string, was, is float64) string {
 		word := "less"
@@ -98,7 +99,7 @@ func (d *Division) reason(other *Division) string {
 		less("exposed communication over tp", other.Exposed, d.Exposed), less("kernels", other.Kernels, d.Kernels), signed(d.Launches-other.Launches))
 }
 
-// Words says how products are made.
+// Words says how products are made: "whole" or "in 4 parts".
 func (d Division) Words() string {
 	if d.Parts == 1 {
 		return "whole"
@@ -106,7 +107,7 @@ func (d Division) Words() string {
 	return fmt.Sprintf("in %d parts", d.Parts)
 }
 
-// divisionsText says why the plan makes products in parts or whole.
+// divisionsText prints the chosen division beside the others.
 func (r *Report) divisionsText(out io.Writer) {
 	at := slices.IndexFunc(r.Divisions, func(d Division) bool { return d.Chosen })
 	if at < 0 {

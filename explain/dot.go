@@ -11,9 +11,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Dot writes the forward pass as a Graphviz graph: a cluster per stage, in it a
-// cluster for the repeated block, drawn once, and a node per op with the
-// placement of its result. Communication is coloured and carries its bytes.
+// Dot writes the forward pass as a Graphviz graph: a cluster per stage, in it a cluster for the repeated block, which is
+// drawn once, and a node per op with the placement of its result. Communication has a colour and its bytes.
 func (r *Report) Dot(w io.Writer) error {
 	d := &dot{Report: r, out: bufio.NewWriter(w), ids: map[string]string{}, drawn: map[string]bool{}}
 	d.line("digraph plan {")
@@ -34,18 +33,17 @@ type dot struct {
 	*Report
 	out   *bufio.Writer
 	ids   map[string]string // drawn node -> Graphviz id
-	drawn map[string]bool   // edges
+	drawn map[string]bool   // edges that have been written, as text
 }
 
 func (d *dot) line(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
 func quote(s string) string { return strconv.Quote(s) }
 
-// key tells drawn nodes apart: the class of a node on its stage.
+// key identifies a drawn node: repeats of a block on one stage have the same key.
 func key(n *ir.Node) string { return fmt.Sprintf("%d %s", n.Stage, class(n.Name)) }
 
-// visible reports whether a node is drawn. Inputs, constants and what belongs to
-// the backward pass are not.
+// visible reports whether a node is drawn: nodes of the forward pass, except inputs, constants and optimizer state.
 func visible(n *ir.Node) bool {
 	attr, isParam := n.Attr.(ir.ParamAttr)
 	return n.Phase == ir.Forward && n.Op != ir.OpInput && n.Op != ir.OpConst && n.Op != ir.OpAccumulate && !(isParam && attr.State)
@@ -97,8 +95,7 @@ func (d *dot) attributes(n *ir.Node) string {
 	return "label=" + quote(strings.Join(label, "\n")) + style
 }
 
-// edges draws what a node reads. From block to block the drawn block leads to
-// itself.
+// edges draws the edges to a node from its operands. An edge to the next block becomes one from the drawn block to itself.
 func (d *dot) edges(n *ir.Node) {
 	to := d.ids[key(n)]
 	if to == "" {

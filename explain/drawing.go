@@ -13,7 +13,10 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// drawing is an inline SVG of which the style sheet of the page gives the colours.
+// This file has the SVG primitives of the page, and its drawings of the mesh and of a block. chart.go draws what
+// has a time axis, and fronts.
+
+// drawing is an inline SVG. Colours come from the style sheet of the page.
 type drawing struct {
 	strings.Builder
 	width, height float64
@@ -21,7 +24,7 @@ type drawing struct {
 
 func (d *drawing) add(format string, args ...any) { fmt.Fprintf(d, format, args...) }
 
-// text writes text at a point; class is of the style sheet, anchor start, middle or end.
+// text writes text at a point. class is a class of the style sheet; anchor is start, middle or end.
 func (d *drawing) text(x, y float64, class, anchor, text string) {
 	d.add(`<text x="%.1f" y="%.1f" class="%s" text-anchor="%s">%s</text>`, x, y, class, anchor, html.EscapeString(text))
 }
@@ -39,7 +42,7 @@ func (d *drawing) line(x1, y1, x2, y2 float64, class string) {
 	d.add(`<line x1="%.1f" y1="%.1f" x2="%.1f" y2="%.1f" class="%s"/>`, x1, y1, x2, y2, class)
 }
 
-// svg closes the drawing. label says to those who cannot see it what it is.
+// svg returns the drawing as an element. Screen readers read label.
 func (d *drawing) svg(id, label string) template.HTML {
 	return template.HTML(fmt.Sprintf(`<svg id="%s" role="img" aria-label="%s" viewBox="0 0 %.0f %.0f" width="%.0f" height="%.0f" xmlns="http://www.w3.org/2000/svg">%s</svg>`,
 		id, html.EscapeString(label), d.width, d.height, d.width, d.height, d.String()))
@@ -53,9 +56,9 @@ const (
 	meshWidth = 1160.0
 )
 
-// meshDrawing shows every rank: units below each other, in them the stages side by
-// side, in those a row per data-parallel rank, in several columns if they are many,
-// and a cell per context- and tensor-parallel one. Every other node is outlined.
+// meshDrawing shows the ranks, as far as there is room. Units lie below each other, in a unit its stages side by side. A
+// stage has a row for each data-parallel rank, in several columns if they are many, and a row has a cell for each context-
+// and tensor-parallel rank. The ranks of every other node are outlined.
 func (r *Report) meshDrawing() template.HTML {
 	p := r.prog.Plan
 	inner := p.ContextParallel() * p.TP
@@ -67,7 +70,7 @@ func (r *Report) meshDrawing() template.HTML {
 	if across := shown * inner * folds; across > 24 {
 		cell = max(7, min(34, (meshWidth-gap*float64(shown))/float64(across)))
 	}
-	block := float64(inner) * cell // a row
+	block := float64(inner) * cell // width of a row
 	stage := block*float64(folds) + gap
 	width := max(float64(shown)*stage+2*pad, 480)
 	unit := float64(rows)*cell + top + pad
@@ -155,20 +158,19 @@ func meshNote(p *partition.Plan, units, rows, stages, nodes int) string {
 	return note
 }
 
-// The measures of the diagram.
+// The measures of the block diagram.
 const (
-	diagramLeft  = 104.0 // of the weights
-	diagramBox   = 254.0
-	diagramRight = 34.0 // of the arcs
-	diagramSheet = 84.0 // across a weight
-	diagramPill  = 20.0 // by how much communication is narrower at either end
-	diagramStep  = 50.0
+	diagramLeft  = 104.0 // room for the weights, left of the ops
+	diagramBox   = 254.0 // width of an op
+	diagramRight = 34.0  // room for the arcs, right of the ops
+	diagramSheet = 84.0  // width of a weight
+	diagramPill  = 20.0  // by how much a collective is narrower than an op, on either side
+	diagramStep  = 50.0  // from one op to the next
 	diagramTop   = 34.0
 )
 
-// blockDrawing shows the forward pass of what comes before the blocks, of a block
-// and of what comes after, each op with the placement of its result, its weights cut
-// as they are, and the communication between.
+// blockDrawing shows the forward pass in three columns: before the blocks, one block, and after the blocks. It shows each op
+// with the placement of its result, the op's weights cut as ranks hold them, and the collectives between the ops.
 func (r *Report) blockDrawing() template.HTML {
 	d := &drawing{}
 	groups := r.diagramGroups()
@@ -188,7 +190,7 @@ type diagramGroup struct {
 	nodes []*ir.Node
 }
 
-// diagramGroups lists what each column shows.
+// diagramGroups lists the columns of the block diagram; empty ones are left out.
 func (r *Report) diagramGroups() []diagramGroup {
 	first := r.Stages[0].Blocks[0]
 	last := len(r.prog.Plan.Stages) - 1
@@ -214,7 +216,7 @@ func (r *Report) diagramGroups() []diagramGroup {
 	return slices.DeleteFunc(groups, func(g diagramGroup) bool { return len(g.nodes) == 0 })
 }
 
-// column draws ops below each other, with a line to each from what it reads.
+// column draws ops below each other, with lines from their operands.
 func (r *Report) column(d *drawing, x float64, nodes []*ir.Node) {
 	at := map[*ir.Node]int{}
 	left := x + diagramLeft
@@ -233,7 +235,7 @@ func (r *Report) column(d *drawing, x float64, nodes []*ir.Node) {
 			case !drawn && (origin(a).Def.Op.Class() == ir.Leaf || n.Block() == ""):
 			case !drawn && i == 0:
 				d.line(middle, y(i)-10, middle, y(i), "wire")
-			case !drawn: // of the block before
+			case !drawn: // it comes from the block before
 				bend := left + diagramBox + 8 + 3*float64(min(i, 8))
 				d.add(`<path d="M%.1f %.1f H%.1f V%.1f H%.1f" class="wire skip"/>`, middle, y(0)-8, bend, y(i)+16, right(n))
 			case j == i-1:
@@ -278,7 +280,7 @@ func shortName(n *ir.Node) string {
 	return strings.TrimLeft(strings.TrimPrefix(n.Name, n.Block()), "./")
 }
 
-// weightsOf lists the parameters among the operands of a node, as they lie.
+// weightsOf lists the parameters among the operands of a node, before any collective.
 func weightsOf(n *ir.Node) []*ir.Value {
 	var weights []*ir.Value
 	for _, a := range n.Args {
@@ -289,8 +291,8 @@ func weightsOf(n *ir.Node) []*ir.Value {
 	return weights
 }
 
-// weightDrawing shows a weight as a sheet cut into the parts that ranks hold: its
-// first dimension down, the others across, the part of the first rank filled.
+// weightDrawing shows a weight as a sheet cut into the parts that ranks hold. Its first dimension goes down, the others go
+// across; the part of the first rank is filled.
 func (r *Report) weightDrawing(d *drawing, x, y float64, v *ir.Value) {
 	const w, h = diagramSheet, 40.0
 	tip := fmt.Sprintf("%s %s %s: %s", v.Name(), v.Type, r.spec(v), r.why.weight(v))
@@ -310,7 +312,7 @@ func (r *Report) weightDrawing(d *drawing, x, y float64, v *ir.Value) {
 	}
 	if down*across > 1 {
 		d.box(x, y, w/float64(across), h/float64(down), "part "+axes, tip)
-		// More lines would be a grey area.
+		// More than 16 lines would merge into a grey area.
 		for i := 1; i < down && down <= 16; i++ {
 			d.line(x, y+h*float64(i)/float64(down), x+w, y+h*float64(i)/float64(down), "cut")
 		}
@@ -345,11 +347,11 @@ func ticks(most float64) []float64 {
 	return all
 }
 
-// coordinates names a rank's place in its stage: dp 1, tp 0.
+// coordinates names a rank's coordinates on the mesh: "dp 1, tp 0".
 func (r *Report) coordinates(s *codegen.Schedule) string {
 	var parts []string
 	for i, a := range r.prog.Mesh.Axes {
-		if !a.Time && a.Name != partition.AxisMB && a.Size > 1 {
+		if !a.Time && a.Size > 1 {
 			parts = append(parts, fmt.Sprintf("%s %d", a.Name, s.Coord[i]))
 		}
 	}

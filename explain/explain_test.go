@@ -42,7 +42,7 @@ func testConfig() *config.Config {
 	return c
 }
 
-// shape is a plan in short.
+// shape describes a plan briefly.
 type shape struct {
 	dp, tp, units, micro int
 	stages               []partition.Stage
@@ -56,11 +56,11 @@ type shape struct {
 	half                 bool // bfloat16
 }
 
-// config has as many layers as the stages.
+// config returns a configuration with as many layers as the stages have.
 func (s shape) config() *config.Config {
 	c := testConfig()
 	c.Model.NLayer = s.stages[len(s.stages)-1].Last
-	if s.pieces > 1 { // sequences start where tensors may
+	if s.pieces > 1 { // every sequence must start at an offset at which a tensor may start
 		c.Model.BlockSize, c.Model.NEmbd = 16, 48
 	}
 	if s.half {
@@ -143,8 +143,7 @@ func golden(t *testing.T, name string, got []byte) {
 	}
 }
 
-// TestGolden leaves predictions out, so that a change of prices does not rewrite
-// the files.
+// TestGolden compares reports with golden files. They have no predictions, so that a change of prices does not rewrite them.
 func TestGolden(t *testing.T) {
 	r, err := Of(program(t, shapes()["combined"]), testConfig())
 	require.NoError(t, err)
@@ -163,7 +162,7 @@ func TestGolden(t *testing.T) {
 		require.NoError(t, r.Why(&why, name))
 		why.WriteString("\n")
 	}
-	// Where the model's source stands is not what this is about.
+	// Positions in the model's source change too often.
 	golden(t, "why.txt", regexp.MustCompile(`, from \w+\.go:\d+`).ReplaceAll(why.Bytes(), nil))
 }
 
@@ -185,7 +184,7 @@ func TestDeterministic(t *testing.T) {
 	}
 }
 
-// TestBytesAddUp: the tensors listed are the buffers of the arena, and what they belong to is a parameter.
+// TestBytesAddUp: the listed tensors are all the buffers of the arena, and each owner of a tensor is a parameter.
 func TestBytesAddUp(t *testing.T) {
 	for name, s := range shapes() {
 		r := report(t, s)
@@ -234,7 +233,7 @@ func TestBytesAddUp(t *testing.T) {
 	}
 }
 
-// TestPeak adds up what is live at every instruction of a micro-batch.
+// TestPeak compares peaks with the sum of live buffers at every instruction of a micro-batch.
 func TestPeak(t *testing.T) {
 	for name, s := range shapes() {
 		r := report(t, s)
@@ -266,8 +265,7 @@ func TestPeak(t *testing.T) {
 	}
 }
 
-// TestPeakAtAHandover: what an instruction reads for the last time is live beside
-// what it writes.
+// TestPeakAtAHandover: an operand that an instruction is the last to read is live at the same time as its result.
 func TestPeakAtAHandover(t *testing.T) {
 	node := func(name string) *ir.Node { return &ir.Node{Name: name, Op: ir.OpGELU} }
 	code := &codegen.Stage{Buffers: []codegen.Buffer{
@@ -279,7 +277,7 @@ func TestPeakAtAHandover(t *testing.T) {
 	require.Equal(t, want, peak(code, []int{0, 1}, instrs))
 }
 
-// TestWeightsAreAllThere: the weights of a one-rank plan are the model.
+// TestWeightsAreAllThere: the weights of a one-rank plan are all weights of the model.
 func TestWeightsAreAllThere(t *testing.T) {
 	r := report(t, shapes()["single"])
 	require.Equal(t, testConfig().Model.NumParams(), r.Parameters)
@@ -296,8 +294,7 @@ func TestWeightsAreAllThere(t *testing.T) {
 	require.Equal(t, 2*weights, states)
 }
 
-// TestTrafficIsThePrograms counts again what every rank communicates, task by
-// task.
+// TestTrafficIsThePrograms counts what every rank communicates by a plain loop over its tasks.
 func TestTrafficIsThePrograms(t *testing.T) {
 	for name, s := range shapes() {
 		r := report(t, s)
@@ -339,8 +336,8 @@ func TestTrafficIsThePrograms(t *testing.T) {
 	}
 }
 
-// TestPredictionAddsUp: the parts of every rank are the step, and those of the busiest what the planner says of the plan,
-// where another rank of a position has less to do and yet waits less too, for what it waits for its stream is no bubble.
+// TestPredictionAddsUp: the parts of every rank add up to the step, and those of the busiest rank are the planner's. That holds
+// also if another rank of its position has less work and yet less bubble, because waiting for its own stream is no bubble.
 func TestPredictionAddsUp(t *testing.T) {
 	all := shapes()
 	all["uneven"] = shape{
@@ -383,7 +380,7 @@ func TestCompare(t *testing.T) {
 	require.Error(t, (&Report{}).Compare([]planner.DocumentAlternative{other}))
 }
 
-// TestNew explains a plan as the planner wrote it to a file.
+// TestNew explains a plan that the planner has written to a file.
 func TestNew(t *testing.T) {
 	cfg := testConfig()
 	g, err := cfg.TrainStep()
@@ -466,15 +463,14 @@ func TestReasons(t *testing.T) {
 	require.Contains(t, why["weight wte.weight"], "splits its inner dimension v (65 = 22+22+21), leaving terms of a sum, which all_reduce over tp combines")
 	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
 
-	// Reports number stages by their ranks, which may run several of the plan.
+	// Reports number stages by position; a position may run several stages of the plan.
 	var text bytes.Buffer
 	require.NoError(t, report(t, shapes()["interleaved"]).Why(&text, "h.3/add_1@send3"))
 	require.Contains(t, text.String(), "send in chunk 1 of stage 0")
 	require.Contains(t, text.String(), "send chunk 1 of stage 1 (")
 }
 
-// TestWhyJSON: what it costs to have been placed so is in the answer, and the
-// chosen rule's figures are those of the program.
+// TestWhyJSON: the answer has the costs of all rules, and those of the chosen rule are those of the program.
 func TestWhyJSON(t *testing.T) {
 	r := report(t, shapes()["combined"])
 	var out bytes.Buffer
@@ -504,7 +500,7 @@ func TestWhyJSON(t *testing.T) {
 		if c.Rule != "split k0 of 3" {
 			continue
 		}
-		// The kernel and its all_reduce, as the timeline has them.
+		// The times of the kernel and its all_reduce in the timeline.
 		spans, err := r.Spans(0)
 		require.NoError(t, err)
 		want := 0.0
@@ -556,7 +552,7 @@ func TestRank(t *testing.T) {
 	require.Equal(t, programs.String(), mine.String())
 }
 
-// TestDotIsClosed: every edge joins nodes that are declared, and braces match.
+// TestDotIsClosed: every edge joins declared nodes, and braces match.
 func TestDotIsClosed(t *testing.T) {
 	for name, s := range shapes() {
 		var out bytes.Buffer

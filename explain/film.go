@@ -13,13 +13,13 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// film is a step over time on some ranks: what runs when, and what is in memory
-// meanwhile. Times are in nanoseconds from the start of the step.
+// film is a step over time on some ranks: what runs when, and what is in memory meanwhile. Times are in nanoseconds from
+// the start of the step. The HTML page embeds it as JSON for its script; chart.go and plot.go draw it.
 type film struct {
 	Step  int64      `json:"step"`
 	Names []string   `json:"names"` // of instructions
 	Ranks []filmRank `json:"ranks"`
-	// Moments are what is live while a part of a body runs.
+	// Moments say what is live in parts of tasks: see [profile].
 	Moments []moment `json:"moments"`
 	// Note says what is left out, if anything is.
 	Note string `json:"note,omitempty"`
@@ -31,17 +31,17 @@ type filmRank struct {
 	Label string     `json:"label"`
 	Tasks []filmTask `json:"tasks"`
 	Spans []filmSpan `json:"spans"`
-	// Arena is what the rank allocates, Persist the part that is always full.
+	// Arena is what the rank allocates, Persist the part that is live throughout the step, in bytes. Parts divide Persist.
 	Arena   int64   `json:"arena"`
 	Persist int64   `json:"persist"`
 	Parts   []Part  `json:"parts"`
 	Points  []point `json:"points"`
 }
 
-// filmTask is one pass of a rank, or a part of one that waits in between.
+// filmTask is one pass of a rank. A pass that waits in between is several.
 type filmTask struct {
 	Start, End int64
-	Kind       int // a film kind
+	Kind       int // one of the film kinds below
 	Name       string
 	MicroBatch int
 }
@@ -51,7 +51,7 @@ func (t filmTask) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]any{t.Start, t.End, t.Kind, t.Name, t.MicroBatch})
 }
 
-// filmSpan is one instruction; Lane is 0 for what the rank does itself, else that of a stream beside the kernels.
+// filmSpan is one instruction. Lane is 0 for what the rank itself runs, else it is that of a stream beside the kernels.
 type filmSpan struct {
 	Start, End       int64
 	Name, Kind, Lane int
@@ -62,12 +62,12 @@ func (s filmSpan) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int64{s.Start, s.End, int64(s.Name), int64(s.Kind), int64(s.Lane)})
 }
 
-// point is the memory of a rank from a time on: what micro-batches in flight keep,
-// and what the body that runs uses for itself, in bytes that are live.
+// point is the memory of a rank from a time on, in live bytes: Saved is what micro-batches in flight keep, Temp are the
+// temporary buffers of the task that runs.
 type point struct {
 	Time        int64
 	Saved, Temp int64
-	InFlight    int
+	InFlight    int // micro-batches
 	Moment      int // index into the moments of the film
 }
 
@@ -76,10 +76,9 @@ func (p point) MarshalJSON() ([]byte, error) {
 	return json.Marshal([]int64{p.Time, p.Saved, p.Temp, int64(p.InFlight), int64(p.Moment)})
 }
 
-// moment is a part of a body, and the largest tensors that are live when the most
-// is.
+// moment is the instruction of a part of a task at which the most bytes are live, with the largest live tensors.
 type moment struct {
-	At   string `json:"at"`
+	At   string `json:"at"` // name of the instruction
 	Live []Live `json:"live"`
 }
 
@@ -101,18 +100,18 @@ func filmKinds() []string {
 
 // The bounds of a film.
 const (
-	filmRanks   = 16      // ranks that are shown at most
-	filmSpans   = 40_000  // instructions that are shown at most
-	filmWork    = 2 << 20 // instructions that are simulated for it at most
-	filmPoints  = 300     // moments of a rank whose memory is shown, about
-	filmBins    = 12      // parts of a body, at least
-	filmWait    = 200     // waits of less than a step in so many are not shown
+	filmRanks   = 16      // ranks shown, at most
+	filmSpans   = 40_000  // instructions shown, at most
+	filmWork    = 2 << 20 // instructions simulated for it, at most
+	filmPoints  = 300     // points of the memory curve of a rank, about
+	filmBins    = 12      // parts of a task whose memory is shown, at least
+	filmWait    = 200     // a wait is shown if it is longer than the step divided by this
 	filmLargest = 6       // tensors named at a moment
 )
 
-// cast chooses the ranks to show, which run so many instructions at most unless it is one: all if they are few, else one
-// of each position of the pipeline, and the busiest.
-func (r *Report) cast(most int) []int {
+// chooseRanks chooses the ranks to show: all if they are few, else the first rank of each position of the pipeline and the busiest
+// rank. If several are chosen, they run about most instructions together at most.
+func (r *Report) chooseRanks(most int) []int {
 	var ranks []int
 	if len(r.prog.Schedules) <= filmRanks {
 		for rank := range r.prog.Schedules {
@@ -126,7 +125,7 @@ func (r *Report) cast(most int) []int {
 			ranks = append(ranks, r.Prediction.Busiest)
 		}
 	}
-	// The busiest comes first where not all fit, and then every so many.
+	// If not all fit, take the busiest and others at equal distances.
 	work := func(rank int) (n int) {
 		s := &r.prog.Schedules[rank]
 		for _, t := range s.Tasks {
@@ -148,12 +147,12 @@ func (r *Report) cast(most int) []int {
 	return chosen
 }
 
-// film simulates the step again. It needs a prediction.
+// film simulates the step again and returns it as a film. It fails without a prediction.
 func (r *Report) film() (*film, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: there is nothing to show over time: nothing was predicted")
 	}
-	ranks := r.cast(filmWork)
+	ranks := r.chooseRanks(filmWork)
 	line, err := sim.Run(r.prog, r.Prediction.cluster, sim.Options{Spans: true, Only: ranks})
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
@@ -168,7 +167,7 @@ func (r *Report) film() (*film, error) {
 		notes = append(notes, leftOut(detailed, len(line.Spans)))
 	}
 	f.Note = strings.Join(notes, "; ")
-	e := &editor{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
+	e := &filmMaker{report: r, film: f, names: map[string]int{}, profiles: map[profileKey]*profile{}, bins: max(filmBins, filmPoints/len(r.prog.Schedules[ranks[0]].Tasks))}
 	for from := 0; from < len(line.Spans); {
 		to := from
 		for to < len(line.Spans) && line.Spans[to].Rank == line.Spans[from].Rank {
@@ -180,7 +179,7 @@ func (r *Report) film() (*film, error) {
 	return f, nil
 }
 
-// leftOut says of which ranks every instruction is shown, of so many.
+// leftOut says on which ranks instructions are shown, if there are too many to show them all.
 func leftOut(detailed []int, spans int) string {
 	what := "not the instructions of passes"
 	if len(detailed) > 0 {
@@ -189,8 +188,8 @@ func leftOut(detailed []int, spans int) string {
 	return what + ", for there are " + Grouped(int64(spans))
 }
 
-// detailed chooses the ranks of which every instruction is shown: the busiest, and as
-// many others as there is room for. rank is that of one of so many spans.
+// detailed chooses the ranks whose every instruction is shown: the busiest, and then as many others as there is room for, in
+// spans. rank returns the rank of each of the spans.
 func (r *Report) detailed(spans, room int, rank func(int) int) []int {
 	counts := map[int]int{}
 	ranks := []int{}
@@ -221,16 +220,16 @@ func (r *Report) detailed(spans, room int, rank func(int) int) []int {
 
 func nanos(p cost.Picoseconds) int64 { return int64(p / 1000) }
 
-// editor makes a film of spans.
-type editor struct {
+// filmMaker makes a film from the spans of a simulation.
+type filmMaker struct {
 	report   *Report
 	film     *film
-	names    map[string]int
+	names    map[string]int // index into film.Names
 	profiles map[profileKey]*profile
-	bins     int // parts of a body
+	bins     int // parts into which profiles divide a task
 }
 
-func (e *editor) name(name string) int {
+func (e *filmMaker) name(name string) int {
 	i, known := e.names[name]
 	if !known {
 		i = len(e.film.Names)
@@ -240,6 +239,7 @@ func (e *editor) name(name string) int {
 	return i
 }
 
+// kindOf returns the film kind of an instruction in a task of a phase.
 func kindOf(n *ir.Node, phase ir.Phase) int {
 	switch {
 	case n.Op == ir.OpSend || n.Op == ir.OpRecv:
@@ -266,8 +266,8 @@ func phaseKind(phase ir.Phase) int {
 	return filmBackward
 }
 
-// rank shows the spans of one rank, which are in the order of time.
-func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
+// rank makes the film of one rank from its spans, which are ordered by time. detailed says whether it has instructions.
+func (e *filmMaker) rank(spans []sim.Span, detailed bool) filmRank {
 	r := e.report
 	s := &r.prog.Schedules[spans[0].Rank]
 	code := r.prog.Stages[s.Stage]
@@ -279,7 +279,8 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 	for _, x := range spans {
 		byTask[x.Task] = append(byTask[x.Task], x)
 	}
-	// The lanes of what tensor-parallel ranks exchange beside products, and of transfers.
+	// Lane 1 is the communication stream; the lanes of tensor-parallel collectives beside products, and of transfers, follow.
+	// A stream that the plan does not use has no lane.
 	exchange, transfers := 1, 1
 	if r.prog.Plan.Overlap {
 		exchange, transfers = 2, 2
@@ -287,7 +288,7 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 	if r.prog.Plan.OverlapTP || r.prog.Plan.TPPieces > 1 {
 		transfers++
 	}
-	live := map[[2]int]int64{} // what each micro-batch in flight keeps, by chunk
+	live := map[[2]int]int64{} // bytes that a micro-batch in flight keeps, by chunk and micro-batch
 	release := codegen.Releases(r.prog.Plan, r.prog.Training())
 	for i, t := range s.Tasks {
 		own, instrs := byTask[i], code.Run(t)
@@ -305,7 +306,7 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 				out.Spans = append(out.Spans, filmSpan{nanos(x.Start), nanos(x.End), e.name(n.Name), kindOf(n, t.Phase), lane})
 			}
 		}
-		// What the task leaves to streams may go on beside the next one.
+		// What a task leaves to streams may end after the next task has begun, so it is no part of the pass.
 		own = slices.DeleteFunc(own, func(x sim.Span) bool { return x.Stream || x.Posted })
 		out.Tasks = append(out.Tasks, passes(t, own, e.film.Step/filmWait)...)
 
@@ -332,7 +333,8 @@ func (e *editor) rank(spans []sim.Span, detailed bool) filmRank {
 	return out
 }
 
-// passes shows a task in which the rank does these spans itself, in parts where it waits for longer than so many nanoseconds.
+// passes turns a task into passes, given the spans that the rank itself runs: several if the rank waits for longer than wait,
+// in nanoseconds.
 func passes(t codegen.Task, own []sim.Span, wait int64) []filmTask {
 	var parts []filmTask
 	for i, x := range own {
@@ -346,14 +348,16 @@ func passes(t codegen.Task, own []sim.Span, wait int64) []filmTask {
 	return parts
 }
 
-// add lists the memory of a task in which the rank does these spans itself, beside what others keep: at the first in
-// another part of the body than before, that of the fullest part that it has come through since.
+// add appends the memory of a task to points. own are the spans that the rank itself runs in the task, others the bytes that
+// other micro-batches keep, inFlight their number with this one. There is a point whenever a span begins in a later bin than
+// the spans before. Its memory is that of the fullest bin up to there since the last point, because streams run what lies
+// between.
 func (p *profile) add(points []point, own []sim.Span, others int64, inFlight int) []point {
-	next := 0 // part
+	next := 0 // the first bin that has no point yet
 	for i, x := range own {
 		to := p.bin(x.Instr+x.Bucket) + 1
 		if i == len(own)-1 {
-			to = len(p.bins) // what is left is the stream's
+			to = len(p.bins) // streams run what is left
 		}
 		if to > next {
 			b := slices.MaxFunc(p.bins[next:to], func(a, b profileBin) int { return cmp.Compare(a.slot+a.temp, b.slot+b.temp) })

@@ -13,8 +13,8 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// TestFilm: tasks of a rank follow each other within the step, what it does itself lies in them, what a stream does
-// follows itself, and the most that is live is what lives of buffers say, to the byte.
+// TestFilm: tasks of a rank do not overlap and lie within the step, spans of the rank itself lie in its tasks, spans of a stream
+// do not overlap, and the peak of live memory is that of the lifetimes of buffers, to the byte.
 func TestFilm(t *testing.T) {
 	all := shapes()
 	all["on both streams"] = shape{
@@ -23,7 +23,7 @@ func TestFilm(t *testing.T) {
 	}
 	for name, s := range all {
 		r := report(t, s)
-		if name == "beside the next pass" { // streams go on beside the next pass
+		if name == "beside the next pass" { // spans of streams run into the next pass
 			slow, err := cost.Load("h100")
 			require.NoError(t, err)
 			slow.IntraNode.Latency, slow.IntraNode.Bandwidth = 0, slow.IntraNode.Bandwidth/10_000
@@ -80,13 +80,13 @@ func TestFilm(t *testing.T) {
 	}
 }
 
-// mostLive follows a rank through its step, instruction by instruction, and returns the most bytes that are live in each
-// pass, in what micro-batches in flight keep and in bodies.
+// mostLive follows a rank through its step, instruction by instruction, and returns the peak of live bytes in each pass, of
+// micro-batches in flight and temporary buffers together.
 func mostLive(prog *codegen.Program, s *codegen.Schedule) map[string]int64 {
 	type pass struct{ chunk, microBatch int }
 	code, most := prog.Stages[s.Stage], map[string]int64{}
 	ids := occupied(code)
-	done := map[pass]int{} // where micro-batches have come to, in the bodies one after another
+	done := map[pass]int{} // the instructions that each micro-batch has done, over all bodies in order
 	for _, task := range s.Tasks {
 		bodies, first, own := 0, 0, code.Run(task)
 		for phase := range task.Phase {
@@ -126,8 +126,8 @@ func mostLive(prog *codegen.Program, s *codegen.Schedule) map[string]int64 {
 	return most
 }
 
-// TestPointsOfATask: of parts of a body in which the rank itself begins nothing, for a stream or a bucket has them, the
-// fullest is shown where it goes on.
+// TestPointsOfATask: if the rank itself begins no span in several bins, because a stream or a bucket has their instructions, the
+// next point shows the fullest of these bins.
 func TestPointsOfATask(t *testing.T) {
 	p := &profile{instrs: 6, bins: []profileBin{{1, 0, 0}, {8, 4, 1}, {2, 0, 2}, {9, 0, 3}, {3, 3, 4}, {0, 8, 5}}}
 	own := []sim.Span{{Instr: 0, Start: 1000}, {Instr: 2, Bucket: 1, Start: 3000}, {Instr: 4, Start: 5000}}
@@ -135,8 +135,8 @@ func TestPointsOfATask(t *testing.T) {
 	require.Empty(t, p.add(nil, nil, 10, 2))
 }
 
-// TestFilmOfMany: of a plan with more ranks and instructions than can be shown the
-// busiest is there, and what is left out is said.
+// TestFilmOfMany: of a plan with more ranks and instructions than can be shown, the busiest rank is shown, and a note says what is
+// left out.
 func TestFilmOfMany(t *testing.T) {
 	s := shapes()["pipeline"]
 	s.units, s.dp = 1, 7

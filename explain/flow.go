@@ -7,24 +7,23 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// flow is an arrow of a timeline between two streams of a rank.
+// flow is an arrow of a timeline between two tracks of a rank.
 type flow struct {
 	name          string
-	from, to      int // threads
+	from, to      int // tracks
 	leaves, comes time.Duration
 }
 
-// beside lists the arrows to and from what runs on a rank's streams beside the kernels:
-// from the last that made one of its operands, and to the first that reads one of
-// its results.
-func beside(steps []step) []flow {
+// streamFlows lists the arrows to and from steps that run on streams beside the kernels: to such a step from the last to make
+// one of its operands, and from it to the first kernel that reads one of its results. steps are those of one rank, in order
+// of time.
+func streamFlows(steps []step) []flow {
 	var flows []flow
-	type of struct {
+	type nodePart struct {
 		node *ir.Node
-		part int // of a node in parts, counted from 1, or the last of all
+		part int // from 1 if the node runs in parts; 0 is the last run of any part
 	}
-	made := map[of]*step{}    // the last run of a node
-	pending := map[of]*step{} // on the stream, not read yet
+	made := map[nodePart]*step{} // the last run of a node
 	read := map[*step]bool{}
 	for i := range steps {
 		s := &steps[i]
@@ -35,16 +34,19 @@ func beside(steps []step) []flow {
 			}
 			for _, a := range n.Args {
 				for _, def := range makers(a.Def) {
-					d := of{node: def}
-					if part := (of{def, s.Part + 1}); s.Parts > 0 && made[part] != nil {
-						d = part
+					m := made[nodePart{node: def}]
+					if part := made[nodePart{def, s.Part + 1}]; s.Parts > 0 && part != nil {
+						m = part
 					}
-					if m := made[d]; m != nil && m.Stream != s.Stream && (maker == nil || m.End > maker.End) {
+					if m == nil || m.Stream == s.Stream {
+						continue
+					}
+					if maker == nil || m.End > maker.End {
 						maker = m
 					}
-					if from := pending[d]; from != nil && s.Stream == runtime.Compute && !read[from] {
-						read[from] = true
-						flows = append(flows, flow{name: from.Name, from: from.thread(), to: s.thread(), leaves: from.End, comes: s.Start})
+					if s.Stream == runtime.Compute && !read[m] {
+						read[m] = true
+						flows = append(flows, flow{name: m.Name, from: m.thread(), to: s.thread(), leaves: m.End, comes: s.Start})
 					}
 				}
 			}
@@ -53,20 +55,14 @@ func beside(steps []step) []flow {
 			flows = append(flows, flow{name: s.Name, from: maker.thread(), to: s.thread(), leaves: maker.End, comes: s.Start})
 		}
 		for _, n := range s.nodes() {
-			for _, d := range []of{{node: n}, {n, s.Part + 1}} {
-				made[d] = s
-				delete(pending, d)
-				if s.Stream != runtime.Compute {
-					pending[d] = s
-				}
-			}
+			made[nodePart{node: n}], made[nodePart{n, s.Part + 1}] = s, s
 		}
 	}
 	return flows
 }
 
-// makers lists a node, or where kernels did its work by adding into their result,
-// the makers of its operands.
+// makers lists the nodes whose instructions may have written a node's result: the node itself, and if kernels may add to its
+// result directly, the makers of its operands.
 func makers(n *ir.Node) []*ir.Node {
 	if !folded(n) {
 		return []*ir.Node{n}
@@ -78,7 +74,7 @@ func makers(n *ir.Node) []*ir.Node {
 	return all
 }
 
-// events draws the arrow.
+// events returns the two ends of the arrow, in the Trace Event Format.
 func (f flow) events(rank, id int) []event {
 	return []event{
 		{Name: f.name, Category: "stream", Kind: "s", Process: rank, Thread: f.from, Time: micros(f.leaves), ID: id},

@@ -8,31 +8,29 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Memory is the arena of a rank: Persist, Temp, and of each of its chunks
-// Slots x Slot + Inboxes x Inbox make Arena.
+// Memory is what the arena of a rank consists of, in bytes:
+// Arena = Persist + Temp + the sum over Chunks of (Slots x Slot + Inboxes x Inbox).
 type Memory struct {
 	Arena   int64   `json:"arena"`
 	Persist int64   `json:"persist"`
 	Chunks  []Chunk `json:"chunks"`
 	Temp    int64   `json:"temp"`
-	Host    int64   `json:"host,omitempty"` // the arena in host memory, beside the device's
-	// Parts add up to Persist: one per kind of tensor, and the padding between
-	// buffers.
+	Host    int64   `json:"host,omitempty"` // the arena in host memory, not part of Arena
+	// Parts add up to Persist: one per kind of tensor, and the padding between buffers.
 	Parts []Part `json:"persist_parts"`
-	// TempPeak is the moment at which the temporary buffers are the most. What their
-	// region has beyond that is lost between buffers of different lifetimes.
+	// TempPeak is the moment with the most live bytes in temporary buffers. The temporary region may be larger: the
+	// difference is fragmentation between buffers of different lifetimes.
 	TempPeak Peak `json:"temp_peak"`
 }
 
-// Chunk is what a rank keeps for the micro-batches in flight through one of the
-// stages of the plan that it runs.
+// Chunk is the memory that a rank has for the micro-batches in flight through one stage of the plan.
 type Chunk struct {
 	Stage   int   `json:"stage"` // of the plan
 	Slots   int   `json:"slots"` // micro-batches in flight
 	Slot    int64 `json:"slot"`
 	Inboxes int   `json:"inboxes"` // micro-batches that may have arrived from the stage before
 	Inbox   int64 `json:"inbox"`
-	// SlotPeak is the moment at which the buffers of a slot are the most, as TempPeak.
+	// SlotPeak is the moment with the most live bytes in a slot, as TempPeak is in the temporary region.
 	SlotPeak Peak `json:"slot_peak"`
 }
 
@@ -42,13 +40,13 @@ type Part struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// KindPadding is the part that aligns buffers to cache lines.
+// KindPadding names the part that aligns buffers to cache lines.
 const KindPadding = "padding"
 
-// Peak is a moment in a micro-batch.
+// Peak is the moment of a micro-batch at which a region has the most live bytes.
 type Peak struct {
 	At    string `json:"at"`    // name of the instruction that runs
-	Phase string `json:"phase"` // its body
+	Phase string `json:"phase"` // its phase
 	Bytes int64  `json:"bytes"` // live
 	// Largest lists the largest live buffers, at most ten.
 	Largest []Live `json:"largest"`
@@ -60,9 +58,10 @@ type Live struct {
 	Bytes int64  `json:"bytes"`
 }
 
-// largestShown bounds the contributors of a peak.
+// largestShown bounds the buffers listed for a peak.
 const largestShown = 10
 
+// memory describes the arena of a stage of a pipeline with so many stages. tensors are those of the stage.
 func memory(code *codegen.Stage, stages int, tensors []Tensor) Memory {
 	m := Memory{Arena: code.Arena(), Persist: code.Persist, Temp: code.Temp, Host: code.Host}
 	rest := code.Persist
@@ -108,7 +107,8 @@ func memory(code *codegen.Stage, stages int, tensors []Tensor) Memory {
 	return m
 }
 
-// peak finds the first instruction at which the listed buffers are the most.
+// peak finds the first instruction at which the live ones of the listed buffers have the most bytes. Lifetimes count
+// in instrs.
 func peak(code *codegen.Stage, ids []int, instrs []codegen.Instr) Peak {
 	if len(ids) == 0 || len(instrs) == 0 {
 		return Peak{}

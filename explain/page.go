@@ -11,8 +11,8 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// pageData is what the template of a page shows. Drawings are whole without the
-// script, which makes them larger and answers to the pointer.
+// pageData is what the template of a page shows. All drawings are complete without the script, which zooms them and answers
+// to the pointer.
 type pageData struct {
 	*Report
 	CSS        template.CSS
@@ -41,9 +41,8 @@ type optionRow struct {
 // tile is a headline figure.
 type tile struct{ Name, Value, Note string }
 
-// HTML writes one page that needs nothing else: the mesh, the block diagram with
-// its placements, the timeline, memory over time, and whatever the report has of
-// alternatives, sensitivities and fronts. It needs a prediction.
+// HTML writes one page that loads nothing else: the mesh, the block diagram with its placements, the timeline, memory over
+// time, and the alternatives, sensitivities and fronts that the report has. It fails without a prediction.
 func (r *Report) HTML(w io.Writer) error {
 	f, err := r.film()
 	if err != nil {
@@ -71,7 +70,7 @@ func (r *Report) HTML(w io.Writer) error {
 		"ratio":  func(a, b float64) float64 { return a / b },
 		"whole":  func(x float64) int64 { return int64(x) },
 		"row":    func(o, base Option, price float64) optionRow { return optionRow{o, base, price} },
-		"blocks": func(b []string) string { return blocksText(b) },
+		"blocks": blocksText,
 	}).ParseFS(pageFiles, "page/page.html")
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)
@@ -98,7 +97,7 @@ func (r *Report) HTML(w io.Writer) error {
 	return page.Execute(w, data)
 }
 
-// tiles lists the figures that come first.
+// tiles lists the figures at the top of the page.
 func (r *Report) tiles() []tile {
 	p := r.Prediction
 	binds := slices.MaxFunc(p.Binds, func(a, b Share) int {
@@ -124,7 +123,7 @@ func (r *Report) tiles() []tile {
 	}
 }
 
-// frontDrawings plots time against memory and against devices.
+// frontDrawings plots step time against memory and against devices.
 func (r *Report) frontDrawings() []template.HTML {
 	memory := r.frontSpots(r.Fronts.Memory, func(o Option) float64 { return float64(o.PeakBytes) }, func(Option) string { return "" })
 	devices := r.frontSpots(r.Fronts.Devices, func(o Option) float64 { return float64(o.Ranks) }, func(o Option) string { return fmt.Sprintf("%.3g h", o.GPUHours) })

@@ -19,8 +19,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// answered is a report with all that a page can show, of real plans but for fronts,
-// which are made of two of them.
+// answered is a report with everything that a page can show. Its plans are real, except that the fronts have only two of them.
 func answered(t *testing.T) *Report {
 	t.Helper()
 	r := report(t, shapes()["combined"])
@@ -48,8 +47,8 @@ func pageOf(t *testing.T, r *Report) string {
 	return page.String()
 }
 
-// TestPage: for every shape of plan the page is one file that fetches nothing, its
-// drawings are well-formed, and it says what the report says.
+// TestPage: for every shape of plan the page is one file that fetches nothing, its drawings are well-formed, and it has the
+// figures of the report.
 func TestPage(t *testing.T) {
 	drawing := regexp.MustCompile(`(?s)<svg .*?</svg>`)
 	for name, s := range shapes() {
@@ -63,7 +62,7 @@ func TestPage(t *testing.T) {
 		require.GreaterOrEqual(t, len(drawings), 6, name)
 		for _, svg := range drawings {
 			if strings.Contains(svg, "${") {
-				continue // of the script
+				continue // it belongs to the script
 			}
 			d := xml.NewDecoder(strings.NewReader(svg))
 			for {
@@ -92,7 +91,7 @@ func TestPage(t *testing.T) {
 	require.ErrorContains(t, bare.HTML(io.Discard), "nothing was predicted")
 }
 
-// TestDiagram: every op and collective of the forward pass of a block is in it once.
+// TestDiagram: the diagram has every op and collective of the forward pass of a block once.
 func TestDiagram(t *testing.T) {
 	s := shapes()["tensor"]
 	prog := program(t, s)
@@ -117,8 +116,8 @@ func TestDiagram(t *testing.T) {
 	require.Equal(t, 2, scatters)
 }
 
-// TestPageInABrowser opens the page, goes through its views, points and zooms, and
-// finds that it says what it should, complains of nothing and fetches nothing.
+// TestPageInABrowser opens the page, goes through its views, points and zooms. The page must show what it should, have no errors
+// and fetch nothing.
 func TestPageInABrowser(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "plan.html")
 	require.NoError(t, os.WriteFile(path, []byte(pageOf(t, answered(t))), 0o666))
@@ -136,8 +135,7 @@ func TestPageInABrowser(t *testing.T) {
 		b.screenshot(tab)
 	}
 
-	// The timeline: a tip says what runs; the wheel zooms until instructions show, and a
-	// button shows all again.
+	// The timeline: a tip says what runs; the wheel zooms until instructions show, and a button shows the whole step again.
 	tip := `document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent`
 	b.point(`#timeline-view rect.task`, false)
 	require.Regexp(t, `(?s)\S+\n.*[\d.]+ us, from [\d.]+( us)?`, b.eval(tip))
@@ -153,7 +151,7 @@ func TestPageInABrowser(t *testing.T) {
 	b.point("#zoom-all", true)
 	require.Equal(t, before, b.eval(widest))
 
-	// Memory: the pointer picks a moment, of which tensors are named; a rank can be chosen.
+	// Memory: the pointer picks a moment, whose tensors are named; a rank can be chosen.
 	b.point(`#tabs a[href="#memory"]`, true)
 	require.NotContains(t, b.eval(`document.getElementById("memory-detail").textContent`), "in flight")
 	b.point("#memory-view", false)

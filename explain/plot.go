@@ -19,8 +19,8 @@ type View string
 // The views.
 const (
 	ViewTimeline View = "timeline" // what ranks do when
-	ViewMemory   View = "memory"   // of the fullest rank, over time
-	ViewPareto   View = "pareto"   // time against memory; needs fronts: see [Study.Fronts]
+	ViewMemory   View = "memory"   // memory of the fullest rank over time
+	ViewPareto   View = "pareto"   // step time against memory; needs fronts: see [Study.Fronts]
 )
 
 // The size of a picture.
@@ -29,7 +29,7 @@ const (
 	plotHeight = 12 * vg.Centimeter
 )
 
-// Picture writes a view as svg or png. It needs a prediction.
+// Picture writes a view in a format, "svg" or "png". It fails without a prediction.
 func (r *Report) Picture(w io.Writer, view View, format string) error {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("%s: %s", r.Model, PlanText(r.prog.Plan))
@@ -64,7 +64,7 @@ func (r *Report) Picture(w io.Writer, view View, format string) error {
 	return err
 }
 
-// kindColors are those of the page, by film kind.
+// kindColors are the colours of passes on the page, by film kind.
 func kindColors() []color.Color {
 	return []color.Color{
 		color.RGBA{0x4f, 0x86, 0xe8, 255}, color.RGBA{0x2f, 0xa3, 0x7c, 255}, color.RGBA{0x93, 0xb8, 0x3a, 255}, color.RGBA{0x8a, 0x6b, 0xd6, 255},
@@ -73,7 +73,7 @@ func kindColors() []color.Color {
 
 // boxes draws filled rectangles of one colour.
 type boxes struct {
-	plotter.XYs // from corner, to corner, and so on
+	plotter.XYs // two opposite corners of each rectangle
 	color       color.Color
 }
 
@@ -94,9 +94,9 @@ func (b boxes) Thumbnail(c *draw.Canvas) {
 // DataRange implements [plot.DataRanger].
 func (b boxes) DataRange() (xMin, xMax, yMin, yMax float64) { return plotter.XYRange(b.XYs) }
 
-// band fills what is below steps.
+// band fills the area below a step function.
 type band struct {
-	plotter.XYs // where each step begins, and its height
+	plotter.XYs // the start and height of each step
 	end         float64
 	color       color.Color
 }
@@ -151,7 +151,7 @@ func (r *Report) plotTimeline(p *plot.Plot) (vg.Length, error) {
 		row := float64(len(f.Ranks) - 1 - i)
 		names = append(names, plot.Tick{Value: row, Label: x.Label})
 		for _, t := range x.Tasks {
-			// A hair between passes shows where one ends.
+			// A narrow gap shows where one pass ends and the next begins.
 			all[t.Kind] = append(all[t.Kind], plotter.XY{X: float64(t.Start) / 1e9, Y: row - 0.38}, plotter.XY{X: (float64(t.End) - float64(t.End-t.Start)*0.03) / 1e9, Y: row + 0.38})
 		}
 	}

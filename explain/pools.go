@@ -8,19 +8,18 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// StageDevices is what a stage of a plan lies on, on a cluster with several kinds of
-// devices.
+// StageDevices says which devices a stage runs on, in a cluster with several kinds (pools) of devices.
 type StageDevices struct {
 	Stage   int    `json:"stage"`
-	Devices string `json:"devices"` // their pool and its cluster, of all that its ranks lie on
+	Devices string `json:"devices"` // every pool that its ranks lie on, and the pool's cluster
 	Blocks  int    `json:"blocks"`
-	// Busy is the share of the step in which its first rank does not wait.
+	// Busy is the share of the step in which the stage's first rank does not wait.
 	Busy  float64 `json:"busy"`
 	Peak  int64   `json:"peak_bytes"`  // of a rank
-	Limit int64   `json:"limit_bytes"` // what the smallest of its devices has
+	Limit int64   `json:"limit_bytes"` // memory of the smallest of its devices
 }
 
-// stageDevices says what lies on which kind of device; nil where there is one.
+// stageDevices lists the devices of every stage; it is nil if the cluster has one kind.
 func (r *Report) stageDevices(c *cost.Cluster) []StageDevices {
 	if len(c.Pools) == 0 {
 		return nil
@@ -37,8 +36,8 @@ func (r *Report) stageDevices(c *cost.Cluster) []StageDevices {
 	return all
 }
 
-// devicesText prints which stage lies on what, how full its memory is, and how long it
-// waits: the stage that waits least sets the pace.
+// devicesText prints on what each stage runs, how full its memory is, and how busy it is. The stage that waits least limits
+// the others.
 func (p *Prediction) devicesText(out io.Writer) {
 	if len(p.Devices) == 0 {
 		return
@@ -53,7 +52,7 @@ func (p *Prediction) devicesText(out io.Writer) {
 	table(out, "stages on their devices: blocks, time, peak memory of a rank and what it may take", rows, 1, 2, 3, 4)
 }
 
-// limitAt is what a rank of a stage of a plan may take, under a limit for all ranks.
+// limitAt is the memory that a rank of a stage may use, in bytes: at most limit, which holds for all ranks.
 func limitAt(c *cost.Cluster, p *partition.Plan, stage int, limit int64) int64 {
 	if len(c.Pools) == 0 {
 		return limit
@@ -61,8 +60,8 @@ func limitAt(c *cost.Cluster, p *partition.Plan, stage int, limit int64) int64 {
 	return min(limit, c.MemoryAt(p, stage))
 }
 
-// tightest returns the stage of the report that a limit for all ranks leaves the least
-// memory, with what its ranks may take.
+// tightest returns the stage with the least memory left under a limit for all ranks, and the bytes that its ranks may
+// use.
 func (r *Report) tightest(limit int64) (*Stage, int64) {
 	at, most := r.Stages[0], int64(0)
 	for i, st := range r.Stages {

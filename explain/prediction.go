@@ -11,33 +11,33 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Prediction is how long a step takes on a cluster, by simulation.
+// Prediction is what a simulation of one step on a cluster gives.
 type Prediction struct {
 	Cluster         string  `json:"cluster"`
 	StepSeconds     float64 `json:"step_seconds"`
 	TokensPerSecond float64 `json:"tokens_per_second"`
-	// Busiest is, of the first ranks of the positions, which have the most to do, the one that waits least, as in what
-	// [sim.Timeline.Breakdown] says; the parts are what it does. They add up to the step.
+	// Busiest is the rank that waits least, among the first ranks of all positions of the pipeline, as in
+	// [sim.Timeline.Breakdown]. The first rank of a position has the most work there. The times below are those of
+	// Busiest; the first four add up to the step.
 	Busiest       int     `json:"busiest_rank"`
 	Compute       float64 `json:"compute_seconds"`
 	Communication float64 `json:"communication_seconds"`
 	Optimizer     float64 `json:"optimizer_seconds"`
 	Bubble        float64 `json:"bubble_seconds"`
-	// Overlapped is communication beside the rest, no part of the step's time.
+	// Overlapped is communication that runs beside the rest. It takes no time of the step.
 	Overlapped float64 `json:"overlapped_seconds,omitempty"`
-	// Terms divide the busiest rank's step by what is done, Binds by what it takes to
-	// be faster; each adds up to the step.
+	// Terms divide the busiest rank's step by what is done, Binds by the resource that would have to be faster;
+	// each adds up to the step.
 	Terms []Share `json:"terms"`
 	Binds []Share `json:"binds"`
-	// Imbalance is how much more the busiest rank computes than the mean rank, a part
-	// of the first two terms.
+	// Imbalance is how much longer the busiest rank computes than the mean rank. It is a part of the first two terms.
 	Imbalance float64    `json:"imbalance_seconds"`
 	Ranks     []RankTime `json:"ranks"`
-	// Devices says which stage lies on what, where the cluster has several kinds.
+	// Devices says what each stage runs on, if the cluster has several kinds of devices.
 	Devices []StageDevices `json:"devices,omitempty"`
 
 	cluster *cost.Cluster
-	like    []int // by rank, the first that does the same at the same times
+	like    []int // by rank, the first rank that does the same at the same times
 }
 
 // RankTime is what one rank does in a step; the parts add up to the step.
@@ -50,7 +50,8 @@ type RankTime struct {
 	Overlapped    float64 `json:"overlapped_seconds,omitempty"` // beside those
 }
 
-// holds checks that a plan has on a cluster what it needs. It fails with a *partition.PlanError.
+// holds checks that a cluster has the devices and the link to host memory that a plan needs. It fails with a
+// *partition.PlanError.
 func holds(c *cost.Cluster, p *partition.Plan) error {
 	if p.Offload.Moves() && c.Host == nil {
 		return &partition.PlanError{Key: "offload", Msg: fmt.Sprintf("is %s, but cluster %s states no link to host memory", p.Offload, c.Name)}
@@ -58,8 +59,8 @@ func holds(c *cost.Cluster, p *partition.Plan) error {
 	return c.Holds(p)
 }
 
-// Predict simulates a step of the program on a cluster and adds the result to
-// the report. Where the plan has no place there it fails with a *partition.PlanError.
+// Predict simulates a step of the program on a cluster and adds the result to the report. It fails with a
+// *partition.PlanError if the plan cannot run on the cluster.
 func (r *Report) Predict(c *cost.Cluster) error {
 	if err := holds(c, r.prog.Plan); err != nil {
 		return err
@@ -94,8 +95,8 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	return nil
 }
 
-// Spans simulates the step again for its timeline: of some ranks, or of all when
-// none is named. It needs a prediction.
+// Spans simulates the step again and returns the timeline of the given ranks, or of all ranks if none is given. It
+// fails without a prediction.
 func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
@@ -129,7 +130,7 @@ func (r *Report) Spans(ranks ...int) ([]runtime.Span, error) {
 	return spans, nil
 }
 
-// duration rounds to nanoseconds, which keeps the order of times.
+// duration rounds down to nanoseconds. Rounding is monotonic, so the order of times is kept.
 func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000) }
 
 func (p *Prediction) text(out io.Writer) {

@@ -8,16 +8,18 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// profile is the memory that a task uses, by part of its body.
+// profile is the memory that a task uses over time. Its instructions are divided into bins of about equal length, and each
+// bin has the figures of the instruction with the most live bytes. All tasks of a stage, chunk and phase share a profile.
 type profile struct {
 	instrs int
 	bins   []profileBin
-	after  int64 // what the micro-batch keeps when the task is done
+	after  int64 // bytes that the micro-batch keeps when the task is done
 }
 
+// profileBin has bytes that are live in the slot and inbox of the micro-batch, and in temporary buffers.
 type profileBin struct {
 	slot, temp int64
-	moment     int
+	moment     int // index into the moments of the film
 }
 
 type profileKey struct {
@@ -27,9 +29,11 @@ type profileKey struct {
 
 func (p *profile) bin(instr int) int { return instr * len(p.bins) / p.instrs }
 
-// profile finds what is live during a task: of each part of its body the
-// instruction at which the most is.
-func (e *editor) profile(stage int, t codegen.Task) *profile {
+// profile returns the profile of a task on a stage, and adds a moment for each bin to the film.
+//
+// Lifetimes of temporary buffers count in the instructions of their body, those of slots and inboxes in the instructions of
+// all bodies in order.
+func (e *filmMaker) profile(stage int, t codegen.Task) *profile {
 	key := profileKey{stage, t.Chunk, t.Phase}
 	if p := e.profiles[key]; p != nil {
 		return p
@@ -37,31 +41,37 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 	code := e.report.prog.Stages[stage]
 	instrs := code.Run(t)
 	body := code.Bodies[t.Phase].Instrs
-	from := 0 // of the task in its body
+	from := 0 // where the task starts in its body, which has the tasks of all chunks
 	for from < len(body) && len(instrs) > 0 && &body[from] != &instrs[0] {
 		from++
 	}
-	before := 0 // instructions of the bodies before
+	before := 0 // instructions of all earlier bodies
 	for phase := range t.Phase {
 		before += len(code.Bodies[phase].Instrs)
 	}
 	p := &profile{instrs: max(1, len(instrs)), bins: make([]profileBin, max(1, min(e.bins, len(instrs))))}
 	e.profiles[key] = p
 	slot, temp := make([]int64, len(instrs)+2), make([]int64, len(instrs)+2)
+	// counted returns where a buffer counts, nil if it is not of this task, and the position of the task's first instruction
+	// among those in which the buffer's lifetime counts.
+	counted := func(b *codegen.Buffer) (sums []int64, first int) {
+		switch {
+		case b.Chunk != t.Chunk:
+		case b.Region == codegen.Temp && b.Body == t.Phase:
+			return temp, from
+		case b.Region.InFlight():
+			return slot, before + from
+		}
+		return nil, 0
+	}
 	ids := occupied(code)
-	count := func(sums []int64, b *codegen.Buffer, first int) {
+	for _, id := range ids {
+		b := &code.Buffers[id]
+		sums, first := counted(b)
 		lo, hi := max(0, b.From-first), min(len(instrs), b.To-first)
-		if lo <= hi && lo < len(instrs) { // what is made right after the task is not of it
+		if sums != nil && lo <= hi && lo < len(instrs) { // else it is not live in the task, or is written right after it
 			sums[lo] += b.Size
 			sums[hi+1] -= b.Size
-		}
-	}
-	for _, id := range ids {
-		switch b := &code.Buffers[id]; {
-		case b.Region == codegen.Temp && b.Body == t.Phase && b.Chunk == t.Chunk:
-			count(temp, b, from)
-		case b.Region.InFlight() && b.Chunk == t.Chunk:
-			count(slot, b, before+from)
 		}
 	}
 	for i := 1; i < len(slot); i++ {
@@ -87,15 +97,7 @@ func (e *editor) profile(stage int, t codegen.Task) *profile {
 		m := moment{At: instrs[i].Node.Name, Live: []Live{}}
 		for _, id := range ids {
 			x := &code.Buffers[id]
-			at := from + i
-			switch {
-			case x.Region == codegen.Temp && x.Body == t.Phase && x.Chunk == t.Chunk:
-			case x.Region.InFlight() && x.Chunk == t.Chunk:
-				at += before
-			default:
-				continue
-			}
-			if x.From <= at && at <= x.To {
+			if sums, first := counted(x); sums != nil && x.From <= first+i && first+i <= x.To {
 				m.Live = append(m.Live, Live{x.Value.Name(), x.Size})
 			}
 		}

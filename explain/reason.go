@@ -12,13 +12,13 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// reasons knows why values lie where they do.
+// reasons answers why values lie where they do, from the graph of a program and the placements of its plan.
 type reasons struct {
 	prog    *codegen.Program
 	readers map[*ir.Value][]*ir.Node
-	owner   map[*ir.Value]*ir.Value // optimizer state, or a term of a gradient -> its weight
+	owner   map[*ir.Value]*ir.Value // from optimizer state, master copies, gradients and their terms to the weight
 	pins    []config.Pin            // of the user
-	placed  []*regexp.Regexp        // of the plan
+	placed  []*regexp.Regexp        // for each of the plan's placements, the names that it matches
 }
 
 func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
@@ -30,27 +30,34 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 		}
 		w.placed = append(w.placed, re)
 	}
-	nodes := prog.Graph.Nodes
-	params := map[held]*ir.Value{}
-	for _, n := range nodes {
-		if at := (held{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
-			params[at] = n.Results[0]
-		}
+	for _, n := range prog.Graph.Nodes {
 		for _, a := range n.Args {
 			w.readers[a] = append(w.readers[a], n)
 		}
 	}
-	for i := len(nodes) - 1; i >= 0; i-- {
-		n := nodes[i]
+	w.findOwners()
+	return w, nil
+}
+
+// findOwners goes back from each AdamW to its weight, its state and the terms of its gradient.
+func (w *reasons) findOwners() {
+	nodes := w.prog.Graph.Nodes
+	params := map[paramOnStage]*ir.Value{}
+	for _, n := range nodes {
+		if at := (paramOnStage{partition.BaseName(n.Name), n.Stage}); n.Op == ir.OpParam && params[at] == nil {
+			params[at] = n.Results[0]
+		}
+	}
+	for _, n := range slices.Backward(nodes) { // readers come after what they read
 		switch {
 		case n.Op == ir.OpAdamW:
 			weight := n.Args[0]
 			for weight.Def.Op.Class() == ir.Comm {
-				weight = weight.Def.Args[0] // the optimizer updates a slice of it
+				weight = weight.Def.Args[0] // AdamW updates a slice of it
 			}
 			if attr, ok := weight.Def.Attr.(ir.ParamAttr); ok && attr.Master != "" {
 				master := weight
-				if weight = params[held{attr.Master, n.Stage}]; weight == nil {
+				if weight = params[paramOnStage{attr.Master, n.Stage}]; weight == nil {
 					panic("BUG: explain: no parameter " + attr.Master)
 				}
 				w.owner[master] = weight
@@ -66,11 +73,10 @@ func newReasons(prog *codegen.Program, cfg *config.Config) (*reasons, error) {
 			}
 		}
 	}
-	return w, nil
 }
 
-// held is the name of a parameter and the stage that holds it.
-type held struct {
+// paramOnStage names a parameter on a stage: a tied weight is on two.
+type paramOnStage struct {
 	name  string
 	stage int
 }
@@ -102,7 +108,7 @@ const (
 	hostWeight = "lives in host memory, fetched for its block in each pass"
 )
 
-// tensor says why a buffer lies as it does, or why it is there at all.
+// tensor says why a buffer lies as it does, or what it is kept for.
 func (w *reasons) tensor(b *codegen.Buffer) string {
 	v := b.Value
 	switch w.kind(b) {
@@ -160,8 +166,8 @@ func (w *reasons) state(v *ir.Value) string {
 	return "lies as its weight, which adamw updates in place"
 }
 
-// spread reports whether ZeRO shards a value over tensor-parallel ranks: it lies so, though the
-// placement of its weight keeps that whole.
+// spread reports whether ZeRO shards a value over tensor-parallel ranks: it is sharded over tp, although the plan's
+// placement of its weight is not.
 func (w *reasons) spread(v, weight *ir.Value) bool {
 	at := w.placement(weight)
 	return v.Spec[w.prog.Mesh.Axis(partition.AxisTP)].Kind == ir.Shard && at >= 0 && !strings.Contains(w.prog.Plan.Placements[at].Spec, partition.AxisTP)
@@ -173,7 +179,7 @@ func (w *reasons) weight(v *ir.Value) string {
 	if v.OnHost() {
 		text := hostWeight
 		if slices.ContainsFunc(w.readers[v], func(n *ir.Node) bool { return n.Phase == ir.Update }) {
-			text += " and for the update" // of which there is no master copy
+			text += " and for the update" // it has no master copy
 		}
 		parts = append(parts, text)
 	}
@@ -182,7 +188,7 @@ func (w *reasons) weight(v *ir.Value) string {
 	}
 	for axis, a := range w.prog.Mesh.Axes {
 		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
-			continue // that every data-parallel rank holds the weights is said once
+			continue // the report's header says that data-parallel ranks hold the same
 		}
 		if a.Name == partition.AxisTP && w.spread(v, v) {
 			parts = append(parts, fmt.Sprintf("sharded over tp by ZeRO stage %d", w.prog.Plan.ZeRO))
@@ -218,8 +224,8 @@ func (w *reasons) leaf(v *ir.Value) string {
 	return "follows the batch"
 }
 
-// placedBy names the placement that holds for a value, or returns "". Those that
-// the user pinned come first in a plan, as they were written.
+// placedBy names the placement of the plan that applies to a value, or returns "" if none does. The search copies the
+// user's pins to the plan, before its own placements; a pin is named as the configuration has it.
 func (w *reasons) placedBy(v *ir.Value) string {
 	at := w.placement(v)
 	if at < 0 {
@@ -234,17 +240,16 @@ func (w *reasons) placedBy(v *ir.Value) string {
 	return fmt.Sprintf("placements[%d] of the plan", at)
 }
 
-// placement returns which of the plan's placements holds for a value, -1 if none does.
+// placement returns the index of the first of the plan's placements that matches a value, -1 if none does.
 func (w *reasons) placement(v *ir.Value) int {
 	name := partition.BaseName(v.Name())
-	if v == v.Def.Results[0] { // of the others nothing is said
+	if v == v.Def.Results[0] { // placements say nothing about other results
 		name = partition.PlacedAs(v.Def)
 	}
 	return slices.IndexFunc(w.placed, func(re *regexp.Regexp) bool { return re.MatchString(name) })
 }
 
-// onAxis says what the forward reader of a value makes of its placement on an
-// axis.
+// onAxis says how the forward ops that read a weight use its placement on an axis.
 func (w *reasons) onAxis(v *ir.Value, axis int) string {
 	mesh := w.prog.Mesh
 	name := mesh.Axes[axis].Name
@@ -283,8 +288,7 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 	return how + name + ": " + strings.Join(texts, "; ")
 }
 
-// frozenDims names the dimensions of an operand that its reader cannot split, if
-// they are all that it has.
+// frozenDims names the dimensions of operand v of n if n can split none of them. Otherwise it returns "".
 func frozenDims(sig *ir.Signature, n *ir.Node, v *ir.Value) string {
 	var names []string
 	for i, a := range n.Args {
@@ -301,8 +305,7 @@ func frozenDims(sig *ir.Signature, n *ir.Node, v *ir.Value) string {
 	return strings.Join(names, ", ")
 }
 
-// madeWhole names the collective that makes the partial results of a node whole
-// over an axis.
+// madeWhole names the collective that combines the partial results of a node over an axis, or returns "".
 func (w *reasons) madeWhole(n *ir.Node, axis int) string {
 	for _, r := range n.Results {
 		if r.Spec[axis].Kind != ir.Partial {
@@ -317,7 +320,8 @@ func (w *reasons) madeWhole(n *ir.Node, axis int) string {
 	return ""
 }
 
-// gradient says how a term of a gradient comes about, and what becomes of it.
+// gradient says what a term of a gradient is computed from, and which collectives it goes through until the optimizer
+// reads it.
 func (w *reasons) gradient(v *ir.Value) string {
 	text := ""
 	switch n := v.Def; n.Op {
@@ -328,7 +332,7 @@ func (w *reasons) gradient(v *ir.Value) string {
 	default:
 		text = "made by " + n.Op.String()
 	}
-	// Follow the sum to the optimizer.
+	// Follow the gradient to the optimizer.
 	seen := map[string]bool{}
 	for v := v; v != nil; {
 		var next *ir.Value
@@ -352,6 +356,7 @@ func (w *reasons) gradient(v *ir.Value) string {
 	return text
 }
 
+// saved says where an activation comes from, if another stage sent it, and who reads it again.
 func (w *reasons) saved(v *ir.Value) string {
 	text := "read again by "
 	if v.Def.Op == ir.OpRecv {
@@ -360,8 +365,7 @@ func (w *reasons) saved(v *ir.Value) string {
 	return text + w.readerNames(v)
 }
 
-// readerNames lists who reads a value in the latest phase in which somebody
-// does: the classes of at most two, and how many more.
+// readerNames lists the readers of a value in the last phase that has any: the classes of two, and how many more there are.
 func (w *reasons) readerNames(v *ir.Value) string {
 	last := ir.Forward
 	for _, n := range w.readers[v] {

@@ -10,30 +10,27 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Recost is a plan priced anew, for another cluster or another batch or sequence
-// than it was made for, beside what it was made for.
+// Recost is the price of a plan for another cluster, batch or sequence than it was made for, beside its original price.
 type Recost struct {
 	Plan string `json:"plan"` // its degrees, in words
 	Was  Priced `json:"was"`
 	Now  Priced `json:"now"`
 }
 
-// Priced is what a plan costs somewhere.
+// Priced is what a plan costs on a cluster, for a batch and sequence.
 type Priced struct {
 	Cluster   string            `json:"cluster"`
 	Batch     int               `json:"batch"`    // sequences per step
 	Sequence  int               `json:"sequence"` // tokens
 	Predicted planner.Predicted `json:"predicted"`
 	Memory    int64             `json:"memory"` // bytes that a rank may use
-	// Memories are those of each stage, where there are several kinds of devices; Memory
-	// is then the most.
+	// Memories has the same for each stage, if the cluster has several kinds of devices; Memory is then the largest.
 	Memories []int64 `json:"memories,omitempty"`
 	Fits     bool    `json:"fits"`
 }
 
-// NewRecost prices the plan of a document on a cluster for a configuration, which
-// may be the document's own. The error, a *planner.DocumentError that names the key
-// of the plan, is why the plan does not apply there.
+// NewRecost prices the plan of a document on a cluster and for a configuration, either of which may be the document's own.
+// If the plan does not apply there, the error is a *planner.DocumentError that names the key of the plan.
 func NewRecost(doc *planner.Document, c *cost.Cluster, cfg *config.Config) (*Recost, error) {
 	was, err := price(doc.Plan, doc.Cluster, doc.Config)
 	if err != nil {
@@ -46,7 +43,7 @@ func NewRecost(doc *planner.Document, c *cost.Cluster, cfg *config.Config) (*Rec
 	return &Recost{Plan: PlanText(doc.Plan), Was: *was, Now: *now}, nil
 }
 
-// price tells what a plan costs for a configuration on a cluster.
+// price returns what a plan costs for a configuration on a cluster. Errors are as in [NewRecost].
 func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, error) {
 	refuse := func(key string, format string, args ...any) error {
 		return &planner.DocumentError{Key: key, Msg: fmt.Sprintf(format, args...) + "; the plan does not apply: plan again"}
@@ -97,7 +94,8 @@ func (p *Priced) memory(stage int) int64 {
 	return p.Memories[stage]
 }
 
-// tightest returns the stage with the least memory left, and how much that is.
+// tightest returns the stage with the least memory left, and how many bytes are left. The number is negative if the stage
+// does not fit.
 func (p *Priced) tightest() (stage int, left int64) {
 	for i, peak := range p.Predicted.PeakBytes {
 		if l := p.memory(i) - peak; i == 0 || l < left {

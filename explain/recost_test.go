@@ -39,8 +39,8 @@ func changed(t *testing.T, doc *planner.Document, set ...string) *config.Config 
 	return cfg
 }
 
-// TestRecostIsThePlannersPrice: where nothing changes the prediction is that of
-// the search, and elsewhere that of a search for this very plan there.
+// TestRecostIsThePlannersPrice: if nothing changes, the prediction is that of the search. On another cluster or configuration it
+// is what a search there predicts for the same plan.
 func TestRecostIsThePlannersPrice(t *testing.T) {
 	doc := planned(t, "h100", planner.Options{DP: 2, PP: 2, TP: 1, MicroBatch: 2})
 	same, err := NewRecost(doc, doc.Cluster, doc.Config)
@@ -95,7 +95,7 @@ func TestRecostSaysWhatDoesNotFit(t *testing.T) {
 	require.True(t, r.Now.Fits, "to the byte")
 }
 
-// TestRecostRefuses: where a plan does not apply any more, the error says why.
+// TestRecostRefuses: if a plan does not apply, the error says why.
 func TestRecostRefuses(t *testing.T) {
 	doc := planned(t, "h100", planner.Options{DP: 2, PP: 2, TP: 1, MicroBatch: 7})
 	for _, tt := range []struct{ set, key, want string }{

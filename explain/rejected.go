@@ -11,19 +11,19 @@ import (
 	"github.com/autopar/autopar/planner"
 )
 
-// Rejected is a plan that lost against the one reported.
+// Rejected is a plan that lost against the reported one.
 type Rejected struct {
 	Plan         string  `json:"plan"` // its degrees, in words
 	StepSeconds  float64 `json:"step_seconds"`
 	PeakBytes    int64   `json:"peak_bytes"`    // of the stage that needs the most
-	DeltaSeconds float64 `json:"delta_seconds"` // more than the plan reported takes
+	DeltaSeconds float64 `json:"delta_seconds"` // beyond the reported plan's step
 	DeltaBytes   int64   `json:"delta_bytes"`
-	// Because names the part of the step that grows the most, of the rank that
-	// waits least.
+	// Because names the part of the step that takes the most time beyond the reported plan's, for the rank that waits
+	// least.
 	Because string `json:"because"`
 }
 
-// Compare adds plans that lost, best first. It needs a prediction.
+// Compare adds plans that lost to the report. They must be sorted, best first. It fails without a prediction.
 func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 	if r.Prediction == nil {
 		return fmt.Errorf("explain: %d plans to compare with a plan that has no prediction", len(alternatives))
@@ -57,7 +57,7 @@ func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 	return nil
 }
 
-// peak is the arena of the stage that needs the most.
+// peak is the largest arena of a stage, in bytes.
 func (r *Report) peak() int64 {
 	var most int64
 	for _, st := range r.Stages {
@@ -66,7 +66,7 @@ func (r *Report) peak() int64 {
 	return most
 }
 
-// PlanText is a plan in one line.
+// PlanText describes a plan in one line.
 func PlanText(p *partition.Plan) string {
 	text := p.Degrees()
 	if p.Units() > 1 {
@@ -77,7 +77,7 @@ func PlanText(p *partition.Plan) string {
 		text += ", ranks in order " + p.RankOrderText()
 	}
 	switch {
-	case len(p.PoolOrder) > 0 && p.RuntimeNGPUs == 1: // the others are not used
+	case len(p.PoolOrder) > 0 && p.RuntimeNGPUs == 1: // one rank uses the first pool only
 		text += fmt.Sprintf(", on pool %d", p.PoolOrder[0])
 	case len(p.PoolOrder) > 0:
 		text += fmt.Sprintf(", pools in order %d", p.PoolOrder)
@@ -88,8 +88,8 @@ func PlanText(p *partition.Plan) string {
 	return text
 }
 
-// RecomputedText counts the blocks of stages that compute activations again: all of them,
-// those of attention, or those of norms and activation functions.
+// RecomputedText counts the blocks of stages that recompute activations: all of them, those of attention, or those of norms
+// and activation functions (pointwise).
 func RecomputedText(stages ...partition.Stage) string {
 	var all partition.Stage
 	for _, s := range stages {
@@ -114,7 +114,7 @@ func RecomputedText(stages ...partition.Stage) string {
 	return strings.Join(parts, ", ")
 }
 
-// groupText names the groups that ZeRO shards over, where they are not all ranks.
+// groupText names the groups that ZeRO shards over, or returns "" if that is all data-parallel ranks.
 func groupText(p *partition.Plan) string {
 	if p.Copies() == 1 {
 		return ""
@@ -122,7 +122,8 @@ func groupText(p *partition.Plan) string {
 	return fmt.Sprintf(" in groups of %d", p.ShardGroup())
 }
 
-// shardedText names what a plan shards beyond its placements.
+// shardedText names the choices of a plan beyond its degrees and schedule: ZeRO, splits between modules, overlap, slices of
+// the loss, offload.
 func shardedText(p *partition.Plan) string {
 	text := ""
 	if p.ZeRO > 0 {
@@ -161,9 +162,8 @@ func shardedText(p *partition.Plan) string {
 	return text
 }
 
-// ReproducibleText says under which other plans a run with train.reproducible has
-// the same bits. Sums over tensor-parallel ranks are made in f32, in the shape
-// that the plan gives them.
+// ReproducibleText says under which other plans a run with train.reproducible has the same bits. Sums over tensor-parallel
+// ranks are rounded in f32 as the plan splits them, so plans that split modules differently have other bits.
 func ReproducibleText(p *partition.Plan) string {
 	split := "without tensor parallelism"
 	if p.TP > 1 {

@@ -13,10 +13,11 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Schema is the version of the JSON form.
+// Schema is the version of the JSON form: see the package documentation.
 const Schema = 1
 
-// Report is what there is to say about one plan.
+// Report is everything that is known about one plan. [Of] makes it; [Report.Predict], [Report.Divide],
+// [Report.Compare] and a [Study] add to it.
 type Report struct {
 	Schema       int      `json:"schema"`
 	Model        string   `json:"model"`
@@ -32,18 +33,18 @@ type Report struct {
 	TP           int      `json:"tp"`
 	PP           int      `json:"pp"`
 	MicroBatch   int      `json:"micro_batch"`   // sequences
-	MicroBatches int      `json:"micro_batches"` // per step and data-parallel rank, the most
+	MicroBatches int      `json:"micro_batches"` // per step and data-parallel rank; the largest number, where ranks differ
 	Schedule     string   `json:"schedule"`
 	Stages       []*Stage `json:"stages"`
 	// Traffic has one entry per world rank.
 	Traffic []Traffic `json:"traffic"`
 	// Prediction is missing when nothing was predicted.
 	Prediction *Prediction `json:"prediction,omitempty"`
-	// Divisions are the numbers of parts in which products of tensor-parallel ranks might be made: see [Report.Divide].
+	// Divisions price the plan with tensor-parallel products made in other numbers of parts: see [Report.Divide].
 	Divisions []Division `json:"divisions,omitempty"`
 	// Rejected are the plans that lost, best first.
 	Rejected []Rejected `json:"rejected,omitempty"`
-	// Versus, Sensitivities and Fronts are missing where nobody asked: see [Study].
+	// Versus, Sensitivities and Fronts are missing unless they were asked for: see [Study].
 	Versus        []*Versus      `json:"versus,omitempty"`
 	Sensitivities *Sensitivities `json:"sensitivities,omitempty"`
 	Fronts        *Fronts        `json:"fronts,omitempty"`
@@ -52,32 +53,31 @@ type Report struct {
 	cfg  *config.Config
 	prog *codegen.Program
 	why  *reasons
-	// price is that of the prediction; nil without one.
+	// price gives the time of single instructions on the prediction's cluster; nil without a prediction.
 	price *cost.Program
 }
 
-// Stage is one position of the pipeline, the same on all of its ranks.
+// Stage is one position of the pipeline. All of its ranks run the same program.
 type Stage struct {
 	Index  int      `json:"index"`
 	Ranks  []int    `json:"ranks"`
 	Blocks []string `json:"blocks"`
-	// Chunks are the blocks of each chunk, where ranks run several stages of the plan.
+	// Chunks are the blocks of each chunk, if there are several: see the package documentation.
 	Chunks    [][]string `json:"chunks,omitempty"`
-	Recompute int        `json:"recompute"` // how many of the blocks, from the first, are computed again in the backward pass
-	// Selective and Pointwise are of how many blocks after those attention is, or norms and
-	// activation functions are.
+	Recompute int        `json:"recompute"` // how many blocks, from the first, are recomputed whole in the backward pass
+	// Selective is the number of blocks after those that recompute attention only, Pointwise the number after
+	// these that recompute norms and activation functions only.
 	Selective int `json:"selective,omitempty"`
 	Pointwise int `json:"pointwise,omitempty"`
-	// Tensors are all buffers of the persistent region, of a slot and of host memory.
+	// Tensors are all buffers except the temporary ones.
 	Tensors []Tensor `json:"tensors"`
-	// Communication is what Busiest does in a step.
+	// Communication lists what rank Busiest communicates in a step.
 	Communication []Comm `json:"communication"`
 	Busiest       int    `json:"busiest_rank"` // the rank that moves the most bytes
 	Memory        Memory `json:"memory"`
 }
 
-// Comm is a collective or transfer, or several that are alike in the blocks of a
-// stage.
+// Comm is a collective, transfer or host copy, or several that differ in their block alone.
 type Comm struct {
 	Name   string `json:"name"` // structural, repeated blocks as *
 	Op     string `json:"op"`
@@ -89,7 +89,7 @@ type Comm struct {
 	Runs   int    `json:"runs"`            // per step
 	Single int64  `json:"bytes_each"`      // of the largest run
 	Bytes  int64  `json:"bytes"`           // per step
-	Of     string `json:"value,omitempty"` // type of what is moved, global
+	Of     string `json:"value,omitempty"` // type of the value moved, with its global shape
 	From   string `json:"from,omitempty"`  // its spec before
 	To     string `json:"to,omitempty"`    // and after
 }
@@ -105,7 +105,7 @@ type Traffic struct {
 	HostBytes       int64 `json:"host_bytes,omitempty"` // fetched and stashed
 }
 
-// Of returns the report of a program that was made of a configuration, without a prediction.
+// Of returns the report of a program that was compiled from a configuration, without a prediction.
 func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 	why, err := newReasons(prog, cfg)
 	if err != nil {
@@ -201,8 +201,8 @@ func indexAt(block string) int {
 	return at
 }
 
-// merged names the rows of several blocks: the class when they are all blocks of
-// the stage, else the class with the numbers, as in h.{0-2,5}.attn/dropout.
+// merged names a row that stands for one or several blocks: the class if it stands for all blocks of
+// the stage, else the class with the numbers of the blocks, as in h.{0-2,5}.attn/dropout.
 func (st *Stage) merged(names []string) string {
 	first := names[0]
 	block := ir.BlockOf(first)
@@ -232,6 +232,6 @@ func (st *Stage) merged(names []string) string {
 
 func blockNumber(name string) int {
 	block := ir.BlockOf(name)
-	n, _ := strconv.Atoi(block[indexAt(block):]) // digits, by construction; absurd ones only name badly
+	n, _ := strconv.Atoi(block[indexAt(block):]) // digits by construction; a number out of range only gives a wrong name
 	return n
 }

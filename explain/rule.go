@@ -8,15 +8,15 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// rule is the way in which one mesh axis splits a node: a dimension of its
-// signature, ir.ReplicateAll or ir.PassPartial.
+// rule says how one mesh axis splits a node: dim is a dimension of the node's signature, ir.ReplicateAll or
+// ir.PassPartial.
 type rule struct {
 	axis int
 	dim  int
 }
 
-// rulesOf returns the rule of a compute node on every axis that it sees more than
-// one position of, in mesh order.
+// rulesOf returns the rules of a compute node, in mesh order. It leaves out axes of one rank, and the axis of
+// micro-batches for nodes of the update, which runs once for all.
 func rulesOf(mesh ir.Mesh, n *ir.Node, sig *ir.Signature) []rule {
 	var rules []rule
 	for axis, a := range mesh.Axes {
@@ -30,7 +30,7 @@ func rulesOf(mesh ir.Mesh, n *ir.Node, sig *ir.Signature) []rule {
 	return rules
 }
 
-// ruleOn finds the rule of a node that explains its placements on an axis.
+// ruleOn finds the rule that gives the placements that a node's operands and results have on an axis.
 func ruleOn(n *ir.Node, sig *ir.Signature, axis int) (dim int, ok bool) {
 	on := func(values []*ir.Value) []ir.Placement {
 		placed := make([]ir.Placement, len(values))
@@ -40,8 +40,7 @@ func ruleOn(n *ir.Node, sig *ir.Signature, axis int) (dim int, ok bool) {
 		return placed
 	}
 	args, results := on(n.Args), on(n.Results)
-	// ReplicateAll before PassPartial, which looks the same for an op without
-	// linear operands.
+	// PassPartial comes last: for an op without linear operands it has the same placements as ReplicateAll.
 	for dim := ir.ReplicateAll; dim < len(sig.Dims); dim++ {
 		wantArgs, wantResults, legal := sig.Rule(dim)
 		if legal && slices.Equal(args, wantArgs) && slices.Equal(results, wantResults) {
@@ -100,8 +99,7 @@ func cutText(a ir.Axis, size int) string {
 	return fmt.Sprintf("%d = %s", size, strings.Join(parts, "+"))
 }
 
-// signatureText prints a resolved signature: [m0 m1 k0] [n0 k0] -> [m0 m1 n0],
-// frozen dimensions marked '!'.
+// signatureText prints a resolved signature, as in [m0 m1 k0] [n0 k0] -> [m0 m1 n0]. Frozen dimensions have a "!".
 func signatureText(sig *ir.Signature) string {
 	side := func(values [][]int) string {
 		var out []string
@@ -121,8 +119,8 @@ func signatureText(sig *ir.Signature) string {
 	return side(sig.Args) + " -> " + side(sig.Results)
 }
 
-// origin follows the collectives that brought a value to where an operand needs
-// it back to the value as it was made. Transfers between stages end the way.
+// origin goes back from an operand, through the collectives that resharded it, to the value as it was made. It stops at
+// transfers between stages.
 func origin(v *ir.Value) *ir.Value {
 	for v.Def.Op.Class() == ir.Comm && v.Def.Op != ir.OpSend && v.Def.Op != ir.OpRecv {
 		v = v.Def.Args[0]

@@ -11,25 +11,28 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// timeline is the spans of a step beside the program that they are of.
+// This file matches the spans of a step, measured or predicted, with the program that they belong to, and checks
+// that the order of events is one that the program allows. trace.go draws the result.
+
+// timeline is the spans of a step with their program.
 type timeline struct {
 	prog  *codegen.Program
 	nodes map[string]*ir.Node
-	// chunks are those of a rank's stages that nodes run in, where it is not the first: what an update is made of lies in
-	// none, but may run in the last micro-batch of any.
+	// chunks has the chunk that a node runs in, if it is not the first. It comes from the instructions, because nodes of
+	// the update belong to no chunk but may run in the last micro-batch of any.
 	chunks map[*ir.Node]int
-	ranks  [][]step // by world rank, in order; of those that are not shown none
-	// detailed lists the ranks of which every instruction is shown, of the others tasks and transfers; nil if all are.
+	ranks  [][]step // by world rank, each in order of time; empty for ranks that are not shown
+	// detailed lists the ranks whose every instruction is drawn; of others only tasks and transfers are. nil means all.
 	detailed []int
 	only     []int // the ranks that are shown, nil if all are
-	like     []int // by rank, the first that does the same at the same times, where not all are shown
+	like     []int // by rank, the first rank that does the same at the same times; nil if all ranks are shown
 }
 
-// step is a span with the node that it runs.
+// step is a span with its node.
 type step struct {
 	runtime.Span
 	node *ir.Node
-	with []*ir.Node // the rest of a bucket
+	with []*ir.Node // the other collectives of a bucket
 }
 
 // nodes lists what the step runs.
@@ -58,10 +61,10 @@ func (l *timeline) task(s *step) codegen.Task {
 	return codegen.Task{Phase: s.Phase, Chunk: l.chunks[s.node], MicroBatch: s.MicroBatch}
 }
 
-// message names a transfer from both of its ends.
+// message identifies a transfer: its send and its receive have the same message.
 type message struct {
-	send     string
-	from, to int
+	send     string // name of the send
+	from, to int    // ranks
 	mb       int
 }
 
@@ -74,12 +77,13 @@ func (l *timeline) message(s *step) message {
 	return message{s.node.Args[0].Def.Name, peer, s.Rank, s.MicroBatch}
 }
 
-// shown reports whether both ends of a transfer are.
+// shown reports whether both ends of a transfer are on ranks that are shown.
 func (l *timeline) shown(m message) bool {
 	return l.only == nil || slices.Contains(l.only, m.from) && slices.Contains(l.only, m.to)
 }
 
-// newTimeline orders the spans of some ranks, or with nil of all, and checks them.
+// newTimeline returns the timeline of spans on the given ranks, or on all ranks if that is nil. It fails unless the spans
+// are a timeline of the program: see [Report.Trace].
 func newTimeline(prog *codegen.Program, spans []runtime.Span, ranks []int) (*timeline, error) {
 	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, chunks: map[*ir.Node]int{}, ranks: make([][]step, len(prog.Schedules)), only: ranks}
 	for _, n := range prog.Graph.Nodes {
@@ -109,18 +113,18 @@ func newTimeline(prog *codegen.Program, spans []runtime.Span, ranks []int) (*tim
 		l.ranks[s.Rank] = append(l.ranks[s.Rank], x)
 	}
 	for _, steps := range l.ranks {
-		// Stable: what takes no time keeps its place.
+		// Stable, so that spans that take no time keep their order.
 		slices.SortStableFunc(steps, func(a, b step) int { return cmp.Or(cmp.Compare(a.Start, b.Start), cmp.Compare(a.End, b.End)) })
 	}
 	return l, l.check()
 }
 
-// check says where the spans are no timeline of the program: see [Report.Trace].
+// check fails if the spans are no timeline of the program.
 func (l *timeline) check() error {
 	sends, receives := map[message]*step{}, map[message]*step{}
 	for rank, steps := range l.ranks {
-		ran := map[made]time.Duration{} // when what began before this step ended
-		var last [runtime.Host]*step    // of each stream
+		ran := map[nodeRun]time.Duration{} // the end of everything that began before this step
+		var last [runtime.Host]*step       // of each stream
 		for i := range steps {
 			s := &steps[i]
 			before := last[s.Stream]
@@ -135,8 +139,8 @@ func (l *timeline) check() error {
 				return err
 			}
 			for _, n := range s.nodes() {
-				if ran[made{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
-					ran[made{n, s.MicroBatch, whole}], ran[made{n, anyMicroBatch, whole}] = s.End, s.End
+				if ran[nodeRun{n, s.MicroBatch, s.Part + 1}] = s.End; s.Part+1 >= s.Parts {
+					ran[nodeRun{n, s.MicroBatch, whole}], ran[nodeRun{n, anyMicroBatch, whole}] = s.End, s.End
 				}
 			}
 			table := sends
@@ -149,7 +153,7 @@ func (l *timeline) check() error {
 			}
 			m := l.message(s)
 			if !l.shown(m) {
-				continue // the other end is not there
+				continue // the spans do not have its other end
 			}
 			if table[m] != nil {
 				return fmt.Errorf("explain: rank %d: %s of micro-batch %d happens twice", rank, s.Name, s.MicroBatch)
@@ -160,11 +164,11 @@ func (l *timeline) check() error {
 	return pair(sends, receives)
 }
 
-// made is a run of a node, or of one of its parts, counted from 1.
-type made struct {
+// nodeRun identifies a run of a node, or of one part of it.
+type nodeRun struct {
 	node *ir.Node
-	mb   int
-	part int
+	mb   int // or anyMicroBatch: the last run so far
+	part int // from 1, or whole
 }
 
 const (
@@ -172,11 +176,10 @@ const (
 	whole         = 0
 )
 
-// operands checks that what a step reads was made before, in the same
-// micro-batch or, for the update, in any.
-func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
+// operands checks that what a step reads was made before it starts: in the same micro-batch, or for the update in any.
+func (l *timeline) operands(s *step, ran map[nodeRun]time.Duration) error {
 	if s.Op == ir.OpRecv {
-		return nil // its operand is the sender's
+		return nil // its operand is on the sending rank: see pair
 	}
 	for _, n := range s.nodes() {
 		for _, a := range n.Args {
@@ -188,23 +191,25 @@ func (l *timeline) operands(s *step, ran map[made]time.Duration) error {
 	return nil
 }
 
-func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.Duration) error {
-	from := made{a.Def, s.MicroBatch, whole}
-	// What is done once a step has a phase of its own wherever it runs.
+// operand checks one operand of node n, which step s runs.
+func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[nodeRun]time.Duration) error {
+	from := nodeRun{a.Def, s.MicroBatch, whole}
+	// The update reads what micro-batches have left. A node of the update that runs in a pass reads other nodes of the update
+	// in the same pass.
 	if n.Phase == ir.Update && (a.Def.Phase != ir.Update || s.Phase == ir.Update) {
 		from.mb = anyMicroBatch
 	}
 	end, done := ran[from]
-	if part, made := ran[made{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
-		end, done = part, true // of other sequences it reads nothing
+	if part, made := ran[nodeRun{a.Def, s.MicroBatch, s.Part + 1}]; s.Parts > 0 && made {
+		end, done = part, true // a part reads only the sequences that the same part of its operand made
 	}
 	switch {
 	case done && end <= s.Start:
 		return nil
 	case a.Def.Op.Class() == ir.Leaf:
-		return nil // there before the step
+		return nil // it exists before the step
 	case folded(a.Def) || a.Def.Op == ir.OpSlice:
-		// Done by the kernels that make its operands, or there already.
+		// It may have no instruction: the kernels that make its operands add to it, or it is a view of its operand.
 		for _, b := range a.Def.Args {
 			if err := l.operand(s, n, b, ran); err != nil {
 				return err
@@ -215,10 +220,10 @@ func (l *timeline) operand(s *step, n *ir.Node, a *ir.Value, ran map[made]time.D
 	return fmt.Errorf("explain: rank %d: %s of micro-batch %d starts at %s, before its operand %s is made", s.Rank, s.Name, s.MicroBatch, s.Start, a.Name())
 }
 
-// folded reports whether a node may have no instruction of its own: sums that
-// kernels make by adding into their result.
+// folded reports whether a node may have no instruction of its own, because kernels add to its result directly.
 func folded(n *ir.Node) bool { return n.Op == ir.OpAccumulate || n.Op == ir.OpAddN }
 
+// pair checks that every send has a receive, which does not end before the send starts, and that every receive has a send.
 func pair(sends, receives map[message]*step) error {
 	for _, m := range sortedMessages(sends) {
 		s, r := sends[m], receives[m]

@@ -14,32 +14,31 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Study answers what a plan would be if something were different, by searching
-// again. No question is searched twice.
+// Study answers what the plan would be if something were different, by searching again. It never searches the same setting
+// twice.
 type Study struct {
 	report *Report
 	doc    *planner.Document
 	limit  int64
 	graphs map[int][2]*ir.Graph // by batch: training and evaluation
-	asked  map[string]*Option
-	// Searches and Seconds are what it took.
+	asked  map[string]*Option   // what was searched already
+	// Searches counts the searches so far, Seconds is the time they took.
 	Searches int
 	Seconds  float64
 }
 
-// Option is the fastest plan of a setting, or why there is none.
+// Option is the fastest plan for a setting, or the reason why there is none.
 type Option struct {
 	Change string `json:"change"` // what is different
 	Plan   string `json:"plan,omitempty"`
 	Reason string `json:"reason,omitempty"` // why there is no plan
 	Ranks  int    `json:"ranks"`
-	// LimitBytes is the memory of a rank that the plan was to fit in.
+	// LimitBytes is the memory of a rank, which the plan must not exceed.
 	LimitBytes      int64   `json:"limit_bytes"`
 	StepSeconds     float64 `json:"step_seconds,omitempty"`
 	TokensPerSecond float64 `json:"tokens_per_second,omitempty"`
 	PeakBytes       int64   `json:"peak_bytes,omitempty"` // of the fullest rank
-	// GPUHours are those that 1e9 tokens take on all ranks together, Cost what they
-	// cost at the price of a GPU-hour, where one was given.
+	// GPUHours is what 1e9 tokens take on all ranks together, Cost their price if a price of a GPU-hour was given.
 	GPUHours float64 `json:"gpu_hours_per_1e9_tokens,omitempty"`
 	Cost     float64 `json:"cost_per_1e9_tokens,omitempty"`
 
@@ -47,27 +46,27 @@ type Option struct {
 	cause error
 }
 
-// Sensitivities are what changes of a setting would buy.
+// Sensitivities say how the fastest plan changes with the setting.
 type Sensitivities struct {
-	// Planned is the plan reported; Now what a search finds for the same setting that
-	// is bound by the configuration alone, and by no flags.
+	// Planned is the reported plan. Now is what a search finds for the same setting if only the configuration restricts
+	// it, and not the flags that the reported plan was searched with.
 	Planned Option   `json:"planned"`
 	Now     Option   `json:"now"`
 	Changes []Option `json:"changes"`
 }
 
-// Fronts are the plans that are not worse than another in both of two respects.
+// Fronts are two Pareto fronts: step time against memory, and against the number of devices.
 type Fronts struct {
-	// Planned is the plan reported, on the fronts or not.
+	// Planned is the reported plan, whether it is on a front or not.
 	Planned Option `json:"planned"`
-	// Memory has the fastest plan under descending limits of memory, each a tenth or
-	// more below the peak of the one before, until nothing fits.
+	// Memory has the fastest plan under descending limits of memory, until nothing fits. Each limit is a tenth below the
+	// peak of the plan before.
 	Memory []Option `json:"memory"`
 	// Devices has the fastest plan for numbers of devices.
 	Devices []Option `json:"devices"`
 }
 
-// NewStudy starts to ask about the plan of a document, which the report is of.
+// NewStudy returns a study of the plan of a document. The report must be of the same plan, with a prediction.
 func NewStudy(doc *planner.Document, r *Report) *Study {
 	s := &Study{report: r, doc: doc, graphs: map[int][2]*ir.Graph{}, asked: map[string]*Option{}}
 	s.limit = s.memory(doc.Cluster, doc.Plan.RuntimeNGPUs)
@@ -77,12 +76,12 @@ func NewStudy(doc *planner.Document, r *Report) *Study {
 // Limit is the memory that a rank may use, in bytes.
 func (s *Study) Limit() int64 { return s.limit }
 
-// memory is what each of so many ranks of a cluster may use under the limit of the document, if it has one.
+// memory is what each of a number of ranks of a cluster may use, in bytes, under the limit of the document if it has one.
 func (s *Study) memory(c *cost.Cluster, ranks int) int64 {
 	return c.MemoryUnder(int64(s.doc.Config.Parallel.MemoryLimit), ranks)
 }
 
-// setting is what a search is for.
+// setting is everything about a search that a study changes.
 type setting struct {
 	change  string
 	cluster *cost.Cluster
@@ -92,12 +91,13 @@ type setting struct {
 	policy  planner.Policy
 }
 
+// now is the setting of the document itself, with a name for what the caller will change.
 func (s *Study) now(change string) setting {
 	return setting{change, s.doc.Cluster, s.doc.Plan.RuntimeNGPUs, s.doc.Config.Batch.Global, s.limit, planner.AutoDist}
 }
 
-// unit is the size of a unit for a number of ranks: all of them, unless the plan
-// has several units of a size that divides them.
+// unit is the size of a unit for a number of ranks: the plan's own if the plan has several units and their size divides the
+// ranks, else all ranks.
 func (s *Study) unit(ranks int) int {
 	if p := s.doc.Plan; p.Units() > 1 && ranks%p.PlanNGPUs == 0 {
 		return p.PlanNGPUs
@@ -105,7 +105,8 @@ func (s *Study) unit(ranks int) int {
 	return ranks
 }
 
-// ask finds the fastest plan of a setting.
+// ask searches the fastest plan for a setting. That no plan fits, or that an option cannot be had, is a result and not an
+// error.
 func (s *Study) ask(x setting) (*Option, error) {
 	figures, err := json.Marshal(x.cluster)
 	if err != nil {
@@ -160,12 +161,12 @@ func (s *Study) pins() []partition.Placement {
 	return pins
 }
 
-// tokens is how many a step takes at a batch size.
+// tokens is the number of tokens of a step at a batch size.
 func (s *Study) tokens(batch int) float64 {
 	return float64(batch) * float64(s.doc.Config.Model.BlockSize)
 }
 
-// fill says what a plan does.
+// fill sets the figures of a plan: step is its time in seconds, tokens are those of a step, peaks the bytes of each stage.
 func (o *Option) fill(tokens float64, p *partition.Plan, step float64, peaks []int64) {
 	o.Plan, o.Ranks, o.StepSeconds, o.TokensPerSecond = PlanText(p), p.RuntimeNGPUs, step, tokens/step
 	o.PeakBytes = slices.Max(peaks)
@@ -198,16 +199,15 @@ func (s *Study) Policies() error {
 	return nil
 }
 
-// planned is the plan reported as an option.
+// planned returns the reported plan as an option.
 func (s *Study) planned() Option {
 	o := Option{Change: "as planned", LimitBytes: s.limit, plan: s.doc.Plan}
 	o.fill(s.tokens(s.doc.Config.Batch.Global), s.doc.Plan, s.report.Prediction.StepSeconds, []int64{s.report.peak()})
 	return o
 }
 
-// Sensitivities adds to the report what one GiB more, links and HBM of twice the
-// speed, half and twice the batch, and twice the devices would buy: at most eight
-// searches.
+// Sensitivities adds to the report the fastest plans with one GiB more, with links and HBM of twice the speed, with half and
+// twice the batch, and with twice the devices. It takes at most eight searches.
 func (s *Study) Sensitivities() error {
 	out := &Sensitivities{Planned: s.planned()}
 	now, err := s.ask(s.now("searched again"))
@@ -246,8 +246,7 @@ func (s *Study) Sensitivities() error {
 	return nil
 }
 
-// double asks for twice the devices. Where all share one machine its memory is what
-// it was.
+// double changes a setting to twice the devices. If they all share the memory of one machine, each gets half.
 func (s *Study) double(x *setting) {
 	x.ranks *= 2
 	x.cluster = x.cluster.Times(2)
@@ -256,17 +255,17 @@ func (s *Study) double(x *setting) {
 	}
 }
 
-// The sizes of fronts.
+// The front of memory.
 const (
-	memoryPoints = 8   // at most so many limits
-	memoryStep   = 0.9 // the next limit is so much of the peak, or less
+	memoryPoints = 8   // limits, at most
+	memoryStep   = 0.9 // the next limit, as a share of the peak of the plan before
 )
 
-// allMemory is the change of the first point of the front of memory.
+// allMemory names the first point of the front of memory, which has the limit of the study.
 const allMemory = "all there is"
 
-// Fronts adds to the report time against memory, by at most eight searches, and
-// against devices, by at most five.
+// Fronts adds to the report the fronts of time against memory, by at most eight searches, and of time against devices, by
+// at most five: a quarter, half, once, twice and four times the devices, as far as these are whole numbers.
 func (s *Study) Fronts() error {
 	out := &Fronts{Planned: s.planned()}
 	x := s.now(allMemory)
@@ -305,7 +304,7 @@ func (s *Study) Fronts() error {
 	return nil
 }
 
-// Price puts a price on every option of the report: money for an hour of a device.
+// Price sets the cost of every option of the report, given the price of a device for an hour.
 func (r *Report) Price(perHour float64) {
 	r.HourPrice = perHour
 	set := func(options []Option) {
@@ -324,7 +323,7 @@ func (r *Report) Price(perHour float64) {
 	}
 }
 
-// optionRow prints an option beside the plan reported.
+// optionRow prints an option as a row of a table. The gain is relative to base.
 func (r *Report) optionRow(o Option, base Option) []string {
 	if o.plan == nil {
 		return []string{o.Change, "-", "-", "-", "-", "-", r.costText(o), o.Reason}
@@ -335,7 +334,7 @@ func (r *Report) optionRow(o Option, base Option) []string {
 	}
 }
 
-// costText prints money, or nothing where there is no price.
+// costText prints the cost of an option, or nothing if no price was given.
 func (r *Report) costText(o Option) string {
 	switch {
 	case r.HourPrice == 0:

@@ -8,8 +8,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Tensor is a buffer that outlives its body, or several that are alike in the
-// blocks of a stage.
+// Tensor is a buffer that outlives the pass that writes it, or several that differ in their block alone.
 type Tensor struct {
 	Kind   string `json:"kind"`         // one of the Kind constants
 	Name   string `json:"name"`         // structural, repeated blocks as *
@@ -19,7 +18,7 @@ type Tensor struct {
 	Shape  []int  `json:"shape"` // global
 	Spec   string `json:"spec"`
 	Region string `json:"region"`
-	Bytes  int64  `json:"bytes_each"` // on one rank, the largest
+	Bytes  int64  `json:"bytes_each"` // on the rank with the largest slice
 	Why    string `json:"why"`
 }
 
@@ -30,7 +29,7 @@ const (
 	KindGradient  = "gradient"
 	KindInput     = "input"
 	KindConstant  = "constant"
-	KindSaved     = "saved" // from a micro-batch's forward to its backward
+	KindSaved     = "saved" // activations, from a micro-batch's forward to its backward
 	KindOther     = "other"
 )
 
@@ -39,7 +38,7 @@ func kinds() []string {
 	return []string{KindWeight, KindOptimizer, KindGradient, KindSaved, KindInput, KindConstant, KindOther}
 }
 
-// tensors lists the persistent buffers of a stage and those of a slot.
+// tensors lists the buffers of a stage, except temporary ones. Buffers that differ in their block alone share a row.
 func (r *Report) tensors(st *Stage) []Tensor {
 	code := r.prog.Stages[st.Index]
 	type key struct{ kind, name, of, typ, spec, region, why string }
@@ -82,9 +81,8 @@ func (r *Report) tensors(st *Stage) []Tensor {
 	return rows
 }
 
-// occupied lists the buffers that take part in a stage's layout: those that its
-// instructions name, and leaves. Values merged into another's buffer leave theirs
-// unused.
+// occupied lists the buffers that have a place in a stage's arena: those that instructions read or write, and leaves.
+// A value that was merged into another's buffer leaves its own unused.
 func occupied(code *codegen.Stage) []int {
 	used := map[int]bool{}
 	for _, body := range code.Bodies {

@@ -12,14 +12,18 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// This file divides the step of a rank twice, without remainder: by what is done (the terms), and by what
+// limits it (the resources of the cluster, and memory). [Report.Predict] has the simulator add up the time
+// of every instruction in a [ledger].
+
 // Share is a named part of a step.
 type Share struct {
 	Name    string  `json:"name"`
 	Seconds float64 `json:"seconds"`
 }
 
-// The terms into which a rank's step is divided, in the order in which they are
-// shown. All but the last are accounts of a [ledger].
+// The terms into which a rank's step is divided, in the order in which they are shown. The bubble follows as the
+// last one. The others are accounts of a [ledger].
 const (
 	termBlocks     = iota // kernels of the repeated blocks
 	termHead              // kernels outside of them: embedding, head and loss
@@ -41,28 +45,29 @@ func termNames() []string {
 	}
 }
 
-// What binds, as accounts after the terms: the resources of a cluster, and work
-// that is done for want of memory.
+// The accounts of what binds (limits the speed) follow those of the terms: one for each resource of a cluster, and one for
+// work that is done only because memory is short.
 const (
 	bindsResource = terms
 	bindsMemory   = terms + int(cost.NumResources)
 	accounts      = bindsMemory + 1
 )
 
-// memoryCapacity names what only a larger memory would spare.
+// memoryCapacity names the share of work that more memory would make unnecessary.
 const memoryCapacity = "memory capacity"
 
-// nudge is by how much a resource is made faster to see what it takes of an instruction.
+// nudge is the relative increase of a resource's rate with which its share of an instruction's time is measured.
 const nudge = 1.0 / 128
 
-// ledger divides the time of instructions over the accounts: each belongs to one
-// term, and to the resources that bind it.
+// ledger divides the time of instructions over the accounts: each instruction belongs to one term, and to the
+// resources that bind it.
 //
-// What binds is read off the price itself. A price is an amount over a rate, or a
-// sum or maximum of such, so it is homogeneous of degree -1 in the rates of all
-// resources together, and by Euler's theorem the sum of its logarithmic derivatives
-// by each. A derivative is the share of the resource: all of a kernel's time but its
-// launch if it is bound by HBM, none if it is bound by arithmetic.
+// The shares of resources follow from the price alone. A price is an amount over a rate, or a sum or maximum of such
+// terms. So it is homogeneous of degree -1 in the rates of all resources together, and by Euler's theorem the
+// (negated) logarithmic derivatives of the price by each rate add up to the price. The derivative by a rate is the
+// share of that resource: for a kernel bound by HBM, HBM has all of the time except the launch, and arithmetic none.
+// The derivatives are taken as finite differences: faster has a copy of the cluster for each resource, with the rate of
+// that resource raised by nudge.
 type ledger struct {
 	mesh   ir.Mesh
 	faster [cost.NumResources]*cost.Program
@@ -92,7 +97,7 @@ func (l *ledger) account(instrs []codegen.Instr, at ir.Coord, time cost.Picoseco
 		sum += shares[r]
 	}
 	if sum == 0 {
-		into[bindsResource+int(cost.Arithmetic)] += float64(time) // nothing, or too short to tell
+		into[bindsResource+int(cost.Arithmetic)] += float64(time) // no time, or too little for a difference in picoseconds
 		return
 	}
 	for r, share := range shares {
@@ -128,12 +133,10 @@ func termOf(n *ir.Node) int {
 	return termHead
 }
 
-// recomputed reports whether a node belongs to what the backward pass computes
-// again: see partition's recompute.go for its name.
+// recomputed reports whether a node is part of recomputation. Its name says so: see partition's recompute.go.
 func recomputed(n *ir.Node) bool { return slices.Contains(strings.Split(n.Name, "@"), "re") }
 
-// divide fills in the terms of a rank's step, and what binds it, from its accounts
-// in picoseconds.
+// divide fills in Terms and Binds from the accounts of the busiest rank, which are in picoseconds.
 func (p *Prediction) divide(all []float64) {
 	seconds := func(ps float64) float64 { return ps / 1e12 }
 	for i, name := range termNames() {
@@ -149,9 +152,8 @@ func (p *Prediction) divide(all []float64) {
 	p.Binds = append(p.Binds, Share{memoryCapacity, seconds(all[bindsMemory])}, Share{"bubble", p.Bubble})
 }
 
-// imbalance is how much longer the kernels of the busiest rank's passes take than
-// those of the mean rank, without recomputation: what a cut with equal stages, were
-// there one, would take off it.
+// imbalance is how much longer the busiest rank computes in its passes than the mean rank does, in seconds, without
+// recomputation. A cut into perfectly equal stages, if there were one, would save that much.
 func imbalance(busiest []float64, ranks [][]float64) float64 {
 	passes := func(a []float64) float64 { return a[termBlocks] + a[termHead] }
 	mean := 0.0
@@ -164,8 +166,7 @@ func imbalance(busiest []float64, ranks [][]float64) float64 {
 	return 0
 }
 
-// bindsText prints what binds in a fixed order, so that two plans can be held side
-// by side.
+// bindsText prints what binds in a fixed order, so that two plans can be compared side by side.
 func (p *Prediction) bindsText(out io.Writer) {
 	var rows [][]string
 	for _, s := range p.Binds {

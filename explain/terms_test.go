@@ -9,8 +9,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// TestTermsAddUp: both divisions of a step are of all of it, and agree with the
-// coarse breakdown.
+// TestTermsAddUp: both divisions of a step add up to it, and agree with the coarse breakdown.
 func TestTermsAddUp(t *testing.T) {
 	for name, s := range shapes() {
 		for _, cluster := range []string{"h100", "cpu", "v100"} {
@@ -42,8 +41,7 @@ func TestTermsAddUp(t *testing.T) {
 	}
 }
 
-// TestTermsAreThere: a plan that does a thing has it in its terms, and one that
-// does not has not.
+// TestTermsAreThere: the terms of a plan are positive for what the plan does, and zero for what it does not.
 func TestTermsAreThere(t *testing.T) {
 	for _, x := range []struct {
 		shape string
@@ -67,7 +65,7 @@ func TestTermsAreThere(t *testing.T) {
 	}
 }
 
-// TestWhatBinds: where one resource is very slow, it binds.
+// TestWhatBinds: a resource that is very slow binds.
 func TestWhatBinds(t *testing.T) {
 	share := func(p *Prediction, name string) float64 {
 		for _, s := range p.Binds {
@@ -97,8 +95,8 @@ func TestWhatBinds(t *testing.T) {
 	require.Greater(t, share(p, memoryCapacity), 0.1)
 }
 
-// TestImbalance: two stages that compute alike have none; one with a block more
-// than the other has half of it over the mean.
+// TestImbalance: two stages with the same computation have none. If one has a block more than the other, it has half a block more
+// than the mean.
 func TestImbalance(t *testing.T) {
 	require.Zero(t, report(t, shapes()["single"]).Prediction.Imbalance)
 	require.Positive(t, report(t, shapes()["data"]).Prediction.Imbalance, "one rank of three has three sequences of seven")

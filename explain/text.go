@@ -10,8 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// Summary writes the part of the report that is about the whole plan: what it
-// costs, and what others would.
+// Summary writes the part of the report that is about the whole plan: what it costs, and what other plans would.
 func (r *Report) Summary(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	r.summary(out)
@@ -38,7 +37,7 @@ func (r *Report) summary(out io.Writer) {
 	}
 }
 
-// Text writes the whole report for people.
+// Text writes the whole report as text.
 func (r *Report) Text(w io.Writer) error {
 	out := bufio.NewWriter(w)
 	r.summary(out)
@@ -49,6 +48,7 @@ func (r *Report) Text(w io.Writer) error {
 	return out.Flush()
 }
 
+// header prints the model, the degrees and the choices of the plan.
 func (r *Report) header(out io.Writer) {
 	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
 	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", Count(r.RuntimeNGPUs, "rank"), Count(r.Units, "unit"), Count(r.PlanNGPUs, "rank"),
@@ -112,7 +112,7 @@ func (r *Report) stageText(out io.Writer, st *Stage) {
 	st.Memory.text(out)
 }
 
-// optimizerText sums the optimizer state up, by the reason why it lies as it does.
+// optimizerText prints the optimizer state as one sum for each reason why it lies as it does.
 func (r *Report) optimizerText(out io.Writer, st *Stage) {
 	type sum struct {
 		tensors int
@@ -210,7 +210,7 @@ func (p Peak) text(out io.Writer, what string, region int64) {
 	fmt.Fprintln(out)
 }
 
-// trafficText lists what the runtime will count, ranks alike together.
+// trafficText lists what the runtime will count. Ranks that communicate the same share a row.
 func (r *Report) trafficText(out io.Writer) {
 	var rows [][]string
 	ranks := map[Traffic][]int{}
@@ -248,8 +248,7 @@ func (r *Report) trafficText(out io.Writer) {
 	table(out, title, rows, columns...)
 }
 
-// table prints rows of cells in columns below a title. The listed columns are
-// numbers, set flush right.
+// table prints rows of cells in columns below a title. The columns listed in right are aligned to the right.
 func table(out io.Writer, title string, rows [][]string, right ...int) {
 	fmt.Fprintf(out, "  %s\n", title)
 	for _, column := range right {
@@ -301,7 +300,7 @@ func rankText(ranks []int) string {
 	return "ranks " + numbers(ranks)
 }
 
-// numbers prints sorted integers as ranges: 0-3,8-11.
+// numbers prints increasing integers as ranges: 0-3,8-11.
 func numbers(xs []int) string {
 	var parts []string
 	for i := 0; i < len(xs); {

@@ -16,14 +16,13 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Trace writes the timeline of a run in the Trace Event Format, which Perfetto and
-// chrome://tracing open: a process per rank, in it a track of tasks and the
-// kernels in them, a track of communication, with overlap another of that beside
-// the kernels, and a curve of memory; and arrows from sends to receives, and from
-// what makes the operands of a collective beside the kernels to it, and from it to
-// what reads its result. spans are those of all ranks. They must be a timeline of
-// the program: spans of one stream of a rank do not overlap, so that tasks nest them;
-// every send has one receive, which does not end before the send begins; and nothing
+// Trace writes the timeline of a run in the Trace Event Format, which Perfetto and chrome://tracing open. Each rank is a
+// process. It has a track of tasks with their kernels, a track of communication, one more for each stream that runs beside
+// the kernels, and a curve of memory. Arrows lead from sends to receives. For a collective beside the kernels, arrows lead to
+// it from what makes its operands, and from it to what reads its result.
+//
+// spans are those of all ranks. Trace fails unless they are a timeline of the program: spans of one stream of a rank do not
+// overlap, so that tasks nest them; every send has one receive, which does not end before the send begins; and nothing
 // begins before its operands are made.
 func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
 	line, err := newTimeline(r.prog, spans, nil)
@@ -33,20 +32,20 @@ func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
 	return writeTrace(w, line.events(), "")
 }
 
-// The bounds of a predicted trace in which nobody asked for a rank: of some 80 MB.
+// The bounds of a predicted trace if no rank was asked for. The file has some 80 MB at most.
 const (
 	traceWork  = 1 << 20 // instructions of the ranks that are shown, at most
 	traceSpans = 300_000 // instructions that are shown, at most
 )
 
-// PredictedTrace writes the predicted timeline as [Report.Trace] does, of one rank or, where that is nil, of all if they
-// are few, else of one of each position of the pipeline and the busiest, with the instructions of as many as there is room
-// for. It returns what is left out, as the file says it too. It needs a prediction.
+// PredictedTrace writes the predicted timeline as [Report.Trace] does. It shows the given rank, or if that is nil all ranks
+// if they are few, else one of each position of the pipeline and the busiest, with the instructions of as many as there is
+// room for. It returns a note on what is left out, which the file has, too. It fails without a prediction.
 func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error) {
 	if r.Prediction == nil {
 		return "", fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
 	}
-	ranks := r.cast(traceWork)
+	ranks := r.chooseRanks(traceWork)
 	if rank != nil {
 		ranks = []int{*rank}
 	}
@@ -81,8 +80,8 @@ func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error)
 	return strings.TrimPrefix(note, "; "), writeTrace(w, line.events(), note)
 }
 
-// TraceBeside writes the spans of a run and the predicted ones as two processes, measured and predicted, with the tracks of
-// every rank in each. Both are checked first.
+// TraceBeside writes the spans of a run and the predicted ones as two processes, measured and predicted. Each has the tracks
+// of all ranks. Both timelines are checked as in [Report.Trace].
 func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 	predicted, err := r.Spans()
 	if err != nil {
@@ -119,7 +118,7 @@ func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 	return writeTrace(w, all, "")
 }
 
-// writeTrace writes events as a file, with a note if there is one.
+// writeTrace writes events in the Trace Event Format, with a note unless it is empty.
 func writeTrace(w io.Writer, events []event, note string) error {
 	out := bufio.NewWriter(w)
 	fmt.Fprint(out, `{"displayTimeUnit":"ms",`)
@@ -156,7 +155,7 @@ type event struct {
 	Args      map[string]any `json:"args,omitempty"`
 }
 
-// micros prints a duration as microseconds, exactly.
+// micros is a duration that is printed in microseconds, exactly.
 type micros time.Duration
 
 // MarshalJSON prints at most three decimals, as many as a nanosecond needs.
@@ -164,23 +163,24 @@ func (m micros) MarshalJSON() ([]byte, error) {
 	return strconv.AppendFloat(nil, float64(m)/1000, 'f', -1, 64), nil
 }
 
-// Threads of a rank.
+// The tracks of a rank: threads, in the format's terms.
 const (
 	computeThread  = 1
 	commThread     = 2
 	streamThread   = 3
 	exchangeThread = 4
-	transferThread = 5 // the last
+	transferThread = 5 // the last: see [Report.TraceBeside]
 )
 
 // events lists everything to draw, by rank and time.
 func (l *timeline) events() []event {
 	var events []event
 	ids := map[message]int{}
-	arrows := len(l.ranks) * len(l.prog.Graph.Nodes) * (l.prog.Mesh.Size(partition.AxisMB) + 1) // more than messages
+	// Arrows between streams have ids above those of messages, of which there are fewer than this.
+	arrows := len(l.ranks) * len(l.prog.Graph.Nodes) * (l.prog.Mesh.Size(partition.AxisMB) + 1)
 	for rank, steps := range l.ranks {
 		if len(steps) == 0 {
-			continue // nothing is shown of it
+			continue // the rank is not shown
 		}
 		detailed := l.detailed == nil || slices.Contains(l.detailed, rank)
 		events = append(events, l.labels(rank)...)
@@ -189,18 +189,18 @@ func (l *timeline) events() []event {
 			events = append(events, event{Name: name, Category: category, Kind: "X", Process: rank, Thread: thread, Time: micros(start), Duration: &length, Args: args})
 		}
 		if detailed {
-			for _, a := range beside(steps) {
+			for _, a := range streamFlows(steps) {
 				arrows++
 				events = append(events, a.events(rank, arrows)...)
 			}
 		}
 		stage := l.prog.Stages[l.prog.Schedules[rank].Stage]
 		inFlight := make([]int, len(stage.Chunks))
-		last := codegen.Releases(l.prog.Plan, l.prog.Training())
+		last := codegen.Releases(l.prog.Plan, l.prog.Training()) // the phase after which a slot is free
 		if stage.SumsInSlots() > 0 {
 			last = ir.Update
 		}
-		doing := codegen.Task{MicroBatch: anyMicroBatch} // what the rank itself does, its streams aside
+		doing := codegen.Task{MicroBatch: anyMicroBatch} // the task of the compute stream
 		for i := range steps {
 			s := &steps[i]
 			t := l.task(s)
@@ -240,8 +240,7 @@ func (l *timeline) events() []event {
 	return events
 }
 
-// taskEnd returns when the task that begins with the first of some steps ends. What it leaves to streams may go on beside
-// the next.
+// taskEnd returns when the task of the first step ends on the compute stream. What it leaves to other streams may end later.
 func (l *timeline) taskEnd(steps []step) time.Duration {
 	end := steps[0].End
 	for i := range steps {
@@ -255,9 +254,8 @@ func (l *timeline) taskEnd(steps []step) time.Duration {
 	return end
 }
 
-// memory is a point of the curve of a rank's arena: what is always there, the
-// slots and inboxes of the micro-batches in flight, and what bodies use for
-// themselves.
+// memory is a point of the curve of a rank's memory: the persistent and temporary regions, which are always allocated, and
+// the slots and inboxes of the micro-batches in flight, given for each chunk.
 func (l *timeline) memory(rank int, inFlight []int, at time.Duration) event {
 	st := l.prog.Stages[l.prog.Schedules[rank].Stage]
 	saved := int64(0)
@@ -269,7 +267,7 @@ func (l *timeline) memory(rank int, inFlight []int, at time.Duration) event {
 	}}
 }
 
-// labels names the process and threads of a rank.
+// labels names the process and tracks of a rank.
 func (l *timeline) labels(rank int) []event {
 	s := &l.prog.Schedules[rank]
 	name := fmt.Sprintf("rank %d: stage %d", rank, s.Stage)
@@ -304,7 +302,7 @@ func (l *timeline) labels(rank int) []event {
 	return labels
 }
 
-// arrow is the end of a flow from a send to its receive.
+// arrow is one end of the arrow from a send to its receive. Both ends have the id of the message.
 func (l *timeline) arrow(s *step, ids map[message]int) event {
 	m := l.message(s)
 	if ids[m] == 0 {

@@ -99,8 +99,8 @@ func TestPredictedTrace(t *testing.T) {
 	}
 }
 
-// TestTraceOfMany: of many ranks one of each position is shown and the busiest, with arrows between them, and it is said how
-// many are alike. Another is shown by its number.
+// TestTraceOfMany: of many ranks the trace shows one of each position and the busiest, with arrows between them, and a note says
+// how many do the same. Any other rank can be asked for.
 func TestTraceOfMany(t *testing.T) {
 	r := report(t, shape{dp: 3, tp: 3, units: 1, micro: 1, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3}}, schedule: partition.OneFOneB})
 	var out bytes.Buffer
@@ -108,7 +108,7 @@ func TestTraceOfMany(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, out.String(), note)
 	checkTrace(t, out.Bytes())
-	shown := []int{0, 9} // 7 sequences are 3, 2 and 2
+	shown := []int{0, 9} // 7 sequences divide into 3, 2 and 2
 	require.Equal(t, shown, tracedRanks(t, out.Bytes()))
 	alike := 0
 	all, err := r.Spans()
@@ -191,8 +191,7 @@ func tracedPasses(t *testing.T, data []byte) map[int][]string {
 	return passes
 }
 
-// TestMeasuredRun: a run on CPU ranks has a timeline that passes the same checks,
-// and counts the bytes that the report lists.
+// TestMeasuredRun: the timeline of a run on CPU ranks passes the same checks, and the run counts the bytes that the report lists.
 func TestMeasuredRun(t *testing.T) {
 	for name, s := range shapes() {
 		r := report(t, s)
@@ -237,7 +236,7 @@ func feeds(prog *codegen.Program) runtime.Feeds {
 	return f
 }
 
-// TestBrokenTimelines: each of these must be noticed.
+// TestBrokenTimelines breaks a timeline in several ways, each of which must be refused.
 func TestBrokenTimelines(t *testing.T) {
 	r := report(t, shapes()["combined"])
 	at := func(spans []runtime.Span, op ir.Op) int {

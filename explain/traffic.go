@@ -10,15 +10,18 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
+// This file counts what ranks communicate in a step, by instruction, with codegen's CommBytes: the same
+// function that the runtime counts with. [Of] calls it.
+
 func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.HostBytes }
 
-// exchange is what a rank does in all runs of an instruction that communicates.
+// exchange is an instruction that communicates, with all of its runs in a step of a rank.
 type exchange struct {
 	node      *ir.Node
 	in        *codegen.Instr
-	tasks     [2]codegen.Task // the first and the last that have it
+	tasks     [2]codegen.Task // the first and the last that run it
 	phase     ir.Phase
-	fused     bool // with others, as one collective
+	fused     bool // it is part of a bucket, counted with the bucket's first collective
 	runs      int
 	each, all int64 // bytes of the first run, and of all
 }
@@ -43,7 +46,7 @@ func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
 			if in.Last {
 				of.runs = 1
 			}
-			// All micro-batches have the size of the first, but for the last.
+			// All micro-batches have the size of the first, except that the last may be smaller.
 			last := of.first
 			last.MicroBatch += of.runs - 1
 			x := exchange{
@@ -56,8 +59,9 @@ func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
 	}
 }
 
-// countTraffic counts what every rank communicates in a step. Ranks of a position of the pipeline do as much where all axes
-// cut alike and, of what an all_reduce adds up, they make as much whole for all: of those the first is counted.
+// countTraffic counts what every rank communicates in a step. It counts only one of several ranks that communicate the
+// same number of bytes: ranks of one position of the pipeline whose values all axes cut to equal sizes, and whose shares
+// of every all_reduce are equally large.
 func (r *Report) countTraffic() {
 	type place struct {
 		position int
@@ -90,10 +94,10 @@ func (r *Report) countTraffic() {
 	}
 }
 
-// reduced is an all_reduce of so many elements along an axis.
+// reduced is an all_reduce of a number of elements along an axis.
 type reduced struct{ axis, elems int }
 
-// unevenReduces lists the sizes of the all_reduces of a rank of which not all members make as much whole.
+// unevenReduces lists the all_reduces of a rank whose elements do not divide evenly among the members.
 func (r *Report) unevenReduces(s *codegen.Schedule) []reduced {
 	var all []reduced
 	r.exchanges(s, func(x exchange) {
@@ -133,7 +137,7 @@ func (r *Report) traffic(s *codegen.Schedule) Traffic {
 	return total
 }
 
-// communication lists what one rank communicates in a step.
+// communication lists what one rank of a stage communicates in a step. What differs in its block alone shares a row.
 func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 	type key struct{ name, op, phase, from, to string }
 	at := map[key]int{}
@@ -164,7 +168,7 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 			rows[row].Runs += x.runs
 			rows[row].Bytes += x.all
 		}
-		if !slices.Contains(names[row], n.Name) { // once for all of its parts
+		if !slices.Contains(names[row], n.Name) { // a collective in parts is several instructions of one name
 			names[row] = append(names[row], n.Name)
 		}
 	})
@@ -174,8 +178,7 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 	return rows
 }
 
-// microBatches returns the first task of a phase of a chunk and how many a rank
-// runs.
+// microBatches returns the task of a phase and chunk with the first micro-batch, and how many such tasks a rank runs.
 func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen.Task, runs int) {
 	for _, t := range s.Tasks {
 		if t.Phase == phase && t.Chunk == chunk {
@@ -188,6 +191,7 @@ func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen
 	return first, runs
 }
 
+// communicates reports whether an op moves bytes between ranks, or between a device and host memory.
 func communicates(op ir.Op) bool {
 	return codegen.Collective(op) || op == ir.OpSend || op == ir.OpRecv || codegen.HostCopy(op)
 }

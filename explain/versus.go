@@ -15,32 +15,32 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Versus is why the plan reported was preferred to another: where each second and
-// each byte of the difference comes from, or the limit that the other breaks.
+// Versus compares the reported plan with another one: it says where each second and each byte of the difference comes
+// from, or which limit the other breaks.
 type Versus struct {
 	Name string `json:"name"` // a policy, or a file
-	Plan string `json:"plan"` // its degrees, in words
-	// Same says that it is the plan reported.
+	Plan string `json:"plan"` // the other plan's degrees, in words
+	// Same says that both are the same plan.
 	Same bool `json:"same,omitempty"`
-	// Reason says why there is no plan to compare with; the rest is then empty, but
-	// for Breaks where it does not fit.
+	// Reason says why there is no plan to compare with. Then all below is empty, except for Breaks if the reason is
+	// memory.
 	Reason string  `json:"reason,omitempty"`
 	Breaks *Breaks `json:"breaks,omitempty"`
 
 	StepSeconds  float64 `json:"step_seconds,omitempty"`
-	DeltaSeconds float64 `json:"delta_seconds"` // more than the plan reported takes
+	DeltaSeconds float64 `json:"delta_seconds"` // beyond the reported plan's step
 	PeakBytes    int64   `json:"peak_bytes,omitempty"`
 	DeltaBytes   int64   `json:"delta_bytes"`
-	// Time compares the terms of the busiest ranks' steps. They add up to the steps.
+	// Time compares the terms of the busiest ranks' steps. The terms of a plan add up to its step.
 	Time []TermDifference `json:"time,omitempty"`
-	// Imbalances are parts of the kernels' terms: see [Prediction.Imbalance].
+	// Imbalance is a part of the kernels' terms: see [Prediction.Imbalance].
 	Imbalance TermDifference `json:"imbalance"`
-	// Launches, of kernels and collectives, are parts of all terms, and Beside is communication that kernels hide, no part
-	// of the step: what overlap and products in parts change.
+	// Launches is a part of all terms: starting kernels and collectives. Beside is communication hidden by kernels, which
+	// is no part of the step. Both change with overlap and with products in parts.
 	Launches TermDifference `json:"launches"`
 	Beside   TermDifference `json:"beside"`
-	// Memory compares the parts of the fullest stages' arenas. They add up to the
-	// peaks of the step, which an evaluation may exceed.
+	// Memory compares the parts of the fullest stages' arenas. The parts of a plan add up to the arena of a training step;
+	// an evaluation may need more.
 	Memory []PartDifference `json:"memory,omitempty"`
 }
 
@@ -58,18 +58,18 @@ type PartDifference struct {
 	Theirs int64  `json:"theirs_bytes"`
 }
 
-// Breaks is the memory limit that a plan breaks.
+// Breaks says where a plan exceeds the memory of a rank.
 type Breaks struct {
 	Stage int   `json:"stage"`
 	Needs int64 `json:"needs_bytes"`
 	Limit int64 `json:"limit_bytes"`
-	// Text tells it with the numbers: "stage 0 over by 1.3 GiB: ...".
+	// Text says the same in words, with the parts of the arena: "stage 0 over by 1.3 GiB: ...".
 	Text string `json:"text"`
 }
 
-// Against compares the plan reported with another for the same model, batch and
-// cluster, within a limit of bytes for each rank. It needs a prediction. Where the
-// other does not fit it says so first, and compares all the same.
+// Against compares the reported plan with another one for the same model, batch and cluster. limit is the memory of a rank
+// in bytes: if the other plan exceeds it, the result says so in Breaks and has the comparison all the same. Against fails
+// without a prediction, or if the other plan does not apply to the model or cluster.
 func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versus, error) {
 	other, err := r.sibling(plan)
 	if err != nil {
@@ -100,12 +100,12 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 // samePlan reports whether two plans say the same.
 func samePlan(a, b *partition.Plan) bool {
 	x, y := *a, *b
-	x.Placements, y.Placements = slices.Concat(a.Placements), slices.Concat(b.Placements) // nil where there are none
+	x.Placements, y.Placements = slices.Concat(a.Placements), slices.Concat(b.Placements) // nil if empty
 	return reflect.DeepEqual(x, y)
 }
 
-// Infeasible says why a set of plans has none that can be compared with: the error
-// of the search for it. Any other error is returned.
+// Infeasible turns the error of a search that found no plan into a Versus: name is the policy that was searched. It returns
+// errors of other kinds as they are.
 func (r *Report) Infeasible(name string, err error) (*Versus, error) {
 	v := &Versus{Name: name, Reason: strings.TrimPrefix(err.Error(), "planner: ")}
 	var none *planner.InfeasibleError
@@ -127,8 +127,7 @@ func (r *Report) Infeasible(name string, err error) (*Versus, error) {
 	return v, nil
 }
 
-// sibling reports another plan for the same model, with a prediction on the same
-// cluster.
+// sibling returns the report of another plan for the same model and batch, with a prediction on the same cluster.
 func (r *Report) sibling(plan *partition.Plan) (*Report, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: a plan to compare with one that has no prediction")
@@ -166,7 +165,7 @@ const (
 	partTemporary = "temporary"
 )
 
-// parts lists what makes an arena, always the same parts.
+// parts lists what an arena consists of. The list has the same kinds for every arena, some of them with 0 bytes.
 func (m *Memory) parts() []Part {
 	var parts []Part
 	for _, kind := range append(kinds(), KindPadding) {
@@ -185,8 +184,8 @@ func (m *Memory) parts() []Part {
 	return append(parts, Part{partInFlight, slots}, Part{partInbox, inboxes}, Part{partTemporary, m.Temp})
 }
 
-// overText says by how much a stage is over a limit, and what it is made of: the
-// largest parts, activations as micro-batches in flight times the bytes of each.
+// overText says by how much a stage exceeds a limit, and what its arena consists of: parts of at least 2 %, activations
+// as micro-batches in flight times the bytes of each.
 func (st *Stage) overText(needs, limit int64) string {
 	var parts []string
 	listed := int64(0)

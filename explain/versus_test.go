@@ -12,7 +12,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// TestAgainst: every second and byte of the difference is in a term.
+// TestAgainst: the differences of terms add up to those of the steps and arenas.
 func TestAgainst(t *testing.T) {
 	ours := shapes()["combined"]
 	r, err := Of(program(t, ours), testConfig())
@@ -58,7 +58,8 @@ func TestAgainst(t *testing.T) {
 	}
 }
 
-// TestDivisions: what a plan would cost in other numbers of parts is what those plans cost, and the text says what is hidden.
+// TestDivisions: the figures for other numbers of parts are those of the plans with these numbers, and the text says what
+// communication is hidden.
 func TestDivisions(t *testing.T) {
 	r := report(t, shapes()["in parts"])
 	require.NoError(t, r.Divide())
@@ -89,8 +90,7 @@ func TestDivisions(t *testing.T) {
 	require.Empty(t, whole.Divisions)
 }
 
-// TestInfeasible: the limit that a policy breaks is told with what the closest plan
-// needs.
+// TestInfeasible: if no plan of a policy fits, the result has the limit and what the closest plan needs.
 func TestInfeasible(t *testing.T) {
 	cfg := testConfig()
 	g, err := cfg.TrainStep()
@@ -117,7 +117,7 @@ func TestInfeasible(t *testing.T) {
 	require.Equal(t, broken, err)
 }
 
-// study plans the test model on a cluster, whose nodes have one device.
+// study plans the test model on a cluster whose nodes have one device.
 func study(t *testing.T) (*Study, *Report) {
 	t.Helper()
 	c, err := cost.Load("h100")
@@ -139,9 +139,8 @@ func studyOn(t *testing.T, c *cost.Cluster) (*Study, *Report) {
 	return NewStudy(doc, r), r
 }
 
-// TestStudy: more of anything is never slower, the front of memory falls in memory
-// and rises in time, within the searches that are promised, and nothing is searched
-// twice.
+// TestStudy: more of any resource is never slower; along the front of memory, memory falls and time rises; the number of searches
+// is as documented; and no setting is searched twice.
 func TestStudy(t *testing.T) {
 	s, r := study(t)
 	require.NoError(t, s.Sensitivities())
@@ -192,7 +191,8 @@ func TestStudy(t *testing.T) {
 	require.Len(t, r.Versus, 3)
 }
 
-// TestStudyOfPools: devices of several kinds lie on several nodes, however few they are, and the link between them is asked about.
+// TestStudyOfPools: devices of several kinds lie on several nodes, however few they are, so the sensitivities have a faster network
+// between nodes.
 func TestStudyOfPools(t *testing.T) {
 	c, err := cost.Load("v100:1+h100:1")
 	require.NoError(t, err)
@@ -203,7 +203,7 @@ func TestStudyOfPools(t *testing.T) {
 	require.Less(t, r.Sensitivities.Changes[at].StepSeconds, r.Prediction.StepSeconds)
 }
 
-// TestAnswersText holds the form of the answers, of made-up figures.
+// TestAnswersText compares the text of answers with a golden file. Their figures are invented.
 func TestAnswersText(t *testing.T) {
 	r, err := Of(program(t, shapes()["combined"]), testConfig())
 	require.NoError(t, err)

@@ -16,13 +16,13 @@ import (
 // whyShown bounds the tensors and ops that one question explains.
 const whyShown = 12
 
-// Why explains a tensor or op: where it lies on every rank, the rule of its
-// signature on every mesh axis, what each operand needed, the collectives around
-// it, and what the other rules would have moved.
+// Why explains a tensor or op: where it lies on every rank, the rule of its signature on every mesh axis, what each
+// operand needs, the collectives around it, and what the other rules would have moved.
 //
-// name is a structural name (h.3.attn.c_attn/matmul), a name with * for the
-// repeated block, or a regular expression. Of blocks that are explained alike the
-// first stands for all.
+// name is a structural name (h.3.attn.c_attn/matmul), a name with * for the repeated block, or a regular expression. If
+// blocks have the same explanation, it is given for the first of them.
+//
+// It fails if no tensor or op is named so.
 func (r *Report) Why(w io.Writer, name string) error {
 	nodes, err := r.find(name)
 	if err != nil {
@@ -43,13 +43,13 @@ func (r *Report) Why(w io.Writer, name string) error {
 	return out.Flush()
 }
 
-// likeNodes are nodes of which the first stands for all.
+// likeNodes are nodes with the same explanation.
 type likeNodes struct {
-	node *ir.Node
-	also []string
+	node *ir.Node // the first, which stands for all
+	also []string // names of the others
 }
 
-// alike groups nodes that are explained alike.
+// alike groups nodes by explanation: those that differ in their block alone and are placed alike.
 func (r *Report) alike(nodes []*ir.Node) []*likeNodes {
 	var groups []*likeNodes
 	at := map[string]*likeNodes{}
@@ -65,8 +65,9 @@ func (r *Report) alike(nodes []*ir.Node) []*likeNodes {
 	return groups
 }
 
-// find returns the nodes that a question means. Results after the first are named by their node, "#" and their number; what is
-// made of them has that in the middle of its name.
+// find returns the nodes that a name means: see [Report.Why]. The name of a value finds its node: results after the first
+// are named by their node, "#" and their number. Nodes made from such a result may have a "#" in their own name, so the
+// whole name is tried first.
 func (r *Report) find(name string) ([]*ir.Node, error) {
 	graph := r.prog.Graph
 	if found := r.named(name); len(found) > 0 {
@@ -93,7 +94,7 @@ func (r *Report) find(name string) ([]*ir.Node, error) {
 	return found, nil
 }
 
-// named returns the nodes of a name, or else those whose names differ from it by the block alone.
+// named returns the nodes with a name, or if there is none, those whose class it is.
 func (r *Report) named(name string) []*ir.Node {
 	var exact, inClass []*ir.Node
 	for _, n := range r.prog.Graph.Nodes {
@@ -110,7 +111,7 @@ func (r *Report) named(name string) []*ir.Node {
 	return inClass
 }
 
-// placementText tells nodes apart that are placed differently.
+// placementText lists the specs of a node's operands and results. Nodes that are placed differently have different texts.
 func (r *Report) placementText(n *ir.Node) string {
 	var parts []string
 	for _, v := range slices.Concat(n.Args, n.Results) {
@@ -147,17 +148,17 @@ func (r *Report) whyNode(out io.Writer, n *ir.Node, also []string) {
 	}
 }
 
-// stageText names a stage of the plan, of a node or that it exchanges with, by its position in the pipeline, as reports number
-// stages, and where ranks run several by its chunk.
+// stageText names a stage of the plan by its position in the pipeline, as reports number stages, and by its chunk if there
+// are several. n is a node on the stage, or one that exchanges with it.
 func stageText(p *partition.Plan, n *ir.Node, stage int) string {
 	position, chunk := p.Position(stage)
-	if p.Chunks() == 1 || n.Phase == ir.Update || n.Op.Class() == ir.Leaf { // these are of all chunks
+	if p.Chunks() == 1 || n.Phase == ir.Update || n.Op.Class() == ir.Leaf { // the update and leaves belong to all chunks
 		return fmt.Sprintf("stage %d", position)
 	}
 	return fmt.Sprintf("chunk %d of stage %d", chunk, position)
 }
 
-// peerText names the stage that a transfer is with.
+// peerText names the stage at the other end of a transfer.
 func peerText(p *partition.Plan, n *ir.Node) string {
 	return stageText(p, n, n.Attr.(ir.P2PAttr).Stage)
 }
@@ -244,8 +245,8 @@ func (r *Report) whyCompute(out io.Writer, n *ir.Node) {
 	r.alternatives(out, n)
 }
 
-// commText describes a communication: its op, the ranks and bytes of one run on
-// the first rank of the stage.
+// commText describes a node that communicates: its op, the size of its group, and the bytes of one run on the first rank
+// of the stage.
 func (r *Report) commText(n *ir.Node) string {
 	s := r.firstRank(n.Stage)
 	first, runs := r.microBatches(s, n)
@@ -272,7 +273,7 @@ func (r *Report) commText(n *ir.Node) string {
 	return text
 }
 
-// microBatches returns the first task that runs a node and how many a rank runs.
+// microBatches returns the first task that runs a node, and how many tasks of a rank run it.
 func (r *Report) microBatches(s *codegen.Schedule, n *ir.Node) (first codegen.Task, runs int) {
 	_, chunk := r.prog.Plan.Position(n.Stage)
 	return microBatches(s, n.Phase, chunk)
@@ -316,7 +317,7 @@ func (r *Report) coordText(s *codegen.Schedule) string {
 	return text
 }
 
-// slabText prints a slab as ranges of the global value: [0:33,0:24].
+// slabText prints a slab as ranges of the dimensions of the global value: [0:33,0:24].
 func slabText(s ir.Slab) string {
 	parts := make([]string, len(s.Global))
 	for d := range parts {

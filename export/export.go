@@ -1,9 +1,9 @@
-// Package export says a plan in the words of other systems: arguments for Megatron-LM, a
-// configuration for torchtitan, and jobs for Slurm and Kubernetes that run it with autopar itself.
+// Package export translates a plan for other systems: arguments for Megatron-LM, a configuration for torchtitan, and jobs
+// for Slurm and Kubernetes that run the plan with autopar itself. `autopar export` calls it.
 //
-// What another system runs must be the plan that was priced. Where it has no words for a part of
-// the plan, [Write] fails with an [*Error] that lists all such parts and what to plan with instead.
-// Where it trains the same plan slightly differently, a comment of what is written says how.
+// What another system runs must be the plan that was priced. If the system cannot express a part of the plan, [Write] fails
+// with an [*Error] that lists all such parts and what to plan with instead. If it trains the same plan slightly differently,
+// a comment in the output says how.
 package export
 
 import (
@@ -20,29 +20,30 @@ import (
 // The formats.
 const (
 	Megatron   = "megatron"   // a shell script that starts pretrain_gpt.py of Megatron-LM
-	Torchtitan = "torchtitan" // a job file (TOML) of torchtitan 0.2
-	Slurm      = "slurm"      // a batch script of autopar run
-	Kubernetes = "k8s"        // manifests of autopar launch
+	Torchtitan = "torchtitan" // a job file (TOML) for torchtitan 0.2
+	Slurm      = "slurm"      // a batch script that runs autopar run
+	Kubernetes = "k8s"        // manifests that run autopar launch
 )
 
-// Options say what the plan does not.
+// Options of [Write].
 type Options struct {
 	Format string // one of the above
-	Plan   string // the file the plan is in
+	Plan   string // the file that has the plan
 	Image  string // the container image that has autopar, for Kubernetes
 }
 
-// Error is a plan that another system cannot run.
+// Error says why another system cannot run a plan.
 type Error struct {
 	Format string
-	Parts  []string // of the plan, each with what would do
+	Parts  []string // parts of the plan that the system cannot express, each with what to plan instead
 }
 
 func (e *Error) Error() string {
 	return fmt.Sprintf("export: %s has no words for this plan: %s", e.Format, strings.Join(e.Parts, "; "))
 }
 
-// Write writes the plan of a document.
+// Write writes the plan of a document in a format. It fails with an [*Error] if the format cannot express the plan, and
+// writes nothing then.
 func Write(w io.Writer, doc *planner.Document, o Options) error {
 	write, ok := map[string]func(*plan, Options) string{
 		Megatron: (*plan).megatron, Torchtitan: (*plan).torchtitan, Slurm: (*plan).slurm, Kubernetes: (*plan).kubernetes,
@@ -60,28 +61,30 @@ func Write(w io.Writer, doc *planner.Document, o Options) error {
 	return err
 }
 
-// plan is a document on its way into another system's words.
+// plan is a document that is being translated.
 type plan struct {
 	*planner.Document
 	*partition.Plan
-	machines, perNode int      // of RuntimeNGPUs
-	missing           []string // what has no words
-	notes             []string // what differs a little
+	machines, perNode int      // nodes, and ranks on each; together RuntimeNGPUs
+	missing           []string // what the system cannot express
+	notes             []string // what it does slightly differently
 }
 
+// lack records something that the system cannot express, under a condition.
 func (p *plan) lack(when bool, format string, args ...any) {
 	if when {
 		p.missing = append(p.missing, fmt.Sprintf(format, args...))
 	}
 }
 
+// note records something that the system does slightly differently, under a condition.
 func (p *plan) note(when bool, format string, args ...any) {
 	if when {
 		p.notes = append(p.notes, fmt.Sprintf(format, args...))
 	}
 }
 
-// nodes deals the ranks out to nodes as the cluster has them.
+// nodes divides the ranks among the nodes of the cluster.
 func (p *plan) nodes() {
 	p.lack(len(p.Cluster.Pools) > 0, "several kinds of devices: plan for one of them")
 	p.machines, p.perNode = 1, p.RuntimeNGPUs
@@ -91,7 +94,7 @@ func (p *plan) nodes() {
 	}
 }
 
-// header is what stands first in everything that is written.
+// header is the comment at the top of every output.
 func (p *plan) header(o Options, lines ...string) string {
 	m, each := &p.Config.Model, p.Predicted
 	text := []string{
@@ -108,7 +111,8 @@ func (p *plan) header(o Options, lines ...string) string {
 	return strings.Join(text, "")
 }
 
-// oneLine has spaces for all that a shell, TOML or YAML could take for the end of a line, and for what may not be in one.
+// oneLine replaces by spaces all characters that a shell, TOML or YAML could take for the end of a line, or does not allow
+// in one.
 func oneLine(text string) string {
 	return strings.Map(func(r rune) rune {
 		if strange(r) || r == '\n' {
@@ -118,12 +122,13 @@ func oneLine(text string) string {
 	}, text)
 }
 
-// strange reports whether a character of a name cannot stand for itself in a block of YAML: it may not be there, or ends a line.
+// strange reports whether a character cannot stand for itself in a YAML block scalar: YAML does not allow it, or takes it for
+// the end of a line.
 func strange(r rune) bool {
 	return unicode.IsControl(r) && r != '\n' || strings.ContainsRune("\u2028\u2029\ufeff\ufffd", r)
 }
 
-// foreign lists what no system but autopar runs.
+// foreign records the parts of the plan that only autopar can run.
 func (p *plan) foreign() {
 	cfg := p.Config
 	p.lack(len(cfg.Parallel.Pins) > 0, "pinned placements (parallel.pin)")
@@ -149,8 +154,8 @@ func (p *plan) foreign() {
 	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")
 }
 
-// numbered reports whether ranks are numbered in an order of axes, those of the units being
-// data-parallel ones.
+// numbered reports whether the plan's ranks are numbered in an order of axes, in which units are data-parallel replicas like
+// others.
 func (p *plan) numbered(order string) bool {
 	q := *p.Plan
 	q.PlanNGPUs, q.DP, q.RankOrder = p.RuntimeNGPUs, p.DataParallel(), order
@@ -164,9 +169,9 @@ func (p *plan) numbered(order string) bool {
 	return true
 }
 
-// recomputation says how many blocks of every stage, from the first, are recomputed in full, or
-// that the attention of all is. ok reports whether that says it: norms and activation functions
-// alone have no words that all blocks of either system understand.
+// recomputation returns how many blocks of every stage, from the first, are recomputed in full, or that attention is
+// recomputed in all blocks. ok is false if the plan does something else: stages that differ, or recomputation of norms and
+// activation functions alone, which neither system can express for all kinds of blocks.
 func (p *plan) recomputation() (blocks int, attention, ok bool) {
 	size := func(s partition.Stage) int { return s.Last - s.First }
 	all := func(is func(partition.Stage) bool) bool {
@@ -192,7 +197,7 @@ func (p *plan) most() (n int) {
 	return n
 }
 
-// Quote makes a word of a shell.
+// Quote returns text as one word of a POSIX shell.
 func Quote(s string) string {
 	plain := func(r rune) bool {
 		return r < 128 && (r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("-_./=:,+%@", r))
@@ -203,7 +208,7 @@ func Quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
-// device is what autopar runs the plan on.
+// device is the backend that autopar runs the plan on, as --device has it.
 func (p *plan) device() string {
 	return map[bool]string{true: "cpu", false: "cuda"}[p.Cluster.Device.Shared]
 }

@@ -39,7 +39,7 @@ train: {dtype: bf16, max_iters: 999}
 optimizer: {warmup_iters: 80, lr_decay_iters: 800}
 `
 
-// stages cuts blocks.
+// stages cuts blocks into stages of the given sizes.
 func stages(blocks ...int) (all []partition.Stage) {
 	at := 0
 	for _, n := range blocks {
@@ -70,7 +70,7 @@ func written(t *testing.T, doc *planner.Document, format string) (string, error)
 	return text.String(), err
 }
 
-// TestGolden holds what is written of several plans to files.
+// TestGolden compares the output for several plans with golden files.
 func TestGolden(t *testing.T) {
 	pipeline := func(p *partition.Plan) {
 		p.DP, p.TP, p.SequenceParallel, p.ZeRO, p.Overlap, p.OverlapTP, p.MicroBatch = 2, 2, true, 1, true, true, 4
@@ -117,7 +117,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// TestSyntax has a shell and a YAML parser read what is for them.
+// TestSyntax has a shell and a YAML parser read the output for them, and runs the scripts.
 func TestSyntax(t *testing.T) {
 	doc := document(t, gpt2, func(p *partition.Plan) { p.ZeRO = 1 })
 	for _, format := range []string{export.Megatron, export.Slurm} {
@@ -197,7 +197,7 @@ func TestWarmupBeyondDecay(t *testing.T) {
 	}
 }
 
-// TestNames: whatever a plan and a directory are called, they are one word of the script, and no line of what is written.
+// TestNames: any name of a plan or directory is one word of the script, and never breaks a line of the output.
 func TestNames(t *testing.T) {
 	for _, name := range []string{"a\rb: c", "x\ny\r\nz", "\u0085\u2028\u2029", "bell\a\x7f\t", "$(HOME) $$ `x` $HOME ${HOME}", `"\'`, "--- é", "\xff"} {
 		doc := document(t, gpt2, func(p *partition.Plan) { p.ZeRO = 1 })
@@ -239,8 +239,8 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// startedBy runs the script of a pod, which may be asked to stop, beside an autopar that leaves a checkpoint and ends with a
-// status. It returns the arguments of that and the status of the pod.
+// startedBy runs the script of a pod with a fake autopar, which leaves a checkpoint and exits with a status. The pod may be told to
+// stop meanwhile. It returns the arguments of autopar and the status of the pod.
 func startedBy(t *testing.T, script, before, after string, status int, stopped bool) ([]string, int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -271,8 +271,7 @@ func startedBy(t *testing.T, script, before, after string, status int, stopped b
 	return strings.Split(strings.TrimSpace(string(args)), "\n"), cmd.ProcessState.ExitCode()
 }
 
-// TestNoWords lists what other systems do not run. Slurm and Kubernetes run all but what no node
-// could.
+// TestNoWords lists plans that other systems cannot run. Slurm and Kubernetes run everything that fits on their nodes.
 func TestNoWords(t *testing.T) {
 	for name, c := range map[string]struct {
 		model, format string
@@ -315,8 +314,7 @@ func TestNoWords(t *testing.T) {
 	}
 }
 
-// TestTransfersOfMegatron: Megatron has stages go on while what they send is on its way under interleaved schedules, where it can be
-// told not to, and under no other.
+// TestTransfersOfMegatron: Megatron overlaps transfers between stages only under interleaved schedules, where it can be told not to.
 func TestTransfersOfMegatron(t *testing.T) {
 	for _, posted := range []bool{false, true} {
 		for _, chunks := range []int{1, 2} {

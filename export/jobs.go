@@ -9,9 +9,9 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 )
 
-// slurm writes a batch script that starts a process for each rank: autopar run takes rank and
-// addresses from Slurm's variables. Before the time is over the job is interrupted, and saves; when
-// it is put into the queue again, by Slurm or by hand, it goes on from its newest checkpoint.
+// slurm writes a batch script that starts a process for each rank; autopar run takes rank and addresses from Slurm's
+// variables. Slurm interrupts the job before its time is over, so that it saves. When it is queued again, by Slurm or by
+// hand, it resumes from its newest checkpoint.
 func (p *plan) slurm(o Options) string {
 	lines := []string{
 		"#SBATCH --job-name=autopar",
@@ -33,20 +33,21 @@ exec srun --kill-on-bad-exit=1 autopar run %s --device %s --out %s $resume
 `, p.latest(), Quote(o.Plan), p.device(), Quote(p.Config.Train.OutDir))
 }
 
-// goesOn is said of jobs that others start again, or that somebody sends off once more when their time was over.
+// goesOn is the comment on resuming, for jobs that may be started again by a scheduler or by hand.
 const goesOn = "A checkpoint that is there is gone on from: for another run name another train.out_dir."
 
-// latest is what is there, for a shell, once there is a checkpoint. One that is damaged is not for a
-// new run to replace.
+// latest is the file, as a word of a shell, that exists once there is a checkpoint. The scripts test that it exists, not that
+// the checkpoint is sound: a new run must not replace a damaged one.
 func (p *plan) latest() string {
 	return Quote(filepath.Join(p.Config.Train.OutDir, checkpoint.LatestFile))
 }
 
-// kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), whose
-// agents meet at the first one, and the headless Service by which it has a name. Plan, data and
-// checkpoints are on one volume. A pod that takes the place of another is given the same command: it
-// goes on from the newest checkpoint, where there is one. When a pod is taken away the job saves, and its agents end well, but it
-// is not done: only a pod that finds the last checkpoint has succeeded. The others may see it some time later.
+// kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), and a headless Service that gives the
+// first pod a name, at which the agents of all pods meet. Plan, data and checkpoints are on one volume.
+//
+// A pod that replaces another has the same command: it resumes from the newest checkpoint, if there is one. When a pod is
+// taken away, the job saves and its agents exit with status 0 although it is not done. So a pod succeeds only if it finds
+// the last checkpoint. It looks several times, because the volume may show the checkpoint to other nodes some time later.
 func (p *plan) kubernetes(o Options) string {
 	resources := ""
 	if p.device() == "cuda" {
@@ -57,7 +58,7 @@ func (p *plan) kubernetes(o Options) string {
 		words = append(words, "--node-rank", "$JOB_COMPLETION_INDEX", "--master", "autopar-0.autopar:29500")
 	}
 	evaluated := ""
-	if p.Config.Train.EvalOnly { // that saves nothing
+	if p.Config.Train.EvalOnly { // an evaluation saves no checkpoint
 		evaluated = "exit 0\n"
 	}
 	script := fmt.Sprintf(`latest=%s
@@ -122,8 +123,9 @@ spec:
 `, p.machines, o.Image, block(script, 14), resources, 3*p.machines)
 }
 
-// block is a word of a container's command in YAML: a block of lines with so many spaces before each, or quoted where a name has
-// characters that no block can have. What Kubernetes would take for one of its variables is for the shell.
+// block is one word of a container's command in YAML: a block scalar, with spaces before each line, or a quoted string if a
+// name has characters that no block can have. It escapes what Kubernetes would take for one of its own variables, so that the
+// shell gets it.
 func block(text string, spaces int) string {
 	text = strings.NewReplacer("$$", "$$$$", "$(", "$$(").Replace(text)
 	if strings.ContainsFunc(text, strange) {

@@ -8,9 +8,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// megatron writes arguments of Megatron-LM as of August 2026 (d98e8a64, megatron/training/arguments.py
-// and the configurations it is made of). Its pipelines run 1F1B, interleaved or not; a distributed
-// optimizer is ZeRO 1, and Megatron-FSDP shards gradients and parameters.
+// megatron writes a script with arguments of Megatron-LM as of August 2026 (d98e8a64, megatron/training/arguments.py and the
+// configurations it is made of). Megatron's pipelines run 1F1B, interleaved or not. Its distributed optimizer is ZeRO 1;
+// Megatron-FSDP shards gradients (ZeRO 2) and parameters (ZeRO 3), too.
 func (p *plan) megatron(o Options) string {
 	p.foreign()
 	cfg, m := p.Config, &p.Config.Model
@@ -74,7 +74,7 @@ func (p *plan) megatron(o Options) string {
 	a.flag(!m.TieEmbeddings, "untie-embeddings-and-output-weights")
 	a.flag(!m.Bias, "disable-bias-linear")
 	a.flag(m.Activation == gpt.SwiGLU, "swiglu")
-	a.flag(m.Activation == gpt.GELU, "no-bias-gelu-fusion") // the fused one is the tanh form
+	a.flag(m.Activation == gpt.GELU, "no-bias-gelu-fusion") // the fused kernel computes the tanh form
 	p.note(m.Activation == gpt.GELUTanh && !m.Bias, "GELU is the exact form")
 
 	p.megatronTraining(a)
@@ -93,7 +93,7 @@ func (p *plan) megatron(o Options) string {
 		"  --master-addr \"${MASTER_ADDR:-127.0.0.1}\" --master-port \"${MASTER_PORT:-29500}\" \\\n  pretrain_gpt.py \\\n" + a.text.String() + "  \"$@\"\n"
 }
 
-// megatronZeRO says what data-parallel ranks shard, and what overlaps.
+// megatronZeRO adds the arguments of what data-parallel ranks shard, and of what overlaps.
 func (p *plan) megatronZeRO(a *arguments) {
 	switch {
 	case p.DataParallel() == 1:
@@ -114,7 +114,7 @@ func (p *plan) megatronZeRO(a *arguments) {
 	a.flag(p.Overlap, "overlap-grad-reduce")
 }
 
-// megatronTraining says how the model is trained.
+// megatronTraining adds the arguments of the training itself.
 func (p *plan) megatronTraining(a *arguments) {
 	t, o := &p.Config.Train, &p.Config.Optimizer
 	switch t.DType {
@@ -145,8 +145,8 @@ func (p *plan) megatronTraining(a *arguments) {
 	a.add("seed", t.Seed)
 }
 
-// layout is the pipeline as --pipeline-model-parallel-layout has it: a letter for the embedding,
-// each block and the loss, a bar between stages.
+// layout is the value of --pipeline-model-parallel-layout: E is the embedding, t a block and L the loss, with a bar between
+// stages.
 func (p *plan) layout() string {
 	stages := make([]string, len(p.Stages))
 	for i, s := range p.Stages {
@@ -159,7 +159,7 @@ func (p *plan) layout() string {
 	return strings.Join(stages, "|")
 }
 
-// arguments are those of a command, a line each.
+// arguments are the arguments of a command, one on each line.
 type arguments struct{ text strings.Builder }
 
 func (a *arguments) add(name string, value any) {

@@ -9,10 +9,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// torchtitan writes a job file of torchtitan 0.2 (torchtitan/config/job_config.py of 0.2.2), which
-// trains Llamas. Its tensor parallelism is sequence parallel; FSDP, which shards gradients with the
-// optimizer state, is ZeRO 2 where parameters stay whole from the forward to the backward pass,
-// and ZeRO 3 where they do not.
+// torchtitan writes a job file for torchtitan 0.2 (torchtitan/config/job_config.py of 0.2.2), which trains Llamas. Its tensor
+// parallelism is always with sequence parallelism. Its FSDP shards gradients with the optimizer state: it is ZeRO 2 if
+// parameters stay whole from the forward to the backward pass, and ZeRO 3 if not.
 func (p *plan) torchtitan(o Options) string {
 	p.foreign()
 	cfg, m, t := p.Config, &p.Config.Model, &p.Config.Train
@@ -106,7 +105,7 @@ func (p *plan) torchtitan(o Options) string {
 	return p.header(o, lines...) + f.text.String()
 }
 
-// parts names the modules of every stage.
+// parts names the modules of every stage, as torchtitan does.
 func (p *plan) parts() [][]string {
 	parts := make([][]string, len(p.Stages))
 	for i, s := range p.Stages {
@@ -122,7 +121,7 @@ func (p *plan) parts() [][]string {
 	return parts
 }
 
-// flavorOf names the model among torchtitan's Llamas. add is what would make it one.
+// flavorOf names the model as one of torchtitan's Llamas. If it is none of them, add is the line that makes it one.
 func flavorOf(m *gpt.Config) (name, add string) {
 	for _, known := range []struct {
 		name                         string
@@ -134,7 +133,7 @@ func flavorOf(m *gpt.Config) (name, add string) {
 			return known.name, ""
 		}
 	}
-	// Its width of the MLP is 8/3 of the model's, times the multiplier, rounded up to multiple_of.
+	// torchtitan's MLP is 8/3 as wide as the model, times the multiplier, rounded up to multiple_of.
 	multiplier := math.Min(1, float64(m.FFN())/float64(8*m.NEmbd/3))
 	name = "autopar"
 	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g),",

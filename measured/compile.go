@@ -11,15 +11,15 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Case is a row compiled, to be priced.
+// Case is a compiled row, which can be priced.
 type Case struct {
 	Row
 	estimator  *planner.Estimator
 	footprints []planner.Footprint // by position of the pipeline
-	device     int64               // bytes of a GPU
+	device     int64               // memory of a GPU, in bytes
 }
 
-// newCase is a row with what stands for its plan, on its cluster.
+// newCase makes a case of a row and the estimator of its plan. It fails if the row's cluster cannot compute in its type.
 func newCase(r Row, e *planner.Estimator) (*Case, error) {
 	cluster, err := r.Cluster()
 	if err != nil {
@@ -31,7 +31,7 @@ func newCase(r Row, e *planner.Estimator) (*Case, error) {
 	return &Case{r, e, e.Footprints(), cluster.Device.Memory}, nil
 }
 
-// Predict prices the case on the cluster of its row, or one with other figures.
+// Predict prices the case on a cluster: that of its row, or the same with other figures.
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	p := c.estimator.Price(c.equipped(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
@@ -40,8 +40,8 @@ func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	return o
 }
 
-// alike is the same for rows of which one compilation serves all: those that differ
-// in micro-batch and recomputation.
+// alike returns a key that is equal for rows that share one compilation: those that differ only in micro-batch, recomputation,
+// kernels, and what was measured.
 func (r *Row) alike() string {
 	same := *r
 	same.Line, same.ID, same.Source, same.Ref, same.ModelName, same.Confidence, same.Note = 0, "", "", "", "", "", ""
@@ -51,8 +51,8 @@ func (r *Row) alike() string {
 	return fmt.Sprintf("%+v %t", same, r.Model().Bias)
 }
 
-// families groups rows by what can be compiled together, in order of appearance.
-// Cases of one family share an estimator and are priced one after the other.
+// families groups the indices of rows that share one compilation, in order of appearance. Cases of a family share an
+// estimator, so they must not be priced concurrently.
 func families(rows []Row) [][]int {
 	at := map[string]int{}
 	var all [][]int
@@ -68,7 +68,7 @@ func families(rows []Row) [][]int {
 	return all
 }
 
-// compile compiles the rows of a family; of each it returns the case or an error.
+// compile compiles the rows of a family. For each it returns the case or an error.
 func compile(rows []Row) ([]*Case, []error) {
 	cases, errs := make([]*Case, len(rows)), make([]error, len(rows))
 	var first *planner.Estimator
@@ -90,6 +90,7 @@ func compile(rows []Row) ([]*Case, []error) {
 	return cases, errs
 }
 
+// compileAlone compiles a row by itself.
 func compileAlone(r Row) (*Case, error) {
 	plan, err := r.Plan()
 	if err != nil {
@@ -110,7 +111,7 @@ func compileAlone(r Row) (*Case, error) {
 	return newCase(r, e)
 }
 
-// parallel calls f for every number below n, on all processors.
+// parallel calls f for every number from 0 to n-1, on all processors, and returns when all calls have.
 func parallel(n int, f func(i int)) {
 	var next atomic.Int64
 	var group sync.WaitGroup
@@ -124,12 +125,13 @@ func parallel(n int, f func(i int)) {
 	group.Wait()
 }
 
-// compileAll compiles rows by families, and lists those that cannot be modelled.
-// progress is told how many are done; it may be nil.
+// compileAll compiles rows, and returns the cases by family and the rows that cannot be modelled. It calls progress, unless that
+// is nil, with the number of rows that are done: 1, 2, 3 and so on, one call at a time.
 func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 	all := families(rows)
 	cases, errs := make([][]*Case, len(all)), make([]error, len(rows))
-	var done atomic.Int64
+	var telling sync.Mutex
+	done := 0
 	parallel(len(all), func(k int) {
 		family := make([]Row, len(all[k]))
 		for i, at := range all[k] {
@@ -140,8 +142,13 @@ func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 			if errs[at] = failed[i]; failed[i] == nil {
 				cases[k] = append(cases[k], compiled[i])
 			}
-			if n := int(done.Add(1)); progress != nil {
-				progress(n)
+		}
+		if progress != nil {
+			telling.Lock()
+			defer telling.Unlock()
+			for range all[k] {
+				done++
+				progress(done)
 			}
 		}
 	})
@@ -154,9 +161,8 @@ func compileAll(rows []Row, progress func(done int)) ([][]*Case, []Skipped) {
 	return slices.DeleteFunc(cases, func(f []*Case) bool { return len(f) == 0 }), skipped
 }
 
-// Evaluate predicts rows on the built-in clusters, in the order of the table, and
-// lists those that cannot be modelled. progress is told how many are done; it may
-// be nil.
+// Evaluate predicts rows, each on its own cluster. It returns the outcomes in the order of the table, and the rows that cannot
+// be modelled. It calls progress, unless that is nil, with the number of rows that are done, one call at a time.
 func Evaluate(rows []Row, progress func(done int)) ([]Outcome, []Skipped) {
 	cases, skipped := compileAll(rows, progress)
 	outcomes := make([][]Outcome, len(cases))

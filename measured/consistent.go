@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// consistent refuses a row whose cells contradict each other, and a GPU of which
-// nothing is known. The column named is the one that is most likely wrong.
+// consistent refuses a row whose cells contradict each other, and an unknown GPU. The error names the column that is most
+// likely wrong. consistent also sets the row's own machine, if its GPU is that of one of the caller's clusters.
 func (p *parser) consistent(r *Row) {
 	if p.err != nil {
 		return
@@ -62,13 +62,13 @@ func (p *parser) consistent(r *Row) {
 	if ep := p.atLeast("ep", 0); ep > 1 {
 		refuse("ep", "is %d; experts are not modelled", ep)
 	}
-	// Prices are picoseconds, which end at 106 days. This is an hour of the fastest GPU, and days of the slowest.
+	// Prices are picoseconds in 64 bits, which end at 106 days. The limit is an hour of the fastest GPU, and days of the slowest.
 	if flops := r.flops() / float64(r.GPUs); flops > 3600*1e15 {
 		refuse("global_batch", "is %d sequences, in a step %.1e FLOPs of a GPU: beyond what can be priced", r.GlobalBatch, flops)
 	}
 }
 
-// flops is about how many a step takes, whatever they are.
+// flops is roughly the number of floating-point operations of a step, without recomputation.
 func (r *Row) flops() float64 {
 	layers, hidden, tokens := float64(r.Layers), float64(r.Hidden), float64(r.SeqLen)
 	weights := layers*hidden*(4*hidden+3*float64(r.FFN)) + hidden*float64(r.Vocab)

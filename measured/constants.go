@@ -8,13 +8,13 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Constants is what a prediction rests on: clusters by name, and software.
+// Constants are the figures of the cost model that predictions depend on: clusters by name, and generations of software.
 type Constants struct {
 	Clusters map[string]*cost.Cluster
 	Software []cost.Software
 }
 
-// NewConstants returns the built-in ones.
+// NewConstants returns the built-in constants.
 func NewConstants() *Constants {
 	k := &Constants{Clusters: map[string]*cost.Cluster{}, Software: cost.Generations()}
 	for _, name := range cost.Names() {
@@ -27,7 +27,7 @@ func NewConstants() *Constants {
 	return k
 }
 
-// clone copies constants deeply enough to set figures.
+// clone returns a copy whose figures can be set without changing k.
 func (k *Constants) clone() *Constants {
 	out := &Constants{Clusters: map[string]*cost.Cluster{}, Software: slices.Clone(k.Software)}
 	for name, c := range k.Clusters {
@@ -41,14 +41,13 @@ func (k *Constants) clone() *Constants {
 type Parameter struct {
 	Name, Unit  string
 	Least, Most float64
-	// Prior is what other sources than the table say. A weak pull towards it decides
-	// where the rows do not.
+	// Prior is the value according to other sources than the table. A weak pull towards it decides if the rows do not.
 	Prior float64
-	Basis string // of the prior
+	Basis string // where the prior comes from
 	at    func(*Constants) []*float64
 }
 
-// value is the parameter's among constants.
+// value is the value that constants have for the parameter.
 func (p *Parameter) value(k *Constants) float64 { return *p.at(k)[0] }
 
 func (p *Parameter) set(k *Constants, v float64) {
@@ -57,10 +56,10 @@ func (p *Parameter) set(k *Constants, v float64) {
 	}
 }
 
-// sigma is the spread of the prior, in logarithms: a quarter of the range.
+// sigma is the spread of the prior: a quarter of the range, in logarithms.
 func (p *Parameter) sigma() float64 { return math.Log(p.Most/p.Least) / 4 }
 
-// devices picks a figure of clusters.
+// devices returns a function that finds a figure in the clusters of the given names.
 func devices(figure func(*cost.Cluster) *float64, names ...string) func(*Constants) []*float64 {
 	return func(k *Constants) []*float64 {
 		var all []*float64
@@ -71,7 +70,7 @@ func devices(figure func(*cost.Cluster) *float64, names ...string) func(*Constan
 	}
 }
 
-// software picks a figure of generations.
+// software returns a function that finds a figure in the software generations of the given names.
 func software(figure func(*cost.Software) *float64, names ...string) func(*Constants) []*float64 {
 	return func(k *Constants) []*float64 {
 		var all []*float64
@@ -87,14 +86,14 @@ func software(figure func(*cost.Software) *float64, names ...string) func(*Const
 	}
 }
 
-// Parameters are the constants that the rows decide. V100, A10G and B200 have too
-// few rows, or none, and share what is not their datasheet's with the A100 and H100,
-// but for products of the V100, which others measured (its cluster file).
+// Parameters are the constants that are fitted to the rows. V100, A10G and B200 have too few rows, or none: figures that are
+// not in their datasheets are those of the A100 and H100, except for products on the V100, which others have measured (see its
+// cluster file).
 func Parameters() []Parameter {
 	ampere, hopper, slow := []string{"a100-80g", "a100-40g", "a10g", "v100", "v100-32g"}, []string{"h100", "h200", "b200"}, []string{"h100-96g"}
 	hoppers := slices.Concat(hopper, slow)
 	gpus := slices.Concat(ampere, hoppers)
-	switched := slices.DeleteFunc(slices.Clone(ampere), func(name string) bool { return name == "v100" }) // it has levels
+	switched := slices.DeleteFunc(slices.Clone(ampere), func(name string) bool { return name == "v100" }) // its links have levels
 	matmul := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Matmul }
 	attention := func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Attention }
 	links := func(c *cost.Cluster) *float64 { return &c.IntraNode.Efficiency }

@@ -1,20 +1,17 @@
 package measured
 
 import (
-	"strings"
-
 	"github.com/autopar/autopar/partition"
 )
 
-// cut returns how many blocks each stage has. Software cuts what it calls layers
-// evenly, the larger parts first, and differs in what it calls so: Megatron's and
-// most others' are the blocks, or, where those do not divide and two more would, the
-// blocks, the embedding and the head; AA-Scaling, whose layouts also the tables of
-// outcomes have, counts embedding, last norm and head.
+// cut returns how many blocks each stage has. All software cuts its layers evenly, larger stages first, but counts different
+// things as layers. For Megatron and most others these are the blocks; if the stages divide not the number of blocks but
+// that number plus two, also the embedding and the head. AA-Scaling counts blocks, embedding, last norm and head. The
+// tables of outcomes (rows without a framework, but with kernels) have AA-Scaling's layouts, too.
 func (r *Row) cut(stages int) []int {
 	before, after := 0, 0
 	switch {
-	case r.Framework == "" && r.Kernels != "", strings.Contains(r.Framework, "AA-Scaling"):
+	case r.Framework == "" && r.Kernels != "", r.frameworkHas("AA-Scaling"):
 		before, after = 1, 2
 	case r.Layers%stages != 0 && (r.Layers+2)%stages == 0:
 		before, after = 1, 1
@@ -35,9 +32,8 @@ func (r *Row) cut(stages int) []int {
 	return sizes
 }
 
-// pins places what the row's software does not leave open: with tensor parallelism
-// the table of embeddings is split over the vocabulary (Shoeybi et al. 2019, section
-// 3), which saves memory and no time.
+// pins returns the placements that the row's software prescribes: with tensor parallelism the embedding table is split over
+// the vocabulary (Shoeybi et al. 2019, section 3), which saves memory but no time.
 func (r *Row) pins() []partition.Placement {
 	if r.TP == 1 {
 		return nil

@@ -8,8 +8,11 @@ import (
 	"gonum.org/v1/gonum/optimize"
 )
 
-// Fitted is a parameter with its value. Spread is the standard deviation of its
-// logarithm by the jackknife over sources: how much it hangs on one of them.
+// This file fits constants of the cost model to measured step times: a robust nonlinear least-absolute-error fit by successive
+// linearisation (as in Gauss-Newton), within ranges and a trust radius.
+
+// Fitted is a parameter with its value. Spread is the standard deviation of its logarithm by the jackknife over sources: it
+// says how much the value depends on single sources.
 type Fitted struct {
 	Parameter
 	Value, Spread float64
@@ -19,28 +22,27 @@ type Fitted struct {
 type Fit struct {
 	Constants  *Constants
 	Parameters []Fitted
-	// Rows are those of the table at the fitted constants, those of low confidence
-	// too; LeftOut are the same at constants fitted without the row's source.
+	// Rows are all rows, also those of low confidence, predicted with the fitted constants. LeftOut are those not of low
+	// confidence, each predicted with constants fitted without its source.
 	Rows, LeftOut []Outcome
-	Loss          []float64 // before, and after every step
+	Loss          []float64 // before the first step, and after every step that was taken
 }
 
-// The loss is the mean over sources of the mean over their rows of the absolute
-// logarithm of predicted by measured, rounded off within softness of zero; and the
-// priors' pull, which is small beside it.
+// The loss of a row is the absolute value of log(predicted / measured), smoothed within softness of zero. The loss of constants
+// is the mean over sources of the mean over their rows, plus the pull of the priors, which is small beside it.
 const (
 	softness  = 0.01
 	pull      = 0.0005
-	trust     = 0.3 // most that a step changes the logarithm of a constant
+	trust     = 0.3 // largest change of the logarithm of a constant in a step
 	fitSteps  = 6
-	fitEnough = 1e-4 // less gained ends the fit
+	fitEnough = 1e-4 // a step that gains less is the last
 )
 
-// table is compiled cases to fit to, by what may be priced at the same time.
+// table has the compiled cases of a fit. Cases of different families may be priced concurrently.
 type table struct {
 	families [][]*Case
 	all      []*Case   // in order of families
-	weight   []float64 // by case; 0 where confidence is low
+	weight   []float64 // by case; 0 if confidence is low
 }
 
 func newTable(families [][]*Case) *table {
@@ -64,14 +66,14 @@ func newTable(families [][]*Case) *table {
 	return t
 }
 
-// seconds prices a case with constants.
+// seconds is the predicted step time of a case with constants.
 func (c *Case) seconds(k *Constants) float64 {
 	on := c.onto(k.Clusters[clusters()[c.GPU]])
 	on.Software = c.softwareOf(k.Software)
 	return c.estimator.Price(on).Step.Seconds()
 }
 
-// errors returns the logarithms of predicted by measured time.
+// errors returns log(predicted / measured time) of all cases.
 func (t *table) errors(k *Constants) []float64 {
 	out := make([]float64, len(t.all))
 	first := make([]int, len(t.families))
@@ -86,8 +88,7 @@ func (t *table) errors(k *Constants) []float64 {
 	return out
 }
 
-// Problem is the linearised fit: errors e + J·d for a step d of the logarithms of
-// the parameters.
+// problem is the linearised fit: a step d of the logarithms of the parameters has errors e + J·d.
 type problem struct {
 	e, weight  []float64
 	jacobian   [][]float64 // [parameter][case]
@@ -95,7 +96,7 @@ type problem struct {
 	parameters []Parameter
 }
 
-// loss is that of a step, and its gradient if not nil.
+// loss returns the loss after a step, and sets gradient to its gradient unless that is nil.
 func (p *problem) loss(step, gradient []float64) float64 {
 	sum := 0.0
 	clear(gradient)
@@ -104,7 +105,7 @@ func (p *problem) loss(step, gradient []float64) float64 {
 			continue
 		}
 		for a, d := range step {
-			if d != 0 { // the problem may have been differentiated nowhere
+			if d != 0 { // a problem without a jacobian has steps of zero only
 				e += p.jacobian[a][i] * d
 			}
 		}
@@ -125,8 +126,8 @@ func (p *problem) loss(step, gradient []float64) float64 {
 	return sum
 }
 
-// solve returns the step of least loss within the parameters' ranges and a radius,
-// by BFGS over the logistic function of unbounded variables.
+// solve returns the step of least loss within the parameters' ranges and a radius. It is found by BFGS over unbounded variables,
+// which the logistic function maps to the bounded steps.
 func (p *problem) solve(radius float64) []float64 {
 	n := len(p.at)
 	low, high, start := make([]float64, n), make([]float64, n), make([]float64, n)
@@ -153,13 +154,13 @@ func (p *problem) solve(radius float64) []float64 {
 		},
 	}, start, &optimize.Settings{MajorIterations: 400, GradientThreshold: 1e-7}, &optimize.BFGS{})
 	if result == nil || err != nil && result.F > p.loss(make([]float64, n), nil) {
-		return make([]float64, n) // it stays where it is
+		return make([]float64, n) // no better step was found
 	}
 	place(result.X)
 	return slices.Clone(step)
 }
 
-// linearise differentiates the errors at constants.
+// linearise returns the problem at constants, where the errors are e, with a jacobian by finite differences.
 func (t *table) linearise(k *Constants, e []float64, parameters []Parameter) *problem {
 	const h = 0.02
 	p := &problem{e: e, weight: t.weight, parameters: parameters}
@@ -187,8 +188,9 @@ func moved(k *Constants, parameters []Parameter, step []float64) *Constants {
 	return out
 }
 
-// fit moves constants to where the loss is least, by steps that are each the
-// solution of the problem linearised there. progress is told the loss of each.
+// fit minimizes the loss, starting at constants k. Each step solves the linearised problem; a step that does not lower the loss
+// is undone, and the radius shrinks. It returns the constants, the problem there, and the losses. progress is called with the
+// loss of every step, unless it is nil.
 func (t *table) fit(k *Constants, parameters []Parameter, progress func(step int, loss float64)) (*Constants, *problem, []float64) {
 	k = moved(k, parameters, make([]float64, len(parameters)))
 	p := t.linearise(k, t.errors(k), parameters)
@@ -220,7 +222,7 @@ func (t *table) fit(k *Constants, parameters []Parameter, progress func(step int
 	return k, p, losses
 }
 
-// without solves the problem at the optimum again without one source.
+// without solves the problem at the optimum again without one source, and returns the step from the optimum.
 func (t *table) without(p *problem, source string) []float64 {
 	q := *p
 	sources := map[string]bool{}
@@ -239,8 +241,9 @@ func (t *table) without(p *problem, source string) []float64 {
 	return q.solve(2 * trust)
 }
 
-// Refit fits the parameters of constants to the rows of a table that can be modelled
-// and state a time.
+// Refit fits [Parameters], starting at constants k, to the rows of a table that can be modelled and state a step time. It also
+// returns the rows that cannot be modelled. It calls progress with what is being done, and how much of it is done, one call at a
+// time. Refit fails if the rows that are not of low confidence have fewer than two sources.
 func Refit(rows []Row, k *Constants, progress func(what string, done, of int)) (*Fit, []Skipped, error) {
 	var timed []Row
 	for _, r := range rows {
@@ -282,7 +285,7 @@ func Refit(rows []Row, k *Constants, progress func(what string, done, of int)) (
 	return f, skipped, nil
 }
 
-// only is the part of a table that one source makes.
+// only returns the cases of one source that are not of low confidence.
 func (t *table) only(source string) *table {
 	part := &table{}
 	for _, f := range t.families {
@@ -299,8 +302,8 @@ func (t *table) only(source string) *table {
 	return part
 }
 
-// jackknife is the standard deviation of an estimate, from those that each leave
-// out one of n groups (Efron and Stein 1981).
+// jackknife is the standard deviation of parameter at, from n estimates that each leave out one of n groups (Efron and Stein
+// 1981).
 func jackknife(estimates [][]float64, at int) float64 {
 	n, mean, sum := float64(len(estimates)), 0.0, 0.0
 	for _, e := range estimates {

@@ -12,9 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestConstantsArePlausible: what is built in lies in the ranges of the fit, alike in
-// all the places that a parameter stands for, and the table counts no traffic below
-// half of one kernel's.
+// TestConstantsArePlausible: the built-in constants lie in the ranges of the fit, all constants of one parameter are equal, and no
+// software has less than half the traffic of one kernel.
 func TestConstantsArePlausible(t *testing.T) {
 	k := NewConstants()
 	for _, p := range Parameters() {
@@ -26,7 +25,7 @@ func TestConstantsArePlausible(t *testing.T) {
 			require.Equal(t, p.value(k), *at, p.Name)
 		}
 	}
-	for _, name := range []string{"v100", "v100-32g"} { // products of 75 to 95 TFLOP/s: see their files
+	for _, name := range []string{"v100", "v100-32g"} { // their products run at 75 to 95 TFLOP/s: see the cluster files
 		require.InDelta(t, 0.68, k.Clusters[name].Device.Efficiency.Matmul, 0.08, name)
 	}
 	for _, s := range k.Software {
@@ -41,7 +40,7 @@ func TestConstantsArePlausible(t *testing.T) {
 	}
 }
 
-// synthetic is a table of runs that took as long as constants predict.
+// synthetic is a table of runs whose measured times are what constants predict.
 func synthetic(t *testing.T, k *Constants) []Row {
 	text := header
 	n := 0
@@ -65,7 +64,7 @@ func synthetic(t *testing.T, k *Constants) []Row {
 	return rows
 }
 
-// TestFitRecovers: constants that rows were made of are found again, from others.
+// TestFitRecovers: a fit that starts at other constants finds those that the rows were made with.
 func TestFitRecovers(t *testing.T) {
 	planted := NewConstants()
 	want := map[string]float64{"products, A100": 0.75, "products, H100": 0.6, "memory": 0.75}
@@ -93,7 +92,7 @@ func TestFitRecovers(t *testing.T) {
 	require.Contains(t, svg.String(), "s0 (8)")
 }
 
-// TestLowConfidenceIsNoSource: a source that no row is fitted of does not count among those of which one is left out.
+// TestLowConfidenceIsNoSource: a source with rows of low confidence only does not count as a source when one is left out.
 func TestLowConfidenceIsNoSource(t *testing.T) {
 	parameters := Parameters()[:1]
 	without := func(sources ...string) float64 {
@@ -114,14 +113,14 @@ func TestLowConfidenceIsNoSource(t *testing.T) {
 	require.Equal(t, without("a", "b", "c"), without("a", "b", "c", "low"))
 }
 
-// TestFitNeedsSources: constants cannot be told from one source.
+// TestFitNeedsSources: a fit to one source is refused.
 func TestFitNeedsSources(t *testing.T) {
 	_, _, err := Refit(read(t, header+gptRow+llamaRow), NewConstants(), func(string, int, int) {})
 	require.ErrorContains(t, err, "a fit needs rows of two sources")
 }
 
-// TestFamilies: rows that differ in micro-batch and recomputation alone share what
-// is compiled, and are priced as by themselves.
+// TestFamilies: rows that differ only in micro-batch and recomputation share a compilation, and have the same prices as when they
+// are compiled alone.
 func TestFamilies(t *testing.T) {
 	rows := read(t, header+gptRow+
 		"r3,s,6,768,12,12,3072,0,50304,1024,A100-80GB-SXM,4,8,2,1,1,1,2,1,1,4,16,full,bf16,2,0.7,torchtitan\n"+llamaRow)
@@ -133,8 +132,7 @@ func TestFamilies(t *testing.T) {
 	}
 }
 
-// TestSoftwareByRule: the software of a row follows from what it says, not from
-// where it is from.
+// TestSoftwareByRule: the software of a row follows from what the row says, not from its source.
 func TestSoftwareByRule(t *testing.T) {
 	for _, c := range []struct {
 		row  Row
@@ -173,8 +171,7 @@ func TestSoftwareByRule(t *testing.T) {
 	require.True(t, (&Row{Framework: "AA-Scaling"}).software().Scores)
 }
 
-// TestPublished holds the published tables, where they are, to what
-// bench/validate.md says.
+// TestPublished compares errors on the published tables, if these are there, with what bench/validate.md says.
 func TestPublished(t *testing.T) {
 	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "train.csv"))
 	if err != nil {
@@ -201,9 +198,8 @@ func TestPublished(t *testing.T) {
 	require.Less(t, all["alephalpha_layouts"].MAPE, 0.06)
 }
 
-// TestPublishedChoices: of pairs of plans, the first with data-parallel groups over
-// fewer nodes, the one that ran faster is predicted to: what all-reduces of whole
-// gradients take decides.
+// TestPublishedChoices: of two plans, the one that ran faster is predicted to be faster. The plans of each pair differ in the number
+// of nodes of a data-parallel group, and the all-reduce of whole gradients decides.
 func TestPublishedChoices(t *testing.T) {
 	rows, err := Load(filepath.Join("..", "..", "shared", "measured", "train.csv"))
 	if err != nil {

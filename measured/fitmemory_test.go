@@ -18,7 +18,7 @@ import (
 
 var fitAsked = flag.Bool("fit-memory", false, "refit the figures of memory on the published tables and print them, with halves held out")
 
-// TestFitPublishedMemory refits, where asked to: make fit-memory.
+// TestFitPublishedMemory fits the figures of memory again, if asked to: make fit-memory.
 func TestFitPublishedMemory(t *testing.T) {
 	if !*fitAsked {
 		t.Skip("not asked for")
@@ -70,8 +70,7 @@ func TestFitPublishedMemory(t *testing.T) {
 	}
 }
 
-// TestFitMemory: figures are found that tell nearly the outcomes that others made,
-// and stay in their ranges.
+// TestFitMemory: outcomes are made with some figures. The fit finds figures that predict nearly all of them, within the ranges.
 func TestFitMemory(t *testing.T) {
 	truth := DefaultMemory()
 	truth.EagerScores = 4.1
@@ -98,15 +97,15 @@ func TestFitMemory(t *testing.T) {
 	}
 }
 
-// fitMemory moves the figures of m within their ranges so that the outcomes of cases
-// come out right and published peaks are near, by coordinate descent.
+// fitMemory changes the figures of m, within their ranges, by coordinate descent, so that the outcomes of cases and their published
+// peaks are predicted well.
 func fitMemory(m Memory, cases []*Case) Memory {
 	best := m.loss(cases)
 	var steps []float64
 	for _, c := range m.Constants() {
 		steps = append(steps, (c.Most-c.Least)/6)
 	}
-	for range 8 { // after which steps are below what the outcomes can tell
+	for range 8 { // after that, steps are too small to change outcomes
 		for i := range steps {
 			moved := false
 			for _, step := range []float64{steps[i], -steps[i]} {
@@ -130,16 +129,16 @@ func fitMemory(m Memory, cases []*Case) Memory {
 	return m
 }
 
-// loss adds up, over outcomes, a smooth step of how far on the wrong side of the
-// device's memory a prediction lies, so that rows at odds with all others weigh no
-// more than others that are wrong; and over published peaks the square of the
-// relative error. What no row tells stays in the middle of its plausible range.
+// loss is a sum over outcomes, published peaks and figures. For an outcome it has a smooth step function of how far the prediction
+// lies on the wrong side of the device's memory, so that outliers weigh no more than other rows that are wrong. For a peak it has the
+// square of the relative error. For a figure it has a pull to the middle of its plausible range, where figures stay that no row
+// depends on.
 func (m *Memory) loss(cases []*Case) float64 {
 	const (
 		smooth = 1.5 * (1 << 30) // bytes: the width of the step
-		wrong  = 0.15            // for being wrong at all
+		wrong  = 0.15            // added for any wrong outcome
 		peak   = 20              // a peak wrong by 22 % weighs as much as an outcome
-		prior  = 1               // a figure at an end of its range a quarter as much
+		prior  = 1               // a figure at an end of its range weighs a quarter of an outcome
 	)
 	sum := 0.0
 	for _, c := range m.Constants() {
@@ -171,7 +170,7 @@ func (m *Memory) loss(cases []*Case) float64 {
 	return sum
 }
 
-// heldOut is how well figures that were fitted on all other cases predict some.
+// heldOut is how well some cases are predicted by figures that were fitted to all other cases.
 type heldOut struct {
 	By, Group string
 	Confusion Confusion
@@ -179,7 +178,7 @@ type heldOut struct {
 	Peaks     map[string]MemorySummary
 }
 
-// crossFitMemory holds out, in turn, the halves of the cases by several divisions.
+// crossFitMemory divides the cases into halves in several ways, and holds out each half in turn.
 func crossFitMemory(cases []*Case) []heldOut {
 	half := func(yes bool, a, b string) string {
 		if yes {
@@ -228,8 +227,7 @@ func crossFitMemory(cases []*Case) []heldOut {
 	return all
 }
 
-// middleMemory has every figure in the middle of its plausible range, where no row
-// has had a say.
+// middleMemory has every figure in the middle of its plausible range: figures before any fit.
 func middleMemory() Memory {
 	var m Memory
 	for _, c := range m.Constants() {
@@ -238,7 +236,7 @@ func middleMemory() Memory {
 	return m
 }
 
-// judge predicts the memory of cases alone.
+// judge predicts only the memory of cases.
 func (m *Memory) judge(cases []*Case) []Outcome {
 	var all []Outcome
 	for _, c := range cases {

@@ -4,6 +4,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -26,8 +27,7 @@ func read(t *testing.T, text string) []Row {
 	return rows
 }
 
-// TestPredictionIsThePlanners: a row is priced as the planner prices its plan, and
-// by no other way.
+// TestPredictionIsThePlanners: the price of a row is the planner's price of its plan.
 func TestPredictionIsThePlanners(t *testing.T) {
 	rows := read(t, header+gptRow+llamaRow)
 	outcomes, skipped := Evaluate(rows, nil)
@@ -56,12 +56,12 @@ func TestPredictionIsThePlanners(t *testing.T) {
 	require.True(t, outcomes[0].PredictedFits)
 }
 
-// scheduled is the table of a row with the column of the schedule.
+// scheduled is a table of one row, with a column for the schedule.
 func scheduled(word, row string) string {
 	return strings.Replace(header, "framework", "schedule", 1) + row[:strings.LastIndex(row, ",")+1] + word + "\n"
 }
 
-// TestOwnCluster: rows with the device of a cluster of one's own are predicted on it, and only those.
+// TestOwnCluster: exactly the rows with the device of the caller's own cluster are predicted on it.
 func TestOwnCluster(t *testing.T) {
 	own, err := cost.Load("a100-80g")
 	require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestSkipsWithAReason(t *testing.T) {
 	}, reasons)
 }
 
-// TestOnceAStep: what reduces gradients once a step has them whole until then.
+// TestOnceAStep: software that reduces gradients once a step has them whole until then.
 func TestOnceAStep(t *testing.T) {
 	for framework, want := range map[string]int{"Megatron-Core": 1, "Alpa": 1, "llm-foundry/Composer FSDP": 2} {
 		r := Row{Framework: framework, GPUs: 2, DP: 2, TP: 1, PP: 1, CP: 1, VirtualStages: 1, Layers: 2, ZeRO: 2, MicroBatch: 1, Recompute: "none"}
@@ -179,6 +179,21 @@ func TestSummaries(t *testing.T) {
 	require.InDelta(t, (0.2/3+0.5)/2, MeanMAPE(all), 1e-12)
 	require.InDelta(t, -1, Spearman([]float64{1, 2, 3, 4}, []float64{9, 7, 5, 1}), 1e-12)
 	require.InDelta(t, 0.9486832980505138, Spearman([]float64{1, 2, 2, 3}, []float64{1, 2, 3, 4}), 1e-12, "ties share their mean rank")
+}
+
+// TestProgressInTurn: rows are compiled on several processors, but progress is called once at a time, in order.
+func TestProgressInTurn(t *testing.T) {
+	rows := make([]Row, 8)
+	for i := range rows {
+		rows[i].SeqLen = i // a compilation for each, which fails at once
+	}
+	var told []int
+	compileAll(rows, func(done int) {
+		so := len(told)
+		time.Sleep(time.Millisecond) // for another processor to come in between
+		told = append(told[:so], done)
+	})
+	require.Equal(t, []int{1, 2, 3, 4, 5, 6, 7, 8}, told)
 }
 
 // TestClusters: every GPU of the tables has a built-in cluster.

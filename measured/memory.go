@@ -1,17 +1,15 @@
 package measured
 
 import (
-	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner"
 )
 
-// Memory is what training software holds on a device besides the buffers that
-// codegen lays out for the same plan. A figure belongs to a piece of software or to
-// a set of kernels, never to a source or a row. [Memory.Constants] has units,
-// origins and plausible ranges.
+// Memory has the figures from which the memory of training software is predicted, beyond the buffers that codegen lays out
+// for the same plan. A figure belongs to a piece of software or to a set of kernels, never to a source or a row.
+// [Memory.Constants] has the units, origins and plausible ranges.
 type Memory struct {
 	Context, Communicator, Fragmentation float64
 	Norm, SwiGLU, Gathered, Rounded      float64
@@ -32,7 +30,7 @@ type Constant struct {
 	Value      *float64
 	Default    float64
 	Least      float64 // of the plausible range
-	Most       float64 // the same as Least for what is known
+	Most       float64 // equal to Least if the figure is known
 }
 
 // Constants lists the figures of m.
@@ -73,40 +71,38 @@ func DefaultMemory() Memory {
 	return m
 }
 
-// habits is what the rows' frameworks do with memory.
+// habits says what a row's framework does with memory.
 type habits struct {
-	gradient    float64 // bytes of an element of gradients where the row does not state their type
-	fusedNorm   bool    // RMSNorm of one kernel
-	fusedMLP    bool    // SwiGLU of one kernel
-	remakesGELU bool    // computes GELU again for the gradient of the product after it
-	fusedLoss   bool    // cross entropy of one kernel, over the vocabulary's parts
-	wholeLogits bool    // every tensor rank has the logits of the whole vocabulary
-	dtensor     bool    // cross entropy of DTensor's kernels where tensor ranks share the vocabulary
-	half        bool    // cross entropy has logits and gradients in 16 bits alone
-	gaps        bool    // activations of many sizes come and go; FSDP's and XLA's are planned
-	buffers     bool    // keeps the results of the stage for the micro-batches in flight
+	gradient    float64 // bytes of an element of gradients
+	fusedNorm   bool    // RMSNorm is one kernel
+	fusedMLP    bool    // SwiGLU is one kernel
+	remakesGELU bool    // recomputes GELU for the gradient of the product after it
+	fusedLoss   bool    // cross entropy is one kernel, over the parts of the vocabulary
+	wholeLogits bool    // every tensor-parallel rank has the logits of the whole vocabulary
+	dtensor     bool    // cross entropy is DTensor's kernels, if tensor-parallel ranks share the vocabulary
+	half        bool    // cross entropy has logits and gradients in 16 bits only
+	gaps        bool    // the allocator fragments, because activations of many sizes come and go; FSDP's and XLA's are planned
+	buffers     bool    // keeps the results of a stage for all micro-batches in flight
 	buckets     bool    // reduces gradients in separate buckets, in float32
-	regathers   bool    // does not keep what sequence parallelism gathered
+	regathers   bool    // gathers again in the backward pass what sequence parallelism gathered, and does not keep it
 	operands8   bool    // keeps operands of the products of blocks in 8 bits
 	scores      scores
 }
 
-// scores is what becomes of the attention scores of a block.
+// scores says which attention kernels a framework has, and so what it keeps of the attention scores of a block.
 type scores int
 
 const (
-	flash        scores = iota // never written
-	flashPacked                // FlashAttention 1, called with copies, as eager AA-Scaling does
+	flash        scores = iota // scores are never written
+	flashPacked                // FlashAttention 1, called with copies of its operands, as eager AA-Scaling does
 	fusedSoftmax               // Megatron's
 	eager                      // one kernel per operation
 )
 
-// habits tells what the row ran. Rows without a framework state their kernels;
-// theirs is PyTorch, eager but for those.
+// habits tells the habits of the row's framework. Rows without a framework state their kernels: they ran PyTorch, eager
+// except for those kernels.
 func (r *Row) habits() habits {
-	has := func(words ...string) bool {
-		return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.Framework, w) })
-	}
+	has := r.frameworkHas
 	s := habits{gradient: 2, scores: eager}
 	switch {
 	case r.Framework == "", has("AA-Scaling"):
@@ -116,16 +112,16 @@ func (r *Row) habits() habits {
 		s.buffers, s.buckets = has("DeepSpeed"), has("DeepSpeed")
 		s.regathers, s.operands8 = true, r.DType == "fp8"
 	default:
-		s.gradient = 4 // with the parameters in float32
+		s.gradient = 4 // the parameters are in float32
 		if has("Alpa") {
-			s.gradient = 2 // of a copy of them in 16 bits (TrainState of its model_util.py)
+			s.gradient = 2 // gradients are those of a copy of the parameters in 16 bits (TrainState of its model_util.py)
 		}
 		s.fusedLoss = has("llm.c")
 		s.remakesGELU = has("flash-attn", "llm.c")
-		s.fusedNorm = has("torchtitan") // in Triton, where it is not compiled
+		s.fusedNorm = has("torchtitan") // a Triton kernel, if the model is not compiled
 		s.dtensor = has("torchtitan")
-		// flash-attn's kernel, the default of llm-foundry (loss_fn: fused_crossentropy), and
-		// the loss that torchtitan compiles, later than its rows of 2024.
+		// llm-foundry's default is flash-attn's kernel (loss_fn: fused_crossentropy); torchtitan compiles the loss in its rows
+		// after 2024.
 		s.half = has("llm-foundry", "flash-attn") || has("torchtitan") && r.Compiled && strings.Contains(r.Ref, "_2025")
 	}
 	switch {
@@ -138,7 +134,7 @@ func (r *Row) habits() habits {
 	case r.FlashAttention:
 		s.scores = flash
 	}
-	// Between the products that selective recomputation keeps, everything is made again.
+	// A compiler, and selective recomputation, recompute everything between the products that they keep.
 	again := r.Compiled || r.Recompute == "selective"
 	s.fusedNorm = s.fusedNorm || r.FusedNorm || again
 	s.fusedMLP = s.fusedMLP || again
@@ -148,26 +144,26 @@ func (r *Row) habits() habits {
 	return s
 }
 
-// Use is the predicted memory of a rank at its fullest, in bytes, by what it is for.
+// Use is the predicted peak memory of a rank, in bytes, by purpose.
 type Use struct {
 	States  int64 // weights, gradients, optimizer state
-	Saved   int64 // for the micro-batches in flight
-	Working int64 // of one pass, or of the optimizer where that is more
-	Gaps    int64 // of the allocator, between the blocks in use
-	Reserve int64 // context and communicators
+	Saved   int64 // activations of the micro-batches in flight
+	Working int64 // of one pass, or of the reduction of gradients if that needs more
+	Gaps    int64 // fragmentation of the allocator
+	Reserve int64 // CUDA context and communicators
 }
 
 // Total returns all bytes.
 func (u Use) Total() int64 { return u.States + u.Saved + u.Working + u.Gaps + u.Reserve }
 
-// Use predicts what a rank of the row holds: the arena of its plan, f, and what
-// the row's software and kernels keep besides.
+// Use predicts the memory of a rank of the row: the arena of its plan, of which f is the footprint, and what the row's software
+// and kernels keep besides.
 func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	const gib = 1 << 30
 	s := r.habits()
 	states, sharded := float64(f.Weights+f.Other)+s.gradient*float64(f.Elements), float64(f.State)
 	if over := r.DP * r.CP; r.ZeRO > 0 && (r.ZeROGroup == 0 || r.ZeROGroup == over) {
-		sharded /= float64(r.CP) // where autopar shards over data-parallel ranks alone
+		sharded /= float64(r.CP) // autopar shards over data-parallel ranks only, the software over context-parallel ones too
 		if r.ZeRO == 3 {
 			states /= float64(r.CP)
 		}
@@ -188,26 +184,27 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	if s.buffers && r.PP > 1 {
 		kept += m.Buffered * float64(f.InFlight) * float64(r.MicroBatch*r.SeqLen*r.Hidden)
 	}
-	// Slots are rings of a chunk; software takes memory as it needs it.
+	// codegen allocates Slots slots, as each chunk has its own ring. Other software allocates on demand, for the AtOnce
+	// micro-batches that are in flight at the same time.
 	saved, block := (float64(f.Saved)+kept)*float64(f.AtOnce)/float64(f.Slots), float64(f.Temp)+live+again
 	gaps := 0.0
 	if s.gaps {
 		gaps = m.Fragmentation * block
 	}
 	if s.gaps && r.Recompute != "full" {
-		gaps += m.Fragmentation * saved // what full recomputation keeps is of one size
+		gaps += m.Fragmentation * saved // with full recomputation all saved tensors have one size, which leaves no gaps
 	}
 	working := max(block, head)
 	if s.buckets && r.DP > 1 {
-		// A bucket as it is and in float32, and the gradient of the shard in float32,
-		// when the activations are gone.
+		// A bucket in 16 bits (2) and in float32 (4), and the gradient of the rank's shard in float32, at a time when the
+		// activations are gone.
 		reduced := 6*min(m.Bucket, float64(f.Elements)) + 4*float64(f.Elements)/float64(r.DP)
 		working = max(working, reduced-saved-gaps)
 	}
 	if s.buffers {
 		states += m.Flat * (1 << 30)
 		if r.DType == "bf16" {
-			states += 2 * float64(f.Elements) // of every gradient the sum in float32 and the last in bfloat16
+			states += 2 * float64(f.Elements) // besides the sum of gradients in float32, the last gradient in bfloat16
 		}
 	}
 	groups := 0
@@ -222,8 +219,8 @@ func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	}
 }
 
-// besides returns the bytes that the software keeps of one instruction's work
-// besides what codegen does, until its backward pass and while that runs.
+// besides returns the bytes that the software keeps for one instruction beyond what codegen's program does: kept until its
+// backward pass, and live while that runs. They are negative if the software keeps less.
 func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live float64) {
 	result, grown := float64(made.Result), float64(made.Result-made.Source)
 	switch made.Op {
@@ -232,7 +229,7 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 		case !s.fusedNorm:
 			kept = m.Norm * result
 		case r.Compiled:
-			kept = -m.Rounded * result // made again, with the product's operand
+			kept = -m.Rounded * result // recomputed, with the operand of the product after it
 		}
 	case ir.OpGELU:
 		if s.remakesGELU {
@@ -257,7 +254,7 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 			kept, live = m.EagerScores*written, m.EagerLive*written
 		}
 		if s.operands8 {
-			kept += m.Operand8 * result // beside what its own gradient needs
+			kept += m.Operand8 * result // an operand of the next product, besides what attention's own gradient needs
 		}
 	}
 	switch made.Op {
@@ -269,7 +266,7 @@ func (m *Memory) besides(s *habits, r *Row, made *planner.Made) (kept, live floa
 	return kept, live
 }
 
-// head returns the working set of the loss, with so many logits on a rank.
+// head returns the bytes of the working set of the loss, given the number of logits on a rank.
 func (m *Memory) head(s *habits, r *Row, logits float64) float64 {
 	switch {
 	case s.fusedLoss:
@@ -300,7 +297,7 @@ func (c *Case) uses(m *Memory) []Use {
 	return all
 }
 
-// fullest returns the use of the rank that holds most.
+// fullest returns the use with the largest total.
 func fullest(uses []Use) Use {
 	most := uses[0]
 	for _, u := range uses[1:] {
@@ -311,7 +308,7 @@ func fullest(uses []Use) Use {
 	return most
 }
 
-// judge fills in what is predicted of memory, on devices with so many bytes.
+// judge sets the predictions of memory in o. device is the memory of a GPU in bytes.
 func (c *Case) judge(o *Outcome, m *Memory, device int64) {
 	uses := c.uses(m)
 	o.Use = fullest(uses)
@@ -325,9 +322,8 @@ func (c *Case) judge(o *Outcome, m *Memory, device int64) {
 	}
 }
 
-// peakAs returns what of the predicted use a published peak shows, in bytes:
-// nvidia-smi sees all of a process, torch's "reserved" what its allocator holds,
-// its "active" and XLA's peak the buffers without gaps.
+// peakAs returns what a published peak of some kind shows, in bytes, given the uses of all stages: nvidia-smi shows all memory
+// of a process, torch's "reserved" what its allocator holds, torch's "active" and XLA's peak the buffers without gaps.
 func peakAs(kind string, uses []Use) int64 {
 	u := fullest(uses)
 	switch {

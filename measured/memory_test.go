@@ -39,26 +39,25 @@ func compileRow(r Row) (*Case, error) {
 	return cases[0], errs[0]
 }
 
-// TestUseStartsFromTheArena: with every figure zero, and gradients in the type in
-// which codegen has them, what is predicted is the arena to the byte.
+// TestUseStartsFromTheArena: if every figure is zero, and gradients have the type that codegen gives them, the prediction is the
+// arena, to the byte.
 func TestUseStartsFromTheArena(t *testing.T) {
 	for _, line := range []string{gptRow, llamaRow, strings.Replace(gptRow, "none", "full", 1)} {
 		c := compiled(t, line)
 		c.GradDType = "fp32"
 		var none Memory
 		for i := range c.footprints {
-			c.footprints[i].AtOnce = c.footprints[i].Slots // of rings
+			c.footprints[i].AtOnce = c.footprints[i].Slots // codegen allocates all slots
 			u := none.Use(&c.Row, &c.footprints[i])
 			require.Zero(t, u.Gaps+u.Reserve)
-			rounding := int64(64 * 1000) // gradients are on lines of 64 bytes
+			rounding := int64(64 * 1000) // gradients are aligned to 64 bytes
 			require.InDelta(t, c.footprints[i].Arena(), u.Total(), float64(rounding), "stage %d", i)
 		}
 	}
 }
 
-// TestScores: kernels that write attention's scores keep s/(h/a) times as many as
-// results (Korthikanti et al. 2022, section 4.1: a·b·s² of them, divided by tp), and
-// nothing of blocks that are recomputed but for the one at work.
+// TestScores: kernels that write attention scores keep s/(h/a) times as many scores as results (Korthikanti et al. 2022, section
+// 4.1: a·b·s² of them, divided by tp). Of recomputed blocks only the one that runs has scores.
 func TestScores(t *testing.T) {
 	m := Memory{EagerScores: 1}
 	for _, c := range []struct {
@@ -77,8 +76,7 @@ func TestScores(t *testing.T) {
 	}
 }
 
-// TestKernelsAndSoftware: kernels that keep less are predicted to take less, and the
-// type of gradients counts.
+// TestKernelsAndSoftware: kernels that keep less have a smaller prediction, and the type of gradients counts.
 func TestKernelsAndSoftware(t *testing.T) {
 	m := DefaultMemory()
 	use := func(change func(*Case)) int64 {
@@ -109,7 +107,7 @@ func TestKernelsAndSoftware(t *testing.T) {
 	require.Greater(t, wide, norm)
 }
 
-// TestLoss: of each logit on a rank a loss holds what its kernels make.
+// TestLoss: the memory of a loss follows from its kernels.
 func TestLoss(t *testing.T) {
 	m := DefaultMemory()
 	for _, c := range []struct {
@@ -130,7 +128,7 @@ func TestLoss(t *testing.T) {
 	}
 }
 
-// TestPublishedPeaks: what of the prediction a published figure shows.
+// TestPublishedPeaks: each kind of published peak is compared with the part of the prediction that it measures.
 func TestPublishedPeaks(t *testing.T) {
 	uses := []Use{{States: 10, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}, {States: 20, Saved: 5, Working: 3, Gaps: 2, Reserve: 1}}
 	for kind, want := range map[string]int64{
@@ -140,7 +138,7 @@ func TestPublishedPeaks(t *testing.T) {
 	}
 }
 
-// TestPeakUnits: gigabytes noted from nvidia-smi are thousands of MiB.
+// TestPeakUnits: gigabytes read from nvidia-smi are 1000 MiB.
 func TestPeakUnits(t *testing.T) {
 	for kind, want := range map[string]float64{"nvidia_smi_gb_first_stage": 2000 << 20, "xla_peak_gb": 2 << 30, "torch_max_reserved": 2 << 30} {
 		rows := read(t, strings.Replace(header, "\n", ",peak_mem_gib,peak_mem_kind\n", 1)+strings.Replace(gptRow, "\n", ",2,"+kind+"\n", 1))
@@ -148,9 +146,9 @@ func TestPeakUnits(t *testing.T) {
 	}
 }
 
-// TestMegatron: Megatron gathers for sequence parallelism again, keeps what 8-bit products
-// read in 8 bits, shards its optimizer over the ranks of a context too, and has as many
-// micro-batches in memory as are in flight at once. Alpa's gradients are in 16 bits.
+// TestMegatron: Megatron gathers again for sequence parallelism in the backward pass, keeps operands of 8-bit products in 8 bits,
+// shards its optimizer over context-parallel ranks too, and has memory only for the micro-batches that are in flight at the same
+// time. Alpa's gradients are in 16 bits.
 func TestMegatron(t *testing.T) {
 	m := DefaultMemory()
 	row := Row{SequenceParallel: true, Hidden: 64, Heads: 4, SeqLen: 128, FlashAttention: true}
@@ -180,8 +178,7 @@ func TestMegatron(t *testing.T) {
 	require.EqualValues(t, 800, none.Use(&Row{Framework: "Megatron-Core", CP: 1}, &f).Saved)
 }
 
-// TestCompiledNorms: a compiler makes the two norms of a block again rather than keep
-// them in bfloat16.
+// TestCompiledNorms: a compiler recomputes the two norms of a block and does not keep them in bfloat16.
 func TestCompiledNorms(t *testing.T) {
 	c := compiled(t, llamaRow)
 	made := planner.Made{Op: ir.OpRMSNorm, Result: 1000}
@@ -197,7 +194,7 @@ func TestCompiledNorms(t *testing.T) {
 	}
 }
 
-// TestCut: software cuts what it calls layers.
+// TestCut: software cuts what it counts as layers.
 func TestCut(t *testing.T) {
 	for _, c := range []struct {
 		framework, kernels string
@@ -236,7 +233,7 @@ func TestJudge(t *testing.T) {
 	require.True(t, math.IsNaN((&Outcome{}).MemoryError()))
 }
 
-// TestPublishedMemory holds the table of outcomes to what bench/validate.md says.
+// TestPublishedMemory compares predictions of the table of outcomes with what bench/validate.md says.
 func TestPublishedMemory(t *testing.T) {
 	file, err := os.Open(filepath.Join("..", "..", "shared", "measured", "memory_fit_train.csv"))
 	if err != nil {

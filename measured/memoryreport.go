@@ -2,7 +2,7 @@ package measured
 
 import "math"
 
-// MemoryError is the relative error of the peak memory; NaN where none is published.
+// MemoryError is the relative error of the peak memory; NaN if none is published.
 func (o *Outcome) MemoryError() float64 {
 	if o.Peak == 0 {
 		return math.NaN()
@@ -10,7 +10,7 @@ func (o *Outcome) MemoryError() float64 {
 	return float64(o.PredictedPeak)/o.Peak - 1
 }
 
-// MemorySummary is how well the published peaks of a source are predicted. Fractions.
+// MemorySummary is how well the published peaks of a source are predicted. Fractions, not percent.
 type MemorySummary struct {
 	Rows int
 	MAPE float64 // mean absolute relative error
@@ -37,16 +37,16 @@ func SummarizeMemory(outcomes []Outcome) map[string]MemorySummary {
 	return all
 }
 
-// Confusion counts outcomes by what was predicted and what came of it. A step that
-// was timed has run, so it fits.
+// Confusion counts outcomes by what was predicted and what happened. A row with a step time has run, so it fits.
 type Confusion struct {
-	Fits        int `json:"fits"`                // rightly
-	OutOfMemory int `json:"out_of_memory"`       // rightly
-	FalseFits   int `json:"false_fits"`          // it ran out of memory
-	FalseOut    int `json:"false_out_of_memory"` // it ran
+	Fits        int `json:"fits"`                // predicted to fit, and ran
+	OutOfMemory int `json:"out_of_memory"`       // predicted to run out of memory, and did
+	FalseFits   int `json:"false_fits"`          // predicted to fit, but ran out of memory
+	FalseOut    int `json:"false_out_of_memory"` // predicted to run out of memory, but ran
 }
 
-// Judge counts the outcomes for which keep holds; nil stands for all.
+// Judge counts the outcomes for which keep is true, or all if keep is nil. It leaves out rows that state neither a step time nor
+// whether they fit.
 func Judge(outcomes []Outcome, keep func(*Outcome) bool) Confusion {
 	var c Confusion
 	for i := range outcomes {
@@ -71,5 +71,5 @@ func Judge(outcomes []Outcome, keep func(*Outcome) bool) Confusion {
 // Rows is how many outcomes were judged.
 func (c Confusion) Rows() int { return c.Fits + c.OutOfMemory + c.FalseFits + c.FalseOut }
 
-// Accuracy is the share that was told right, NaN of none.
+// Accuracy is the share of right predictions; NaN if there are no rows.
 func (c Confusion) Accuracy() float64 { return float64(c.Fits+c.OutOfMemory) / float64(c.Rows()) }

@@ -7,25 +7,23 @@ import (
 	"slices"
 )
 
-// Noise is how much the measured times of one plan differ in a source, and what that
-// costs whoever measures all plans once more and goes by it: no prediction of what a
-// plan takes on average can be asked for more.
+// Noise is how much repeated measurements of one plan scatter in a source, and how well one would choose plans by measuring
+// all of them once more. A prediction of the mean time of a plan cannot be expected to do better than that.
 type Noise struct {
 	SourceID string  `json:"source_id"`
 	Repeated int     `json:"repeated"` // plans measured more than once
 	Spread   float64 `json:"spread"`   // standard deviation of the logarithm of a plan's times
-	// Spearman is the expected rank correlation of the times with others of that spread; 0
-	// of fewer than three rows.
+	// Spearman is the expected rank correlation of the measured rates with rates measured once more; 0 for fewer than three
+	// rows.
 	Spearman float64 `json:"spearman"`
-	Regret   float64 `json:"regret"` // expected mean of choosing by those: see [Regret]
+	Regret   float64 `json:"regret"` // expected mean regret of choosing by times measured once more: see [Regret]
 }
 
-// noiseDraws is from how many times all plans are drawn anew; means of them are known
-// to three digits.
+// noiseDraws is how often all times are drawn again. It suffices to know the means to three digits.
 const noiseDraws = 400
 
-// NoiseOf tells the noise of every source that has plans measured more than once, by
-// name. Outcomes without a measured time, or of low confidence, are left out.
+// NoiseOf returns the noise of every source that has plans measured more than once, ordered by name. Outcomes without a
+// measured time, or of low confidence, are left out.
 func NoiseOf(outcomes []Outcome) []Noise {
 	bySource := map[string][][]Outcome{} // settings
 	order, groups := settings(outcomes)
@@ -43,11 +41,11 @@ func NoiseOf(outcomes []Outcome) []Noise {
 	return all
 }
 
-// measure pools the variance of the repeated plans of a source's settings.
+// measure sets Repeated and Spread: the pooled standard deviation of all plans of a source that were measured more than once.
 func (n *Noise) measure(settings [][]Outcome) {
 	squares, free := 0.0, 0
 	for _, g := range settings {
-		var plans []choice // in the order of the table: sums have the same bits every time
+		var plans []choice // in the order of the table, so that sums have the same bits every time
 		times := map[choice][]float64{}
 		for _, o := range g {
 			c := o.choice()
@@ -75,7 +73,8 @@ func (n *Noise) measure(settings [][]Outcome) {
 	n.Spread = math.Sqrt(squares / float64(max(free, 1)))
 }
 
-// simulate takes the measured times of a source as true, and draws others.
+// simulate sets Spearman and Regret: it takes the measured times of a source as true ones, and draws measurements of them with
+// the spread.
 func (n *Noise) simulate(settings [][]Outcome) {
 	random := rand.New(rand.NewPCG(1, 2))
 	again := func(seconds float64) float64 { return seconds * math.Exp(n.Spread*random.NormFloat64()) }

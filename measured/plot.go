@@ -12,8 +12,8 @@ import (
 	"gonum.org/v1/plot/vg"
 )
 
-// Plot writes predicted against measured step time, both in logarithms, with a
-// colour per source and lines at 0 and ±10 %, in a format of gonum/plot: svg, png.
+// Plot draws predicted against measured step times on logarithmic axes, with a colour per source and lines at errors of 0 and
+// ±10 %. format is one of gonum/plot's: "svg" or "png", for example. There must be outcomes.
 func Plot(w io.Writer, outcomes []Outcome, format string) error {
 	p := plot.New()
 	p.Title.Text = "step time of published runs"

@@ -14,8 +14,8 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// Model returns the row's model. The tables do not name the norm and the position
-// encoding: a gated MLP goes with those of Llama, another with those of GPT.
+// Model returns the row's model. Tables do not state the norm and the position encoding: a model with a gated MLP is taken to
+// have Llama's, another one GPT's.
 func (r *Row) Model() gpt.Config {
 	c := gpt.Config{
 		NLayer: r.Layers, NHead: r.Heads, NKVHead: r.KVHeads, NEmbd: r.Hidden, FFNHidden: r.FFN, BlockSize: r.SeqLen, VocabSize: r.Vocab,
@@ -30,8 +30,8 @@ func (r *Row) Model() gpt.Config {
 	return c
 }
 
-// Plan returns exactly the plan of the row, but for placements: see
-// [planner.Estimate].
+// Plan returns the plan of the row, without placements: see [planner.Estimate]. It fails if the row does not state its plan
+// whole, or states one that cannot be modelled.
 func (r *Row) Plan() (*partition.Plan, error) {
 	p := &partition.Plan{
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
@@ -40,7 +40,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.DP == 1 {
 		p.ZeRO = 0
 	}
-	if p.ZeRO == 2 && (strings.Contains(r.Framework, "Megatron") || r.Framework == "Alpa") {
+	if p.ZeRO == 2 && (r.frameworkHas("Megatron") || r.Framework == "Alpa") {
 		p.ZeRO = 1 // they reduce gradients once a step, not every micro-batch
 	}
 	if r.VirtualStages > 1 {
@@ -49,7 +49,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if g := r.ZeROGroup; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 {
 		p.ZeROGroup = g
 	}
-	p.Overlap = r.DP > 1 && r.CP == 1 && overlaps(r.Framework) // with context parallelism it is not priced
+	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // overlap with context parallelism is not priced
 	switch {
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")
@@ -77,18 +77,12 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	return p, nil
 }
 
-// overlaps reports whether a framework communicates gradients, and parameters that
-// are sharded, beside the computation: what is built on FSDP, DDP or
-// Megatron-Core does. XLA's loop over layers waits for what begins and ends each turn of
-// it, even where its scheduler is told to hide latencies. Megatron-LM of 2021 and DeepSpeed
-// of those years did not overlap the reduction of gradients.
-func overlaps(framework string) bool {
-	for _, f := range []string{"FSDP", "torchtitan", "Lightning", "llm.c", "Megatron-Core", "Megatron-Bridge"} {
-		if strings.Contains(framework, f) {
-			return true
-		}
-	}
-	return false
+// overlaps reports whether the row's framework communicates gradients and sharded parameters beside the computation. Frameworks
+// built on FSDP, DDP or Megatron-Core do. XLA does not: its loop over layers waits for communication at both ends of an
+// iteration, even if its scheduler is told to hide latencies. Megatron-LM of 2021 and DeepSpeed of those years did not overlap
+// the reduction of gradients.
+func (r *Row) overlaps() bool {
+	return r.frameworkHas("FSDP", "torchtitan", "Lightning", "llm.c", "Megatron-Core", "Megatron-Bridge")
 }
 
 // clusters maps the names of hardware.csv to built-in clusters.
@@ -99,7 +93,7 @@ func clusters() map[string]string {
 	}
 }
 
-// Cluster returns the row's machine.
+// Cluster returns the row's machine, with its nodes and network. It fails if the GPU is unknown.
 func (r *Row) Cluster() (*cost.Cluster, error) {
 	if r.machine != nil {
 		return r.onto(r.machine), nil

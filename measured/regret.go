@@ -7,28 +7,27 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// Regrets is what choosing plans by their predictions would have cost.
+// Regrets is what it would have cost to choose plans by their predictions.
 type Regrets struct {
 	Mean  float64 `json:"mean"` // over choices
 	Worst float64 `json:"worst"`
-	Right int     `json:"right"` // choices that are the fastest
-	Plans int     `json:"plans"` // measured, in all choices
+	Right int     `json:"right"` // choices of the fastest plan
+	Plans int     `json:"plans"` // measured plans in all choices
 	// Choices are in the order of the table.
 	Choices []Choice `json:"choices"`
 }
 
-// Choice is the measured plans of one model, batch and machine under one software,
-// of which the one with the least predicted time is chosen.
+// Choice is a choice among the measured plans of one setting: the plan with the shortest predicted time is chosen.
 type Choice struct {
 	SourceID string  `json:"source_id"`
 	Plans    int     `json:"plans"`
 	Chosen   string  `json:"chosen_row_id"`
 	Fastest  string  `json:"fastest_row_id"`
-	Regret   float64 `json:"regret"` // how much longer the chosen takes than the fastest, as a fraction
+	Regret   float64 `json:"regret"` // by which fraction the chosen plan takes longer than the fastest
 }
 
-// setting is what a plan is chosen for. What the software does, its kernels among
-// it, is no choice of a plan.
+// setting is what a plan is chosen for: model, batch, machine and software. Kernels belong to the software: they are no choice
+// of a plan.
 type setting struct {
 	source, framework, model, gpu, dtype, gradDType        string
 	layers, hidden, heads, kvHeads, ffn, vocab, seq, batch int
@@ -57,8 +56,7 @@ func (r *Row) choice() choice {
 	return choice{r.TP, r.PP, r.VirtualStages, r.CP, r.DP, r.ZeRO, r.ZeROGroup, r.MicroBatch, r.SequenceParallel, r.Recompute, r.RecomputeNote}
 }
 
-// once returns the outcomes with those of one plan in one, which takes their mean time:
-// measured again, a plan differs by chance. It has the name of the first.
+// once merges the outcomes of the same plan into the first of them, with their mean time: they differ by chance only.
 func once(outcomes []Outcome) []Outcome {
 	var plans []Outcome
 	at, times := map[choice]int{}, map[choice]float64{}
@@ -75,8 +73,8 @@ func once(outcomes []Outcome) []Outcome {
 	return plans
 }
 
-// settings groups outcomes with a measured time, but those of low confidence, and lists
-// the settings in the order of the table.
+// settings groups outcomes by setting, and lists the settings in the order of the table. It leaves out outcomes without a
+// measured time, or of low confidence.
 func settings(outcomes []Outcome) (order []setting, groups map[setting][]Outcome) {
 	groups = map[setting][]Outcome{}
 	for _, o := range outcomes {
@@ -92,9 +90,8 @@ func settings(outcomes []Outcome) (order []setting, groups map[setting][]Outcome
 	return order, groups
 }
 
-// Regret chooses among the measured plans of every setting that has two or more. Of
-// plans that are predicted alike the slowest counts as chosen. Outcomes without a
-// measured time, or of low confidence, are left out.
+// Regret chooses among the measured plans of every setting that has two or more. If several plans have the same prediction, it
+// chooses the one that is slowest. Outcomes without a measured time, or of low confidence, are left out.
 func Regret(outcomes []Outcome) Regrets {
 	order, groups := settings(outcomes)
 	var r Regrets

@@ -11,16 +11,16 @@ func TestRegret(t *testing.T) {
 		return Outcome{Row: Row{ID: id, Source: "s", GlobalBatch: batch, MicroBatch: micro, StepSeconds: took}, PredictedSeconds: predicted}
 	}
 	other := row("h", 8, 1, 0.1, 1)
-	other.FusedNorm = true // another software: no choice of a plan
+	other.FusedNorm = true // other software: not the same setting
 	low := row("l", 8, 8, 0.1, 5)
 	low.Confidence = "low"
 	again := row("m", 16, 2, 2, 1) // with e 2 on average, as d
 	r := Regret([]Outcome{
 		row("a", 8, 1, 2, 1.0), row("b", 8, 2, 1, 1.1), row("c", 8, 4, 3, 0.8), // b is chosen, c is the fastest
-		row("d", 16, 1, 1, 2), row("e", 16, 2, 2, 3), // right
-		row("f", 32, 1, 1, 1),                               // no choice
-		row("g", 64, 1, 1, 2), row("i", 64, 2, 1, 3), other, // a tie: the slower counts
-		row("j", 128, 1, 1, 0), row("k", 128, 2, 1, 1), // one that was not measured
+		row("d", 16, 1, 1, 2), row("e", 16, 2, 2, 3), // d is chosen and the fastest
+		row("f", 32, 1, 1, 1),                               // one plan: no choice
+		row("g", 64, 1, 1, 2), row("i", 64, 2, 1, 3), other, // equal predictions: the slower one is chosen
+		row("j", 128, 1, 1, 0), row("k", 128, 2, 1, 1), // j was not measured
 		low, again,
 	})
 	require.Equal(t, []Choice{{"s", 3, "b", "c", 1.1/0.8 - 1}, {"s", 2, "d", "d", 0}, {"s", 2, "i", "g", 0.5}}, r.Choices)

@@ -7,13 +7,13 @@ import (
 	"slices"
 )
 
-// Outcome is a row with what was predicted for it.
+// Outcome is a row with its predictions.
 type Outcome struct {
 	Row
 	PredictedSeconds float64
 	PredictedBytes   int64 // of the fullest rank, with what its software keeps besides the arena
-	ArenaBytes       int64 // of the largest arena
-	PredictedPeak    int64 // what the published peak shows of it; 0 where none is published
+	ArenaBytes       int64 // of the largest arena of a stage
+	PredictedPeak    int64 // the part of the prediction that the published peak measures; 0 if none is published
 	Use              Use   // of the fullest rank
 	PredictedFits    bool
 }
@@ -32,8 +32,8 @@ type Summary struct {
 	Rows int
 	MAPE float64 // mean absolute relative error of the step time
 	Bias float64 // mean relative error
-	// Spearman is the rank correlation of predicted with measured token rates; NaN
-	// for fewer than three rows or where all are equal.
+	// Spearman is the rank correlation of predicted with measured token rates; NaN for fewer than three rows, or if all are
+	// equal.
 	Spearman float64
 }
 
@@ -60,7 +60,8 @@ func Summarize(outcomes []Outcome) map[string]Summary {
 	return all
 }
 
-// MeanMAPE is the mean of the sources' errors, each counted once; added by name, it has the same bits every time.
+// MeanMAPE is the mean of the sources' errors. It adds them in the order of their names, so the result has the same bits every
+// time.
 func MeanMAPE(all map[string]Summary) float64 {
 	sum := 0.0
 	for _, source := range slices.Sorted(maps.Keys(all)) {
@@ -69,8 +70,8 @@ func MeanMAPE(all map[string]Summary) float64 {
 	return sum / float64(len(all))
 }
 
-// Spearman returns the rank correlation of two lists of equal length: the Pearson
-// correlation of their ranks, ties sharing their mean rank.
+// Spearman returns the rank correlation of two lists of equal length: the Pearson correlation of their ranks, where ties have
+// their mean rank. It is NaN for fewer than three values, or if all values of a list are equal.
 func Spearman(x, y []float64) float64 {
 	if len(x) < 3 {
 		return math.NaN()

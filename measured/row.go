@@ -1,5 +1,16 @@
-// Package measured reads tables of published training runs, and holds predictions
-// against them: the row's own plan, priced as the planner prices any plan.
+// Package measured compares predictions with published training runs. It reads tables of runs, translates each row to a plan,
+// a cluster and a description of the training software, and prices that plan as the planner prices any plan.
+// `autopar validate` and `autopar fit` call it.
+//
+// Reading order:
+//
+//   - row.go and consistent.go read a table and check it.
+//   - predict.go translates a row to a model, plan and cluster; cut.go how its software cuts a model into stages, software.go
+//     which software it ran, memory.go what that software keeps in memory beyond the arena.
+//   - compile.go compiles and prices rows. unstated.go predicts rows that do not state all of their plan.
+//   - report.go, memoryreport.go and plot.go summarize errors; regret.go is what choosing plans by prediction costs, noise.go
+//     what it costs because measurements scatter.
+//   - constants.go lists the constants of the cost model, fit.go fits them to a table.
 package measured
 
 import (
@@ -18,17 +29,17 @@ import (
 
 // Row is one published run. Counts that its source does not state are 0.
 type Row struct {
-	Line int // in the file
+	Line int // of the file, from 1
 
 	ID, Source, Ref, Framework, ModelName string
 
 	Layers, Hidden, Heads, KVHeads, FFN, Vocab, SeqLen int
 	Gated, Tied                                        bool
 
-	GPU               string // of hardware.csv
+	GPU               string // a name of hardware.csv
 	GPUs, GPUsPerNode int
-	Network           float64       // bytes/s per GPU and direction between nodes; 0 is not stated
-	machine           *cost.Cluster // nil is the built-in one with the GPU
+	Network           float64       // bytes/s per GPU and direction between nodes; 0 if not stated
+	machine           *cost.Cluster // nil means the built-in cluster with the GPU
 
 	TP, PP, VirtualStages, CP, DP int
 	SequenceParallel              bool
@@ -37,22 +48,22 @@ type Row struct {
 	MicroBatch, GlobalBatch       int    // sequences
 	Recompute                     string // none, selective, full or unstated
 	DType                         string // bf16, fp16 or fp8
-	GradDType                     string // in which gradients are reduced; "" is not stated
+	GradDType                     string // type in which gradients are reduced; "" if not stated
 	FlashAttention                bool
-	FlashAttention2               bool // or later
-	Compiled                      bool // torch.compile
-	FusedNorm                     bool // a kernel for RMSNorm is named
+	FlashAttention2               bool // version 2 or later
+	Compiled                      bool // by torch.compile
+	FusedNorm                     bool // the row names a kernel for RMSNorm
 	RecomputeNote, Note           string
-	Kernels                       string // what attention_kernel says; "" where the table lacks it
+	Kernels                       string // column attention_kernel; "" if the table lacks it
 
-	StepSeconds float64 // 0 where only the outcome is known
-	Peak        float64 // bytes, 0 where not published
-	PeakKind    string
-	Fits        *bool // whether it ran, in a table of outcomes
+	StepSeconds float64 // 0 if only the outcome is known
+	Peak        float64 // bytes; 0 if not published
+	PeakKind    string  // what measured Peak: see peakAs
+	Fits        *bool   // whether it ran, in a table of outcomes
 	Confidence  string
 }
 
-// Error is a table that cannot be read.
+// Error says why a table cannot be read.
 type Error struct {
 	File   string
 	Line   int
@@ -71,7 +82,7 @@ func (e *Error) Error() string {
 	return text + ": " + e.Msg
 }
 
-// needed are the columns without which there is nothing to predict.
+// needed are the columns that every table must have.
 func needed() []string {
 	return []string{
 		"row_id", "source_id", "n_layers", "hidden_size", "n_heads", "n_kv_heads", "ffn_hidden_size", "ffn_gated", "vocab_size",
@@ -80,7 +91,7 @@ func needed() []string {
 	}
 }
 
-// known are all columns that are read, with those that are only for people.
+// known are all columns that are read, and those that are only for human readers.
 func known() []string {
 	return append(needed(),
 		"source_ref", "framework", "model_name", "tied_embeddings", "inter_node_gb_s_per_gpu", "vpp", "ep", "schedule",
@@ -89,7 +100,7 @@ func known() []string {
 		"peak_tflops_for_mfu", "peak_mem_gib", "peak_mem_kind", "confidence", "note", "fits")
 }
 
-// maxTable is far beyond any table, in bytes.
+// maxTable bounds the size of a file, in bytes, far above that of any table.
 const maxTable = 64 << 20
 
 // Load reads a table from a file: see [Read].
@@ -101,9 +112,9 @@ func Load(path string, own ...*cost.Cluster) ([]Row, error) {
 	return Read(path, bytes.NewReader(text), own...)
 }
 
-// Read reads a table; file stands for it in errors. Every row must state its model,
-// its machine and its plan, and either a step time or whether it fits. A cluster of
-// one's own takes the place of the built-in one with the same device, or adds one.
+// Read reads a table; file names it in errors, which are of type [*Error]. Every row must state its model, its machine and
+// its plan, and either a step time or whether it fits. Rows whose gpu is the device of a cluster in own are predicted on that
+// cluster and not on a built-in one.
 func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	lines := csv.NewReader(r)
 	header, err := lines.Read()
@@ -174,7 +185,7 @@ func readError(file string, err error) error {
 	return &Error{File: file, Msg: err.Error()}
 }
 
-// parser reads the cells of one line; the first that is wrong is its error.
+// parser reads the cells of one line. Its error is that of the first cell that is wrong.
 type parser struct {
 	file  string
 	line  int
@@ -225,7 +236,7 @@ func (p *parser) refuse(column, msg string) {
 	}
 }
 
-// text returns a cell, "" where the table lacks the column.
+// text returns a cell, or "" if the table lacks the column.
 func (p *parser) text(column string) string {
 	if i, ok := p.at[column]; ok {
 		return strings.TrimSpace(p.cells[i])
@@ -235,7 +246,7 @@ func (p *parser) text(column string) string {
 
 func (p *parser) count(column string) int { return p.atLeast(column, 1) }
 
-// atLeast returns a count. A cell may be empty, which is 0, where 0 is allowed.
+// atLeast returns a count. If 0 is allowed, a cell may be empty, which means 0.
 func (p *parser) atLeast(column string, least int) int {
 	text := p.text(column)
 	if least == 0 && (text == "" || text == "none") {
@@ -250,8 +261,8 @@ func (p *parser) atLeast(column string, least int) int {
 	return n
 }
 
-// number returns a positive number, 0 for an empty cell. Beyond its bounds no time, memory or rate is one, and errors of
-// predictions and bytes would be no numbers.
+// number returns a positive number, or 0 for an empty cell. No time, memory or rate lies outside its bounds, and with such
+// numbers errors of predictions and sizes in bytes would not be finite.
 func (p *parser) number(column string) float64 {
 	text := p.text(column)
 	if text == "" {
@@ -264,8 +275,8 @@ func (p *parser) number(column string) float64 {
 	return f
 }
 
-// peak returns the published peak memory in bytes. nvidia-smi prints MiB: gigabytes noted
-// from it are thousands of them.
+// peak returns the published peak memory in bytes. nvidia-smi prints MiB, and sources that give gigabytes from it mean 1000
+// MiB.
 func (p *parser) peak() float64 {
 	unit := 1 << 30
 	if strings.HasPrefix(p.text("peak_mem_kind"), "nvidia_smi_gb") {
@@ -286,7 +297,7 @@ func (p *parser) flag(column string) bool {
 	}
 }
 
-// schedule returns the schedule of a pipeline, "" where the table does not state it.
+// schedule returns the schedule of a pipeline, or "" if the table does not state it.
 func (p *parser) schedule() string {
 	if p.text("schedule") == "" {
 		return ""

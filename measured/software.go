@@ -1,22 +1,21 @@
 package measured
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// generation names the software of a row, by its framework and whether it was
-// compiled; never by its source.
+// frameworkHas reports whether the row's framework has one of some words in its name.
+func (r *Row) frameworkHas(words ...string) bool {
+	return slices.ContainsFunc(words, func(w string) bool { return strings.Contains(r.Framework, w) })
+}
+
+// generation names the software of a row: see [cost.Generations]. It follows from what the row says about framework, types and
+// compilation, never from the row's source.
 func (r *Row) generation() string {
-	has := func(words ...string) bool {
-		for _, w := range words {
-			if strings.Contains(r.Framework, w) {
-				return true
-			}
-		}
-		return false
-	}
+	has := r.frameworkHas
 	switch {
 	case has("DeepSpeed ZeRO"):
 		return "deepspeed-2021"
@@ -42,11 +41,11 @@ func (r *Row) generation() string {
 	return "torch"
 }
 
-// software describes what ran: its generation, with the attention and the kernels
-// that the row names. A generation that calls the library FlashAttention has its
-// first version where the row does not say which; torchtitan has PyTorch's, later one.
+// software describes what the row ran: its generation, with the attention and the kernels that the row names. Unless the row
+// states the version, a generation with FlashAttention has the first version; torchtitan has PyTorch's, which is later.
 func (r *Row) software() cost.Software { return r.softwareOf(cost.Generations()) }
 
+// softwareOf is software with generations from a table.
 func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	var s cost.Software
 	for _, g := range table {
@@ -60,11 +59,11 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	case !s.Scores:
 		s.Scores, s.ScoreBytes = true, 13
 	}
-	if r.FlashAttention2 || strings.Contains(r.Framework, "torchtitan") {
+	if r.FlashAttention2 || r.frameworkHas("torchtitan") {
 		s.Flash = 0
 	}
-	if strings.Contains(r.Framework, "FSDP") || strings.Contains(r.Framework, "torchtitan") {
-		s.WholeBlock = false // their checkpoints end where the last saved tensor is made
+	if r.frameworkHas("FSDP", "torchtitan") {
+		s.WholeBlock = false // their recomputation of a block ends once the last saved tensor is there
 	}
 	if strings.Contains(r.Note, "async TP") {
 		s.AsyncTP, s.ChunkedTP = true, true
@@ -76,9 +75,8 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	return s
 }
 
-// selective returns how many of n blocks are recomputed in full, and of how many
-// the attention is. Where every second product or block is computed again, half of
-// the blocks stand for that.
+// selective returns how many of n blocks are recomputed in full, and how many recompute attention. If every second product or
+// block is recomputed, half of the blocks in full stand for that.
 func (r *Row) selective(n int) (full, attention int) {
 	if strings.Contains(r.RecomputeNote, "every second") || strings.Contains(r.RecomputeNote, "op-level") {
 		return n / 2, 0

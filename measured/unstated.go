@@ -1,9 +1,8 @@
 package measured
 
-// Choose predicts rows that do not state their micro-batch, their recomputation or how
-// they interleave stages, each as the fastest of the plans that agree with it and fit in
-// memory: who publishes a step time has tuned it. What is said of these rows hangs on
-// that choice, so they belong to no source's error. Those that remain are returned too.
+// Choose predicts rows that do not state their micro-batch, their recomputation or how they interleave stages. It takes each
+// as the fastest plan that agrees with the row and fits in memory, because published step times are tuned ones. As the
+// predictions depend on this choice, they do not count in the error of a source. Choose also returns the other rows.
 func Choose(skipped []Skipped) ([]Outcome, []Skipped) {
 	chosen := make([]*Outcome, len(skipped))
 	parallel(len(skipped), func(i int) { chosen[i] = skipped[i].choose() })
@@ -19,7 +18,7 @@ func Choose(skipped []Skipped) ([]Outcome, []Skipped) {
 	return all, left
 }
 
-// choose returns the row as the fastest plan, nil if none fits.
+// choose predicts the row as the fastest plan that agrees with it. It returns nil if none fits.
 func (r *Row) choose() *Outcome {
 	if r.StepSeconds == 0 {
 		return nil
@@ -48,9 +47,8 @@ func (r *Row) choose() *Outcome {
 	return best
 }
 
-// completions lists the rows that state what r leaves open: micro-batches are powers of
-// two up to 8, recomputation is none, that of attention or full, and stages of unstated
-// schedules are one or more of equal size a rank.
+// completions lists the rows that agree with r and state what r leaves open: micro-batches of powers of two up to 8;
+// recomputation of nothing, of attention, or in full; and for unstated schedules one or more stages of equal size per rank.
 func (r *Row) completions() []Row {
 	sizes, extents, chunks := []int{r.MicroBatch}, []string{r.Recompute}, []int{r.VirtualStages}
 	if r.MicroBatch == 0 {

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestChoose: a row that leaves its micro-batch and recomputation open is predicted as
-// the fastest plan that fits, and never as one that it contradicts.
+// TestChoose: a row that does not state its micro-batch and recomputation is predicted as the fastest plan that fits, and never as
+// one that contradicts the row.
 func TestChoose(t *testing.T) {
 	open := strings.Replace(strings.Replace(gptRow, "0,1,1,2,16,none,", "0,0,0,,16,unstated,", 1), ",1,1,2,16,none,", ",1,1,,16,unstated,", 1)
 	rows := read(t, header+open+gptRow[:1]+"x"+gptRow[2:])

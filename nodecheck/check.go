@@ -1,9 +1,10 @@
-// Package nodecheck finds the ranks of a job that are broken or slow before it trains.
+// Package nodecheck finds the ranks of a job that are broken or slow before it trains (`autopar run --node-check`).
 //
-// In two rounds every rank times a product by itself and an exchange with another rank. In the second round the suspects of
-// the first meet ranks that are none, and all meet others than before. An exchange that is bad may be the fault of either
-// rank; who has a good one with anybody is well, and who has none is at fault (as in the network check of DLRover). A rank
-// is slow whose best is more than twice the median of all.
+// There are two rounds. In each, every rank times a matrix product on its own device and an exchange over the network with
+// another rank. If an exchange is bad, either rank may be at fault. So in the second round the suspects of the first meet
+// ranks that are no suspects, and every rank meets another one than before as far as possible. A rank with at least one good
+// exchange is healthy; a rank with none is at fault (as in the network check of DLRover). A rank is slow if its best time is
+// more than twice the median of all ranks.
 package nodecheck
 
 import (
@@ -19,9 +20,9 @@ import (
 
 // Options of a check. The zero value is ready for use.
 type Options struct {
-	// Repeats is how often each thing is timed, the least of which counts; 0 is 20.
+	// Repeats is how often products and exchanges are timed; the shortest time counts. 0 means 20.
 	Repeats int
-	// Timeout bounds an exchange, and the wait for other ranks; 0 is a minute.
+	// Timeout bounds an exchange. A round waits for other ranks at most four times as long. 0 means a minute.
 	Timeout time.Duration
 }
 
@@ -38,21 +39,21 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// measure is what a rank has found in a round.
+// measure is what a rank has measured in a round.
 type measure struct {
-	Product    time.Duration // least
-	ProductErr string        // why there is no product, or ""
+	Product    time.Duration // the shortest
+	ProductErr string        // why the product failed, or ""
 	Exchanges  []exchange
 }
 
-// exchange is what a rank has found with another.
+// exchange is what a rank has measured with a partner.
 type exchange struct {
 	Partner int
-	Took    time.Duration // least
-	Err     string
+	Took    time.Duration // the shortest
+	Err     string        // why it failed, or ""
 }
 
-// Run checks all ranks: every process calls it with the work of its rank. The error of ranks that are at fault is an
+// Run checks all ranks. Every process of the job calls it with the work of its rank. If ranks are at fault, it fails with an
 // [*Error], the same in all processes.
 func Run(ctx context.Context, peers *launch.Peers, work Work, opts Options) (*Report, error) {
 	if err := opts.validate(); err != nil {
@@ -83,16 +84,16 @@ func Run(ctx context.Context, peers *launch.Peers, work Work, opts Options) (*Re
 	return report, nil
 }
 
-// rounds is how many it takes to tell a rank at fault from its partner.
+// rounds is the number of rounds that it takes to tell a rank at fault from its partner.
 const rounds = 2
 
-// round has all ranks measure, and returns what they have found, by rank.
+// round measures, exchanges the results with all other ranks, and returns them by rank.
 func round(ctx context.Context, peers *launch.Peers, work Work, meetings []pair, opts Options) ([]measure, error) {
 	var mine measure
 	mine.Product, mine.ProductErr = least(opts.Repeats, work.Product)
-	wait := 3 * opts.Timeout // others may wait for two exchanges to end
+	wait := 3 * opts.Timeout // two other exchanges may have to end before one can begin
 	if peers.Rank() > 0 {
-		wait += opts.Timeout // rank 0, which waits for all, is to say first who is late
+		wait += opts.Timeout // rank 0 gathers from all, so it must be the first to time out: it can name the late rank
 	}
 	bounded, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -133,7 +134,7 @@ func round(ctx context.Context, peers *launch.Peers, work Work, meetings []pair,
 	return all, nil
 }
 
-// least returns the shortest time of some calls, or why one failed.
+// least returns the shortest time of a number of calls, or why one of them failed.
 func least(calls int, do func() (time.Duration, error)) (time.Duration, string) {
 	best := time.Duration(0)
 	for i := range calls {

@@ -24,7 +24,7 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// work says that it takes a certain time. A rank's exchange is as long as its partner's.
+// work is a [Work] that claims to take certain times. An exchange takes as long as the slower of its two ranks says.
 type work struct {
 	product, exchange       time.Duration
 	productErr, exchangeErr error
@@ -45,7 +45,7 @@ func (w *work) Exchange(conn net.Conn) (time.Duration, error) {
 	return max(w.exchange, time.Duration(theirs)), err
 }
 
-// check runs a check of so many ranks.
+// check runs a check of a number of ranks.
 func check(t *testing.T, n int, opts nodecheck.Options, of func(rank int) nodecheck.Work) (report *nodecheck.Report, errs []error) {
 	t.Helper()
 	addr, err := launchtest.FreeAddr()
@@ -74,7 +74,7 @@ func check(t *testing.T, n int, opts nodecheck.Options, of func(rank int) nodech
 	return report, errs
 }
 
-// ranksOf are those that every process of a check has found at fault.
+// ranksOf returns the ranks at fault. All processes of the check must have found the same.
 func ranksOf(t *testing.T, errs []error) (ranks []int) {
 	t.Helper()
 	for rank, err := range errs {
@@ -90,7 +90,7 @@ func ranksOf(t *testing.T, errs []error) (ranks []int) {
 	return ranks
 }
 
-// healthy is the work of a rank that is well, but for what is done about it if it is a certain rank.
+// healthy returns the work of healthy ranks, with a change for one of them.
 func healthy(bad int, change func(w *work)) func(rank int) nodecheck.Work {
 	return func(rank int) nodecheck.Work {
 		w := &work{product: 10 * time.Millisecond, exchange: 9 * time.Millisecond}
@@ -103,8 +103,8 @@ func healthy(bad int, change func(w *work)) func(rank int) nodecheck.Work {
 
 var errBroken = errors.New("it is broken")
 
-// TestFindsTheRank injects a failure, or three times the time, on one rank of three to seven: it is found, and nobody
-// else, whoever it is paired with.
+// TestFindsTheRank injects a failure, or three times the time, on one rank of three to seven. That rank and no other is found,
+// whatever its partners.
 func TestFindsTheRank(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(w *work)
@@ -128,7 +128,7 @@ func TestFindsTheRank(t *testing.T) {
 	}
 }
 
-// stuck is a rank whose exchanges do not end, as where a network loses long messages.
+// stuck is a rank whose exchanges never end, as in a network that loses long messages.
 type stuck struct{ *work }
 
 func (stuck) Exchange(conn net.Conn) (time.Duration, error) {
@@ -136,7 +136,7 @@ func (stuck) Exchange(conn net.Conn) (time.Duration, error) {
 	return 0, err
 }
 
-// TestFindsTheStuckRank: a rank is not at fault for having waited, in vain or not, until another was free to meet it.
+// TestFindsTheStuckRank: a rank is not at fault because it has waited for its partner's other exchange, in vain or not.
 func TestFindsTheStuckRank(t *testing.T) {
 	for n, bad := range map[int]int{3: 0, 5: 2} { // who meets it meets another next, in the first round and in the second
 		t.Run(fmt.Sprintf("%d in %d", bad, n), func(t *testing.T) {
@@ -153,7 +153,7 @@ func TestFindsTheStuckRank(t *testing.T) {
 	}
 }
 
-// TestFindsTwo: of two ranks neither can be told to be at fault for an exchange that fails, but a slow product is its own.
+// TestFindsTwo: if an exchange of two ranks fails, either may be at fault. A slow product is the fault of its rank alone.
 func TestFindsTwo(t *testing.T) {
 	_, errs := check(t, 2, nodecheck.Options{Repeats: 3}, healthy(1, func(w *work) { w.exchangeErr = errBroken }))
 	require.Equal(t, []int{0, 1}, ranksOf(t, errs))
@@ -161,7 +161,7 @@ func TestFindsTwo(t *testing.T) {
 	require.Equal(t, []int{1}, ranksOf(t, errs))
 }
 
-// oneSided sends what the other waits for, and then finds that it has failed.
+// oneSided completes the exchange for its partner, and then reports a failure.
 type oneSided struct{ *work }
 
 func (w oneSided) Exchange(conn net.Conn) (time.Duration, error) {
@@ -169,7 +169,7 @@ func (w oneSided) Exchange(conn net.Conn) (time.Duration, error) {
 	return took, errors.Join(err, errBroken)
 }
 
-// TestOneSideFails: an exchange that is well for one of two has failed for both, or the one would vouch for the other.
+// TestOneSideFails: an exchange that fails for one rank has failed for both. Else its partner's success would count for the rank.
 func TestOneSideFails(t *testing.T) {
 	_, errs := check(t, 2, nodecheck.Options{Repeats: 1}, func(rank int) nodecheck.Work {
 		w := healthy(-1, nil)(rank)
@@ -181,7 +181,7 @@ func TestOneSideFails(t *testing.T) {
 	require.Equal(t, []int{0, 1}, ranksOf(t, errs))
 }
 
-// TestOnGPU does the work of a rank on a GPU.
+// TestOnGPU does the work of a rank on a (fake) GPU.
 func TestOnGPU(t *testing.T) {
 	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 1}))
 	require.NoError(t, err)
@@ -194,7 +194,7 @@ func TestOnGPU(t *testing.T) {
 	require.NoError(t, device.Close())
 }
 
-// TestHealthy checks ranks that compute and send, again and again, on a machine that may have much else to do.
+// TestHealthy checks healthy ranks that really compute and send, several times, on a machine that may be busy.
 func TestHealthy(t *testing.T) {
 	for range 10 {
 		report, errs := check(t, 4, nodecheck.Options{}, func(int) nodecheck.Work { return newDevice(t) })
@@ -216,7 +216,7 @@ func newDevice(t *testing.T) *nodecheck.Device {
 	return device
 }
 
-// TestWrongNumbers: a device, or a network, that gives other numbers than it should has failed.
+// TestWrongNumbers: a device with wrong results, or a network that changes data, has failed.
 func TestWrongNumbers(t *testing.T) {
 	backend, err := cpu.New(cpu.Options{Threads: 1})
 	require.NoError(t, err)
@@ -238,7 +238,7 @@ func TestWrongNumbers(t *testing.T) {
 	require.EqualError(t, err, "1048576 bytes do not arrive as they were sent")
 }
 
-// wrong is a backend whose device gets the last element of what is downloaded whole wrong.
+// wrong is a backend whose device makes the last element of every download wrong.
 type wrong struct{ runtime.Backend }
 
 func (w wrong) Open(world runtime.World) ([]runtime.Device, error) {
@@ -255,7 +255,7 @@ func (d wrongDevice) Download(dst []byte, space runtime.Space, offset int64) err
 	return err
 }
 
-// TestSilentRank: one that says nothing is named, in bounded time.
+// TestSilentRank: a rank that sends nothing is named, in bounded time.
 func TestSilentRank(t *testing.T) {
 	began := time.Now()
 	_, errs := check(t, 3, nodecheck.Options{Repeats: 1, Timeout: 100 * time.Millisecond}, healthy(2, func(w *work) { w.late = 2 * time.Second }))

@@ -7,20 +7,24 @@ import (
 	"time"
 )
 
-// slowFactor is how much longer than the median of all a slow rank takes.
+// This file decides from the measurements of all rounds which ranks are at fault. All ranks have the same measurements and
+// reach the same verdict.
+
+// slowFactor is how many times as long as the median of all ranks a rank takes at least if it is slow.
 const slowFactor = 2
 
-// noise is how much longer a rank may take at any rate: as long as a system may keep it off a processor.
+// noise is what a slow rank takes beyond the median at least: for so long an operating system may keep any process off the
+// processor.
 const noise = 5 * time.Millisecond
 
-// figure is what is known of a rank: the least time of its products, and of its exchanges with anyone.
+// figure is what is known of a rank: its shortest product, and its shortest exchange with any rank.
 type figure struct {
 	Product, Exchange       time.Duration
-	ProductErr, ExchangeErr string // why there is none
+	ProductErr, ExchangeErr string // why there is no time
 }
 
-// figures takes the best of some rounds. A product that has failed once is not to be trusted; an exchange may have failed
-// because of the other rank.
+// figures takes the best of some rounds. A product that has failed in any round counts as failed. An exchange that has failed
+// counts only if none succeeded, because the other rank may be at fault.
 func figures(rounds [][]measure) []figure {
 	all := make([]figure, len(rounds[0]))
 	for i, round := range rounds {
@@ -46,7 +50,7 @@ func figures(rounds [][]measure) []figure {
 	return all
 }
 
-// failure is why an exchange failed for either rank.
+// failure says why an exchange failed, for the rank itself or for its partner. It returns "" if both succeeded.
 func failure(rank int, x exchange, round []measure) string {
 	failed := x.Err
 	for _, y := range round[x.Partner].Exchanges {
@@ -60,7 +64,8 @@ func failure(rank int, x exchange, round []measure) string {
 	return fmt.Sprintf("with rank %d: %s", x.Partner, failed)
 }
 
-// medians are those of what went well, the lower of two in the middle: then one of two ranks can be slow.
+// medians are the medians of what succeeded. Of two values in the middle they take the lower one: else of two ranks none could
+// be slow.
 func medians(all []figure) (product, exchange time.Duration) {
 	var products, exchanges []time.Duration
 	for _, f := range all {
@@ -112,10 +117,10 @@ func findings(all []figure) (found []Finding) {
 	return found
 }
 
-// Error is a job with ranks at fault.
+// Error says which ranks of a job are at fault.
 type Error struct {
 	Findings []Finding
-	Hosts    []string // of all ranks, by which they are reached
+	Hosts    []string // addresses of all ranks
 }
 
 func (e *Error) Error() string {
@@ -126,10 +131,10 @@ func (e *Error) Error() string {
 	return text
 }
 
-// Report is what a check has measured of healthy ranks.
+// Report is what a check has measured, if all ranks are healthy.
 type Report struct{ figures []figure }
 
-// String is a line for people.
+// String prints the shortest and longest times of all ranks in one line.
 func (r *Report) String() string {
 	least, most := r.figures[0], r.figures[0]
 	for _, f := range r.figures {

@@ -2,10 +2,12 @@ package nodecheck
 
 import "slices"
 
-// pair is two ranks that exchange.
+// This file decides which ranks meet (exchange data) in a round.
+
+// pair is two ranks that meet.
 type pair struct{ a, b int }
 
-// with returns the other rank of a pair that a rank is in.
+// with returns the partner of a rank; ok is false if the rank is not in the pair.
 func (p pair) with(rank int) (other int, ok bool) {
 	switch rank {
 	case p.a:
@@ -16,7 +18,8 @@ func (p pair) with(rank int) (other int, ok bool) {
 	return 0, false
 }
 
-// before counts the meetings of either of two ranks that come before theirs: one of the two waits until the other is free.
+// before counts the earlier meetings of either rank of a pair. Until they are over, one of the two may have to wait for the
+// other.
 func before(earlier []pair, m pair) (n int) {
 	for _, other := range earlier {
 		if _, ok := other.with(m.a); ok {
@@ -28,8 +31,8 @@ func before(earlier []pair, m pair) (n int) {
 	return n
 }
 
-// firstMeetings are those of neighbours. All take place at once, but the last of an odd number of ranks then meets one that
-// has met another: every rank exchanges with somebody in every round.
+// firstMeetings pairs neighbours, which meet at the same time. If the number of ranks is odd, the last one meets its neighbour
+// after that one's first meeting, so that every rank meets another in every round.
 func firstMeetings(n int) (meetings []pair) {
 	for rank := 0; rank+1 < n; rank += 2 {
 		meetings = append(meetings, pair{rank, rank + 1})
@@ -40,8 +43,8 @@ func firstMeetings(n int) (meetings []pair) {
 	return meetings
 }
 
-// nextMeetings are of suspects with ranks that are not, and of those that are left; with others than before, where there
-// are some.
+// nextMeetings pairs the suspects of a round with good ranks, and then the remaining ranks with each other. It prefers partners
+// that have not met in the round.
 func nextMeetings(round []measure) (meetings []pair) {
 	at := findings(figures([][]measure{round}))
 	var suspects, good []int
@@ -52,7 +55,7 @@ func nextMeetings(round []measure) (meetings []pair) {
 			good = append(good, rank)
 		}
 	}
-	// take removes the best partner of a rank from a list.
+	// take pairs a rank with the first of a list that it has not met, or else with the first, and removes that one.
 	take := func(rank int, from *[]int) {
 		i := max(0, slices.IndexFunc(*from, func(other int) bool { return !met(round, rank, other) }))
 		meetings = append(meetings, pair{rank, (*from)[i]})
@@ -64,13 +67,13 @@ func nextMeetings(round []measure) (meetings []pair) {
 		suspects = suspects[1:]
 		take(rank, &good)
 	}
-	left := append(suspects, good...) // of one kind
+	left := append(suspects, good...) // only suspects, or only good ranks
 	for len(left) > 1 {
 		rank := left[0]
 		left = left[1:]
 		take(rank, &left)
 	}
-	if len(left) == 1 { // it meets one that has met another
+	if len(left) == 1 { // it meets a rank that has another meeting, a good one if there is any
 		rank, others := left[0], slices.Clone(trusted)
 		others = slices.DeleteFunc(others, func(other int) bool { return other == rank })
 		if len(others) == 0 {

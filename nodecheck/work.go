@@ -14,31 +14,31 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Work is what a rank is timed at: it is done once, and takes so long. An error says that it cannot be done, or that its
-// result is wrong.
+// Work is what ranks are timed at. Each method does its work once and returns the time. It fails if the work cannot be done
+// or its result is wrong.
 type Work interface {
 	// Product computes a matrix product.
 	Product() (time.Duration, error)
-	// Exchange sends to another rank, and receives from it, what an all_reduce of the two does, over a connection with a
+	// Exchange sends to and receives from another rank as many bytes as an all_reduce of the two does. The connection has a
 	// deadline.
 	Exchange(conn net.Conn) (time.Duration, error)
 }
 
-// Device does the work of a rank: products on a device of its own, and exchanges over the network.
+// Device implements [Work]: products on a device of its own, and exchanges over the network.
 type Device struct {
 	device   runtime.Device
 	kernel   *runtime.Kernel
-	size     int
-	at       int64 // of the product in the arena
-	compared bool  // all of the product, with what it should be
+	size     int   // rows and columns of the matrices
+	at       int64 // offset of the product in the arena
+	compared bool  // every element of a product was compared with its expected value
 
 	sent, got []byte
 }
 
-// exchangeBytes is half of what two ranks add up in an exchange.
+// exchangeBytes is half the size of the tensor that two ranks all-reduce in an exchange.
 const exchangeBytes = 1 << 20
 
-// NewDevice opens a device of a backend for products of square matrices of the given size.
+// NewDevice opens a device of a backend for products of size x size matrices of float32.
 func NewDevice(backend runtime.Backend, size int, timeout time.Duration) (*Device, error) {
 	devices, err := backend.Open(runtime.World{Ranks: 1, Timeout: timeout})
 	if err != nil {
@@ -57,7 +57,8 @@ func NewDevice(backend runtime.Backend, size int, timeout time.Duration) (*Devic
 // Close closes the device.
 func (d *Device) Close() error { return d.device.Close() }
 
-// prepare uploads a matrix of ones, and one whose columns are 1 to 7 and again.
+// prepare uploads the operands: a matrix of ones, and one with columns of 1, 2, ... 7, 1, 2, ... So the product is exact in
+// float32 and every element is known.
 func (d *Device) prepare() error {
 	g := ir.NewGraph("node check")
 	shape := []int{d.size, d.size}
@@ -96,7 +97,8 @@ func (d *Device) prepare() error {
 	return errors.Join(d.device.Upload(runtime.OnDevice, 0, ones), d.device.Upload(runtime.OnDevice, stride, columns))
 }
 
-// Product implements [Work]. The first product is compared with what it should be whole, later ones in one element.
+// Product implements [Work]. It compares every element of the first product with its expected value, and the first element of
+// later products.
 func (d *Device) Product() (time.Duration, error) {
 	began := time.Now()
 	if err := d.device.Launch(d.kernel); err != nil {
@@ -120,7 +122,8 @@ func (d *Device) Product() (time.Duration, error) {
 	return took, nil
 }
 
-// Exchange implements [Work]: what an all_reduce of two ranks sends, first a half of their parts, then of their sums.
+// Exchange implements [Work]: an all_reduce of two ranks sends half of its tensor twice, first to be summed (reduce-scatter),
+// then as a sum (all-gather).
 func (d *Device) Exchange(conn net.Conn) (time.Duration, error) {
 	began := time.Now()
 	for range 2 {

@@ -1,11 +1,10 @@
-// Package numeric runs the programs of a plan, at reduced sizes, against the
-// float64 interpreter: the same training steps once by the ranks' real programs
-// on a real backend and once by the definition of every op on the traced graph.
+// Package numeric compares the programs of a plan, at reduced sizes, with the float64 interpreter. The same training steps run
+// twice: as the ranks' programs on a real backend, and as the traced graph in ir/interp, which defines every op.
+// `autopar verify --numeric` calls [Shrink] and then [Run].
 //
-// It catches what no reading of a program can: a kernel or a collective that
-// does not compute what its instruction says, such as attention without the
-// causal mask, a dropout mask drawn by a rank's own positions, AdamW with a wrong
-// power in its bias correction, or a shard's last row left out.
+// It catches what no check of the instructions can: a kernel or collective that does not compute what its instruction says.
+// Examples are attention without the causal mask, a dropout mask drawn by a rank's own positions, AdamW with a wrong power in
+// its bias correction, or a shard's last row left out.
 package numeric
 
 import (
@@ -26,16 +25,15 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// Steps is how many training steps are compared: the second starts from what the
-// first left behind, weights and moments.
+// Steps is the number of training steps that are compared. The second one starts from the weights and moments that the first
+// one has written.
 const Steps = 2
 
-// Tolerances of errors in fp32, relative to the largest element of the tensor: of
-// loss and gradient norm, and of weights and moments. An operation rounds by 6e-8;
-// the gradient of a bias is a sum over all tokens in which much cancels.
+// Tolerances of errors in float32, relative to the largest element of a tensor. One operation rounds by 6e-8 at most, but the
+// gradient of a bias is a sum over all tokens, in which much cancels.
 const (
-	OutputTolerance = 1e-5
-	TensorTolerance = 1e-4
+	OutputTolerance = 1e-5 // of loss and gradient norm
+	TensorTolerance = 1e-4 // of weights and moments
 )
 
 const (
@@ -45,11 +43,11 @@ const (
 
 // Options of a run. The zero value runs on the CPU.
 type Options struct {
-	// Backend is fresh: a run opens it.
+	// Backend runs the ranks. It must not have been opened: the run opens it.
 	Backend runtime.Backend
 }
 
-// Report is how far the ranks were from the interpreter.
+// Report says how far the ranks' results are from the interpreter's.
 type Report struct {
 	Ranks   int     `json:"ranks"`
 	Steps   int     `json:"steps"`
@@ -61,10 +59,10 @@ type Class struct {
 	Name    string  `json:"name"`
 	Tensors int     `json:"tensors"` // over all steps
 	Error   float64 `json:"error"`   // largest |difference| over largest |value| of a tensor
-	Worst   string  `json:"worst"`   // the tensor that has it, and where
+	Worst   string  `json:"worst"`   // the tensor with that error, and after which step
 }
 
-// The classes.
+// The classes of tensors, as indices into [Report.Classes].
 const (
 	loss = iota
 	gradNorm
@@ -73,7 +71,7 @@ const (
 	secondMoments
 )
 
-// MismatchError is a tensor beyond the tolerance.
+// MismatchError is a tensor whose error exceeds the tolerance.
 type MismatchError struct {
 	Class, Tensor  string
 	Off, Tolerance float64 // relative to the largest element
@@ -83,10 +81,9 @@ func (e *MismatchError) Error() string {
 	return fmt.Sprintf("numeric: %s: %s is off by %.2g of its largest element, tolerance %.0e", e.Class, e.Tensor, e.Off, e.Tolerance)
 }
 
-// Run trains the model of a configuration under a plan for [Steps] steps, on
-// random tokens with every tenth target ignored, and compares loss, gradient
-// norm, weights and moments after every step. The report is complete even if
-// the error is a [MismatchError].
+// Run trains the model of a configuration under a plan for [Steps] steps, on random tokens with every tenth target ignored. It
+// compares loss, gradient norm, weights and moments after every step. If some of them differ, the error is the first
+// [MismatchError], and the report is complete nevertheless.
 func Run(ctx context.Context, cfg *config.Config, plan *partition.Plan, opts Options) (*Report, error) {
 	traced, err := cfg.TrainStep()
 	if err != nil {
@@ -113,14 +110,14 @@ func Run(ctx context.Context, cfg *config.Config, plan *partition.Plan, opts Opt
 	return c.report, errors.Join(err, exec.Close())
 }
 
-// comparison is one run.
+// comparison is the state of a [Run].
 type comparison struct {
 	cfg    *config.Config
 	traced *ir.Graph
 	prog   *codegen.Program
 	exec   *runtime.Executor
 	report *Report
-	first  *MismatchError
+	first  *MismatchError // nil as long as all is within the tolerances
 }
 
 func (c *comparison) run(ctx context.Context) error {
@@ -164,11 +161,11 @@ func (c *comparison) run(ctx context.Context) error {
 	return nil
 }
 
-// classes says of every parameter what it is.
+// classes returns the class of every parameter.
 func (c *comparison) classes() map[string]int {
 	of := map[string]int{}
 	for _, p := range c.traced.Params() {
-		of[p.Name()] = weights // frozen ones too
+		of[p.Name()] = weights // also frozen ones, which AdamW does not update
 	}
 	for _, n := range c.traced.Nodes {
 		if n.Op == ir.OpAdamW {
@@ -178,8 +175,8 @@ func (c *comparison) classes() map[string]int {
 	return of
 }
 
-// compare notes the error of a tensor, and the first that is too large. The
-// first in order is closest to the cause: losses come before what follows.
+// compare records the error of a tensor, and the first error that exceeds the tolerance. The first one is closest to the
+// cause: the loss is compared before the gradient norm, and this before what the update writes.
 func (c *comparison) compare(class int, name string, got []float32, want []float64) {
 	largest, worst, at := 0.0, 0.0, 0
 	for i, w := range want {
@@ -190,7 +187,7 @@ func (c *comparison) compare(class int, name string, got []float32, want []float
 		}
 	}
 	if worst > 0 {
-		worst /= largest // of an all-zero tensor: infinite
+		worst /= largest // infinite if the interpreter's tensor is all zero
 	}
 	k := &c.report.Classes[class]
 	k.Tensors++
@@ -252,8 +249,8 @@ func (c *comparison) feeds(step int) (map[string]interp.Tensor, runtime.Feeds) {
 	return fed, feeds
 }
 
-// parameters assembles weights and moments from the ranks' shards. Shards of
-// the same part must have the same bits, and no element may be on no rank.
+// parameters assembles weights and moments from the ranks' shards. It fails if copies of an element differ in their bits, or
+// if an element is on no rank.
 func (c *comparison) parameters() (map[string][]float32, error) {
 	whole, holder := map[string][]float32{}, map[string][]int{}
 	for _, p := range c.traced.Params() {

@@ -26,7 +26,7 @@ func large() *config.Config {
 	return cfg
 }
 
-// cut is a plan for it: its 12 blocks over stages, the first stage recomputing.
+// cut is a plan for large. The first stage recomputes half of its blocks, the last attention in one.
 func cut(dp, tp, pp, units, zero int) *partition.Plan {
 	p := &partition.Plan{
 		PlanNGPUs: dp * tp * pp, RuntimeNGPUs: dp * tp * pp * units, DP: dp, TP: tp, MicroBatch: 4, ZeRO: zero,
@@ -57,7 +57,7 @@ func TestRunMatchesTheInterpreter(t *testing.T) {
 	}
 }
 
-// TestAdaptersAreShrunk: of adapters of a higher rank than the reduced model is wide.
+// TestAdaptersAreShrunk: adapters whose rank exceeds the width of the reduced model get a lower rank.
 func TestAdaptersAreShrunk(t *testing.T) {
 	full := large()
 	full.Model.LoRARank, full.Model.LoRAAlpha, full.Model.LoRATargets = 64, 32, "."
@@ -70,7 +70,7 @@ func TestAdaptersAreShrunk(t *testing.T) {
 	require.Equal(t, numeric.Steps, report.Classes[0].Tensors, "losses; frozen weights are weights")
 }
 
-// lying is a backend some kernels of which do something else.
+// lying is a backend on which bend changes what kernels compute.
 type lying struct {
 	runtime.Backend
 	bend func(rank int, k *runtime.Kernel)
@@ -99,8 +99,7 @@ func (d *lyingDevice) Launch(k *runtime.Kernel) error {
 	return d.Device.Launch(&bent)
 }
 
-// TestRunCatchesKernels has kernels that do not compute what their instruction
-// says, of the kinds that only a run can show.
+// TestRunCatchesKernels has kernels that do not compute what their instruction says, which only a run can show.
 func TestRunCatchesKernels(t *testing.T) {
 	for name, c := range map[string]struct {
 		bend func(rank int, k *runtime.Kernel)
@@ -150,8 +149,7 @@ func TestShrinkRefuses(t *testing.T) {
 	require.ErrorContains(t, err, "512 ranks, at most 256")
 }
 
-// TestHalfPrecisionIsShrunkToFloat32: the plan of a run in two bytes is compared in
-// float32.
+// TestHalfPrecisionIsShrunkToFloat32: the plan of a run in bfloat16 is compared in float32.
 func TestHalfPrecisionIsShrunkToFloat32(t *testing.T) {
 	cfg := config.Default()
 	cfg.Train.DType, cfg.Train.MasterWeights = "bfloat16", false

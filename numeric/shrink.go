@@ -10,20 +10,17 @@ import (
 // maxRanks bounds a run: every rank is a goroutine of this process.
 const maxRanks = 256
 
-// maxTokens bounds a batch, for the interpreter's sake, where the plan allows.
+// maxTokens bounds the tokens of a batch, as far as the plan allows, because the interpreter is slow.
 const maxTokens = 256
 
-// Shrink returns a configuration and a plan of the same structure at sizes that
-// the interpreter can follow: the same degrees, stages, schedule, placements,
-// ZeRO stage and kinds of recomputation, with at most two blocks a stage, few
-// heads, narrow, short sequences and few symbols. Sizes are kept from dividing by
-// the degrees, so that splits are uneven. Of many units two stay.
+// Shrink returns a configuration and a plan of the same structure, at sizes that the interpreter can run: the same degrees,
+// stages, schedule, placements, ZeRO stage and kinds of recomputation, but at most two blocks per stage, two units, few and
+// narrow heads, short sequences and a small vocabulary. It avoids sizes that the degrees divide, so that splits are uneven.
+// It fails if the plan needs more than maxRanks ranks even so.
 //
-// AdamW's epsilon becomes at least 1e-3: at 1e-8 the first updates are the sign
-// of the gradient, which rounding decides where a gradient is almost nothing. The
-// run is in float32 whatever the configuration's type: the rounding of two-byte
-// types would hide what the tolerances are to show. Their casts are part of the
-// symbolic proof.
+// AdamW's epsilon becomes at least 1e-3. At 1e-8 the first updates are the signs of gradients, and the sign of a gradient
+// close to zero depends on rounding. The run is in float32 whatever the configuration's type, because the rounding of two-byte
+// types would hide the errors that the tolerances are to show. The casts of those types are part of the symbolic proof.
 func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partition.Plan, error) {
 	c, p := *cfg, *plan
 	if p.ZeROGroup == 0 {
@@ -38,7 +35,7 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	c.Model.NLayer = p.Stages[len(p.Stages)-1].Last
 	m, dp, inner := &c.Model, p.DataParallel(), max(p.TP, p.ContextParallel())
 
-	width, group := max(m.HeadDim(), 4), m.QueryGroup() // a norm of two elements is their signs: its gradient is rounding
+	width, group := max(m.HeadDim(), 4), m.QueryGroup() // the norm of two elements is their signs, and its gradient only rounding
 	kvHeads := min(m.KVHeads(), p.TP+1)
 	if kvHeads < p.TP { // the plan may split something else
 		group = min(group, p.TP)
@@ -53,18 +50,18 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	if m.FFNHidden > 0 {
 		m.FFNHidden = min(m.FFNHidden, 2*m.NEmbd+1)
 	}
-	if rank := min(m.LoRARank, 2*p.TP+1, m.NEmbd); rank < m.LoRARank { // adapters keep their factor
+	if rank := min(m.LoRARank, 2*p.TP+1, m.NEmbd); rank < m.LoRARank { // adapters keep their factor, alpha / rank
 		m.LoRAAlpha *= float64(rank) / float64(m.LoRARank)
 		m.LoRARank = rank
 	}
 	m.BlockSize = min(m.BlockSize, max(9, 2*inner*p.ContextParallel()+1))
-	if p.LossSlices > 1 { // equal ones
+	if p.LossSlices > 1 { // slices must be of equal size
 		p.LossSlices = min(p.LossSlices, m.BlockSize)
 		m.BlockSize -= m.BlockSize % p.LossSlices
 	}
 	m.VocabSize = min(m.VocabSize, max(17, 2*p.TP+1, dp+1))
 
-	// The batch: all micro-batches but the last of the last rank are full.
+	// The batch: all micro-batches are full, except the last one of the last rank.
 	mesh := plan.Mesh(cfg.Batch.Global)
 	microBatches := min(mesh.Size(partition.AxisMB), 2*p.PP())
 	least := 1 // sequences of a micro-batch
@@ -84,8 +81,8 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 	return &c, &p, nil
 }
 
-// shrinkStages keeps one or two blocks of each stage, and of each kind of
-// recomputation that a stage has.
+// shrinkStages keeps at most two blocks of each stage. Of each kind of recomputation it keeps one block as far as there is
+// room, or two if all blocks of the stage have it.
 func shrinkStages(stages []partition.Stage) []partition.Stage {
 	var out []partition.Stage
 	next := 0

@@ -57,24 +57,23 @@ type benchResult struct {
 	MinMS       float64  `json:"min_ms"`
 	TokensPerS  float64  `json:"tokens_per_s"`
 	MFU         float64  `json:"mfu"`
-	PeakFLOPS   float64  `json:"peak_flops"` // of all cores, in multiply-adds, measured in this run, or of all GPUs: MFU refers to it
-	Bandwidth   float64  `json:"bandwidth"`  // of memory, bytes a second, measured too
+	PeakFLOPS   float64  `json:"peak_flops"` // what MFU refers to: of all cores, in multiply-adds, measured in this run; or of all GPUs
+	Bandwidth   float64  `json:"bandwidth"`  // of memory, bytes a second, measured as well
 	ArenaBytes  int64    `json:"arena_bytes"`
 	PeakRSS     int64    `json:"peak_rss_bytes,omitempty"` // of the process
 	PredictedMS float64  `json:"predicted_ms"`
 	Ops         []opTime `json:"ops"`          // all that take time, longest first; they add up to the step
-	ShareOfTop  float64  `json:"share_of_top"` // of the step that the first --top of them take
-	// Without is the same plan without train.reproducible, when that is on.
+	ShareOfTop  float64  `json:"share_of_top"` // share of the step that the first --top ops take
+	// Without compares with the same plan without train.reproducible, if that is on.
 	Without *benchWithout `json:"without_reproducible,omitempty"`
 	listed  int
 }
 
-// benchWithout says what train.reproducible costs: the figures of the same plan
-// without it, of all ranks together.
+// benchWithout says what train.reproducible costs: it has the figures of the same plan without it, for all ranks together.
 type benchWithout struct {
 	MedianMS  float64  `json:"median_ms"`
 	Ratio     float64  `json:"ratio"`      // of the medians, with to without
-	CommBytes [2]int64 `json:"comm_bytes"` // received a step: with, without
+	CommBytes [2]int64 `json:"comm_bytes"` // received per step: with, without
 	Memory    [2]int64 `json:"arena_bytes"`
 }
 
@@ -107,8 +106,8 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	return nil
 }
 
-// plan is the plan to time: the best for the configuration on this machine, or the one
-// given. With --device cuda it opens the GPU, which is planned for.
+// plan returns the plan to time: the given one, or the best for the configuration on this machine. With --device cuda it also
+// opens the GPUs, and plans for them.
 func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.System, err error) {
 	if isPlan(c.Config) {
 		if len(c.Set) > 0 {
@@ -148,7 +147,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 	return doc, system, err
 }
 
-// isPlan reports whether a file is a plan: a configuration may be JSON, too.
+// isPlan reports whether a file is a plan. It looks into the file, because a configuration may be JSON, too.
 func isPlan(name string) bool {
 	var plan struct {
 		Plan json.RawMessage `json:"plan"`
@@ -169,7 +168,7 @@ func (c *benchCmd) load() (*config.Config, error) {
 	return cfg, cfg.Validate()
 }
 
-// summarize turns times into the result. work is that of each op in a step.
+// summarize turns times into the result. work has the work of each op in a step.
 func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks, work map[string]cost.Work, times []time.Duration, watch *stopwatch) *benchResult {
 	ms := func(d time.Duration) float64 { return d.Seconds() * 1e3 }
 	var total time.Duration
@@ -186,7 +185,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 		PeakFLOPS:  peaks.FLOPS, Bandwidth: peaks.Bandwidth,
 	}
 	r.MFU = float64(cfg.Model.FLOPsPerToken()) * r.TokensPerS / r.PeakFLOPS
-	add := func(op string, calls int, spent time.Duration) { // of all ranks in all steps
+	add := func(op string, calls int, spent time.Duration) { // calls and spent are those of all ranks in all steps
 		turns := float64(len(times) * ranks)
 		o := opTime{Op: op, Calls: float64(calls) / turns, MS: ms(spent) / turns, Share: spent.Seconds() / float64(ranks) / total.Seconds()}
 		o.rate(work[op], peaks)
@@ -197,7 +196,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 		add(op.String(), watch.calls[op], spent)
 		idle -= spent
 	}
-	if len(watch.spent) > 0 { // else it is not known
+	if len(watch.spent) > 0 { // else the time of ops is not known
 		add("idle", 0, max(idle, 0))
 	}
 	slices.SortFunc(r.Ops, func(a, b opTime) int { return cmp.Or(cmp.Compare(b.MS, a.MS), cmp.Compare(a.Op, b.Op)) })
@@ -277,7 +276,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 	prog := programs.training
 	peaks, resident := peaksOf(found), int64(0)
 	if system == nil {
-		resident = peakMemory() // before the peaks are measured, which takes some
+		resident = peakMemory() // before the peaks are measured, which takes memory
 		peaks = profile.MeasurePeaks(ctx, peakBudget)
 	}
 	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, peaks, workOf(prog, found.Cluster), all[0].times, &all[0].watch)
@@ -307,8 +306,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 	return r, nil
 }
 
-// compare sets the result, of a reproducible program, beside the same plan without
-// train.reproducible.
+// compare compares the result of a reproducible program with the same plan without train.reproducible.
 func (r *benchResult) compare(with *codegen.Program, plain *timed) *benchWithout {
 	slices.Sort(plain.times)
 	w := &benchWithout{MedianMS: plain.times[len(plain.times)/2].Seconds() * 1e3}
@@ -319,14 +317,14 @@ func (r *benchResult) compare(with *codegen.Program, plain *timed) *benchWithout
 	return w
 }
 
-// footprint returns the bytes that all ranks receive in a step, and their arenas.
+// footprint returns the bytes that all ranks together receive in a step, and the bytes of their arenas.
 func footprint(p *codegen.Program) (received, arenas int64) {
 	for r := range p.Schedules {
 		s := &p.Schedules[r]
 		arenas += p.Stages[s.Stage].Arena()
 		for _, task := range s.Tasks {
 			for _, in := range p.Stages[s.Stage].Run(task) {
-				if in.Node.Op != ir.OpSend && s.Runs(&in, task) { // the receiver counts what is sent
+				if in.Node.Op != ir.OpSend && s.Runs(&in, task) { // transfers count at their receiver
 					received += p.CommBytes(s, &in, task)
 				}
 			}

@@ -13,22 +13,20 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/profile"
 )
 
-// opTime is the time of one op, averaged over ranks. That of collectives and
-// receives includes waiting for the other ranks; where there are more ranks than
-// processors, that of any op waiting for one. The op idle is the time in which a
-// rank runs no instruction.
+// opTime is the time of one op, averaged over ranks. The time of collectives and receives includes waiting for other ranks; if
+// there are more ranks than processors, the time of any op includes waiting for a processor. The op "idle" is the time in which
+// a rank runs no instruction.
 type opTime struct {
 	Op    string  `json:"op"`
 	Calls float64 `json:"calls_per_step"` // of one rank
 	MS    float64 `json:"ms_per_step"`
 	Share float64 `json:"share"` // of the step
-	// Rates of all ranks together, of the work that the cost model counts: operations, and bytes of memory or, of a
-	// collective, of its tensors.
+	// Rates of all ranks together, of the work that the cost model counts: operations, and bytes of memory, or for a collective
+	// the bytes of its tensors.
 	GFLOPS float64 `json:"gflops,omitempty"`
 	GBs    float64 `json:"gb_per_s,omitempty"`
-	// Roofline is the share of the step's processors that this work takes at the measured peaks, over that which it took
-	// (Williams, Waterman and Patterson, "Roofline", 2009). Data that stays in a cache, and products on matrix units, can
-	// exceed 1.
+	// Roofline is the time of this work at the measured peaks over the time that it took (Williams, Waterman and Patterson,
+	// "Roofline", 2009). It can exceed 1 for data that stays in a cache, and for products on matrix units.
 	Roofline float64 `json:"roofline,omitempty"`
 }
 
@@ -39,7 +37,7 @@ func (o *opTime) rate(w cost.Work, peaks profile.Peaks) {
 		return
 	}
 	o.GFLOPS, o.GBs = w.FLOPs/seconds/1e9, float64(w.Bytes)/seconds/1e9
-	if w.Class != "collective" { // whose bytes are not those of memory
+	if w.Class != "collective" { // the bytes of collectives are not traffic of memory
 		o.Roofline = max(w.FLOPs/peaks.FLOPS, float64(w.Bytes)/peaks.Bandwidth) / seconds
 	}
 }
@@ -81,8 +79,7 @@ func workOf(prog *codegen.Program, cluster *cost.Cluster) map[string]cost.Work {
 	return all
 }
 
-// peakMemory returns the most memory that the process has had, in bytes, or 0 where
-// that cannot be told.
+// peakMemory returns the peak resident memory of the process, in bytes, or 0 if it is unknown.
 func peakMemory() int64 {
 	data, err := os.ReadFile("/proc/self/status")
 	if err != nil {
@@ -100,10 +97,10 @@ func peakMemory() int64 {
 	return 0
 }
 
-// peakBudget is how long the machine's peaks are measured, before and after the steps.
+// peakBudget is how long the machine's peaks are measured.
 const peakBudget = 400 * time.Millisecond
 
-// peaksOf are those that a plan was made for.
+// peaksOf returns the peaks of the cluster that a plan was made for.
 func peaksOf(doc *planner.Document) profile.Peaks {
 	c := doc.Cluster
 	return profile.Peaks{FLOPS: c.JobFLOPS(doc.Config.DType().String(), doc.Plan), Bandwidth: c.Device.MemoryBandwidth * float64(doc.Plan.RuntimeNGPUs)}

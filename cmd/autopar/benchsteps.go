@@ -22,10 +22,11 @@ type stopwatch struct {
 	on    bool
 	spent map[ir.Op]time.Duration
 	calls map[ir.Op]int
-	spans []runtime.Span // of the step in progress, if they are kept
+	spans []runtime.Span // of one step: see record
 	keep  bool
 }
 
+// note receives the span of an instruction from the runtime.
 func (s *stopwatch) note(span runtime.Span) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -43,7 +44,7 @@ func (s *stopwatch) start() {
 	s.on, s.spent, s.calls = true, map[ir.Op]time.Duration{}, map[ir.Op]int{}
 }
 
-// record keeps the spans of the next step, which counts in nothing else.
+// record keeps the spans of the next step. Its times do not count.
 func (s *stopwatch) record() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -58,10 +59,10 @@ type timed struct {
 	times        []time.Duration // of each step after the burn-in
 	exec         *runtime.Executor
 	feeds        runtime.Feeds
-	ended        time.Time // of the step before, or when the first began
+	ended        time.Time // when the step before ended, or the first began
 }
 
-// opener makes a backend for a program, and what hears of its instructions, if anything.
+// opener makes a backend for a program, and a function that receives the spans of its instructions, or nil.
 type opener func(p *timed) (runtime.Backend, func(runtime.Span), error)
 
 func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
@@ -69,8 +70,8 @@ func openCPU(p *timed) (runtime.Backend, func(runtime.Span), error) {
 	return backend, p.watch.note, err
 }
 
-// timeOnGPU times whole steps, in which nothing waits, and then where the time goes with
-// every instruction waited for, which adds up to more. The former stand if the latter fails.
+// timeOnGPU times whole steps, which run asynchronously. Then it runs the steps again and waits for every instruction, to find
+// out where the time goes; this takes longer in total. If only the second part fails, the times of the first are reported.
 func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Config, system *cuda.System, programs ...*timed) error {
 	options := func(p *timed) cuda.Options {
 		opts := c.options()
@@ -106,9 +107,8 @@ func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Conf
 	return err
 }
 
-// timeSteps runs training programs on random tokens and notes how long each step
-// after the burn-in took, and where the time went. Several take turns, so that
-// what else the machine does troubles all alike.
+// timeSteps runs training programs on random tokens, and records how long each step after the burn-in took and where the time
+// went. Several programs take turns, so that other load on the machine affects all of them alike.
 func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, open opener, programs ...*timed) error {
 	for _, p := range programs {
 		backend, trace, err := open(p)
@@ -132,15 +132,15 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 			if step == c.BurnIn {
 				p.watch.start()
 			}
-			p.feeds["step"] = runtime.Ints(int32(step)) // every program has one: AdamW counts it
+			p.feeds["step"] = runtime.Ints(int32(step)) // every program reads it, for AdamW
 			if step == 0 || !late {
 				p.ended = time.Now()
 			}
 			if err := p.exec.Begin(ctx, p.prog, p.feeds); err != nil {
 				return err
 			}
-			first := c.BurnIn // of those that are noted
-			if late {         // the host is a step ahead, as in training
+			first := c.BurnIn // the first step whose time is recorded
+			if late {         // the host is a step ahead, as in training, and finishes the step before
 				first++
 			}
 			if late && step == 0 {
@@ -167,8 +167,7 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 	return err
 }
 
-// finish waits for the first step that is not finished, and notes how long after the end of
-// the one before it ended, if asked.
+// finish waits for the first step that is not finished. With note it records the time since the end of the step before.
 func (p *timed) finish(ctx context.Context, note bool) error {
 	_, err := p.exec.Finish(ctx)
 	start := p.ended
@@ -179,8 +178,7 @@ func (p *timed) finish(ctx context.Context, note bool) error {
 	return err
 }
 
-// randomBatch feeds a training step with tokens that mean nothing: the time of a
-// step does not depend on them.
+// randomBatch returns the inputs of a training step, with random tokens: the time of a step does not depend on them.
 func randomBatch(cfg *config.Config, prog *codegen.Program) runtime.Feeds {
 	B, T := cfg.Batch.Global, cfg.Model.BlockSize
 	random := rand.New(rand.NewPCG(uint64(cfg.Train.Seed), 0))

@@ -31,7 +31,7 @@ type fromDir struct {
 	Dir string `arg:"" help:"Directory of a run, for its newest checkpoint, or of one checkpoint."`
 }
 
-// convert opens the checkpoint, and prints where it was written to as something else.
+// convert opens the checkpoint, has write convert it, and prints the path of the result.
 func (c *fromDir) convert(con *console, write func(*checkpoint.Checkpoint) (path string, err error)) error {
 	ck, err := checkpoint.Open(c.Dir)
 	if err != nil {
@@ -46,10 +46,11 @@ func (c *fromDir) convert(con *console, write func(*checkpoint.Checkpoint) (path
 	return nil
 }
 
-// toDir is the directory that a command makes a checkpoint in.
+// toDir is the directory that a command writes a checkpoint to.
 type toDir string
 
-// check refuses the directory of a run: its checkpoints would go, or this one when it saves.
+// check refuses a directory that has checkpoints, which would be removed, or to which a run writes, which would remove the new
+// one when it saves.
 func (d toDir) check() error {
 	if d == "" {
 		return usagef("checkpoint: -o is empty, want the name of a directory")
@@ -108,7 +109,7 @@ func (c *checkpointInspectCmd) Run(con *console) error {
 	return nil
 }
 
-// checkpointMergeCmd writes a checkpoint with one file.
+// checkpointMergeCmd writes a checkpoint of many ranks as one of a single rank.
 type checkpointMergeCmd struct {
 	fromDir
 	Out      toDir `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints; any plan can resume from it."`
@@ -135,7 +136,7 @@ func (c *checkpointMergeCmd) Run(con *console) error {
 	})
 }
 
-// checkpointReshardCmd writes a checkpoint as the ranks of a plan would have.
+// checkpointReshardCmd writes a checkpoint as the ranks of another plan would.
 type checkpointReshardCmd struct {
 	fromDir
 	planArg
@@ -161,7 +162,7 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 	})
 }
 
-// checkpointImportCmd makes a checkpoint of the weights of other programs.
+// checkpointImportCmd makes a checkpoint from the weights of other programs.
 type checkpointImportCmd struct {
 	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt. Of the latter neither the optimizer's state nor the step is read."`
 	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`

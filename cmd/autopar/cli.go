@@ -61,8 +61,7 @@ func (a *yamlArgs) load() (*config.Config, error) {
 	return cfg, cfg.Validate()
 }
 
-// flagOverride is a flag that stands for a key of the YAML. An empty value is
-// no override.
+// flagOverride is a flag that overrides a key of the YAML, unless its value is empty.
 type flagOverride struct{ flag, key, value string }
 
 // apply sets the key. An error names the flag.
@@ -121,17 +120,18 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	}
 	if err == nil {
 		con.configure(cli.Globals)
-		if !heeds(parsed.Selected()) { // it has nothing to save, and what it writes is whole or not there
+		if !heeds(parsed.Selected()) { // it has nothing to save, and its files are written whole or not at all
 			defer context.AfterFunc(ctx, func() { endAtOnce(con) })()
 		}
-		if err = parsed.Run(); con.lost != nil && (err == nil || errors.Is(err, context.Canceled)) { // maybe because of it
+		// A command may have been canceled because its output was lost: see [console.training].
+		if err = parsed.Run(); con.lost != nil && (err == nil || errors.Is(err, context.Canceled)) {
 			err = con.lost
 		}
 	}
 	if err == nil {
 		return statusDone
 	}
-	if what, trace, isPanic := strings.Cut(err.Error(), "\ngoroutine "); isPanic { // of a rank, which runtime hands on
+	if what, trace, isPanic := strings.Cut(err.Error(), "\ngoroutine "); isPanic { // runtime returns the panic of a rank as an error
 		con.bug(what, "goroutine "+trace, con.verbose)
 		return launch.ExitStatus(statusFailed, true)
 	}
@@ -143,7 +143,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	return launch.ExitStatus(status(err), final(err))
 }
 
-// idleFlag refuses a flag that does nothing without another, which its tag "with" names.
+// idleFlag refuses a flag that has no effect without another one, which its tag "with" names.
 func idleFlag(parsed *kong.Context) error {
 	given := map[string]bool{}
 	for _, p := range parsed.Path {
@@ -162,7 +162,7 @@ func idleFlag(parsed *kong.Context) error {
 	return nil
 }
 
-// heeds reports whether a command ends by itself when it is interrupted: its Run takes the context.
+// heeds reports whether a command ends by itself when it is interrupted. Such a command has a Run that takes the context.
 func heeds(command *kong.Node) bool {
 	run := command.Target.Addr().MethodByName("Run").Type()
 	for i := range run.NumIn() {
@@ -180,7 +180,7 @@ func commandOf(ctx *kong.Context) string {
 	return "autopar"
 }
 
-// bug reports a panic.
+// bug reports a panic, with its stack trace if verbose.
 func (c *console) bug(what, trace string, verbose bool) {
 	if !strings.Contains(what, "BUG:") {
 		what = "BUG: " + what

@@ -28,7 +28,7 @@ import (
 	"github.com/autopar/autopar/train"
 )
 
-// TestStatusOfErrors: what is wrong with the input, and numbers that are not finite, would come again if a rank were started anew.
+// TestStatusOfErrors: errors of the input, and numbers that are not finite, are final: they would come again after a restart.
 func TestStatusOfErrors(t *testing.T) {
 	for _, c := range []struct {
 		err  error
@@ -64,7 +64,7 @@ func TestStatusOfErrors(t *testing.T) {
 	}
 }
 
-// TestIdleFlags: a flag of which nothing would come is refused, before any file is read.
+// TestIdleFlags: a flag that would have no effect is refused, before any file is read.
 func TestIdleFlags(t *testing.T) {
 	for want, args := range map[string][]string{
 		"plan: --samples is for --robust":                                                                 {"plan", "x.yaml", "--samples", "4"},
@@ -87,7 +87,7 @@ func TestIdleFlags(t *testing.T) {
 	}
 }
 
-// TestFlagsAreNamed: what a flag contradicts is said of the flag that was given, not of --set.
+// TestFlagsAreNamed: an error about the value of a flag names that flag, and not --set.
 func TestFlagsAreNamed(t *testing.T) {
 	for want, args := range map[string][]string{
 		"autopar: --runtime-ngpus: parallel.runtime_ngpus: 6 is not a multiple of plan_ngpus 4\n":                 {"--runtime-ngpus", "6", "--plan-ngpus", "4"},
@@ -102,7 +102,7 @@ func TestFlagsAreNamed(t *testing.T) {
 	}
 }
 
-// TestHelpHasExamples: of every command, and of those that have others under them.
+// TestHelpHasExamples: the help of every command has an example, also that of commands with subcommands.
 func TestHelpHasExamples(t *testing.T) {
 	parser, err := kong.New(new(grammar))
 	require.NoError(t, err)
@@ -124,7 +124,7 @@ func TestPanicsAreReported(t *testing.T) {
 		require.Contains(t, stderr.String(), "BUG: index out of range")
 		require.Equal(t, verbose, bytes.Contains(stderr.Bytes(), []byte("goroutine")))
 	}
-	// One that reaches the top ends in the same words, not in a trace; an agent hears that it would come again.
+	// A panic outside of ranks ends in the same message, without a trace. Its status tells the agent that it would come again.
 	for _, want := range []int{statusFailed, 64 + statusFailed} {
 		var stderr bytes.Buffer
 		code := execute(nil, []string{"data", "prepare", "--input", "cli_test.go", "-o", t.TempDir()}, &bytes.Buffer{}, &stderr) //nolint:staticcheck // a nil context panics
@@ -135,7 +135,7 @@ func TestPanicsAreReported(t *testing.T) {
 	}
 }
 
-// TestInterrupt interrupts a search that would take minutes: it ends, without a plan.
+// TestInterrupt interrupts a search that would take minutes: it ends at once, without a plan.
 func TestInterrupt(t *testing.T) {
 	exe, err := os.Executable()
 	require.NoError(t, err)

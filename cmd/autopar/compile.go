@@ -11,12 +11,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// compiled is a model under a plan, with what each stage of the compiler left.
+// compiled is a model compiled for a plan.
 type compiled struct {
 	graph      *ir.Graph // the training step, as traced
 	evalGraph  *ir.Graph // the evaluation, as traced
 	training   *codegen.Program
-	evaluation *codegen.Program // in the arenas of training
+	evaluation *codegen.Program // it runs in the arenas of training
 }
 
 // verify proves both programs.
@@ -30,8 +30,7 @@ func (c *compiled) verify() error {
 	return codegen.CheckShared(c.evaluation, c.training)
 }
 
-// compile makes the programs of a configuration under a plan. It does not check
-// them.
+// compile makes the programs of a configuration under a plan. It does not prove them: see verify.
 func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {
@@ -45,8 +44,8 @@ func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 	return c, err
 }
 
-// dump writes what each stage of the compiler makes, in its text form:
-// graph.txt and graph.json, partitioned.txt, and program-rankN.txt for each rank.
+// dump writes the result of each stage of the compiler, in its text form: graph.txt and graph.json, partitioned.txt, and
+// program-rankN.txt for each rank.
 func (c *compiled) dump(dir string) error {
 	write := func(name string, text []byte) error { return writeFile(filepath.Join(dir, name), text) }
 	asJSON, err := c.graph.MarshalJSON()

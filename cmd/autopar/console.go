@@ -16,9 +16,9 @@ import (
 // stderr.
 type console struct {
 	stdout, stderr io.Writer
-	lost           error // the first from printing a result
+	lost           error // the first error of printing a result
 	quiet, verbose bool
-	// color and progress are on only where the stream is a terminal.
+	// color and progress are true only if the streams are terminals.
 	color, progress bool
 }
 
@@ -46,21 +46,21 @@ func (c *console) printf(format string, args ...any) {
 	c.lose(err)
 }
 
-// lose keeps that a result is not where it should be: the command has failed, whatever else it did.
+// lose records that a result could not be printed, if err is not nil. The command then fails, whatever else it did.
 func (c *console) lose(err error) {
 	if err != nil && c.lost == nil {
 		c.lost = fmt.Errorf("results are lost: %w", err)
 	}
 }
 
-// note tells the user what is going on.
+// note prints a line about what is going on, unless the user wants results only.
 func (c *console) note(format string, args ...any) {
 	if !c.quiet {
 		fmt.Fprintf(c.stderr, format+"\n", args...)
 	}
 }
 
-// failure prints the error that ends the program, or costs a part of what it does.
+// failure prints an error, which ends the program or a part of what it does.
 func (c *console) failure(format string, args ...any) {
 	fmt.Fprintf(c.stderr, "%s %s\n", c.paint("31;1", "autopar:"), fmt.Sprintf(format, args...))
 }
@@ -102,7 +102,7 @@ func (c *console) table(rows [][]string) {
 	c.lose(w.Flush())
 }
 
-// percentText prints a fraction.
+// percentText prints a fraction as percent.
 func percentText(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 
 // bar draws progress towards a total on a terminal, and nothing elsewhere.
@@ -130,8 +130,7 @@ func (b bar) set(n int) {
 	}
 }
 
-// clear takes the bar off the screen, so that a line can be printed; the next
-// set draws it again.
+// clear removes the bar from the screen, so that a line can be printed. The next set draws it again.
 func (b bar) clear() {
 	if b.ProgressBar != nil {
 		b.Clear()

@@ -14,12 +14,12 @@ import (
 // openMachine opens this machine's GPUs and libraries. Tests put fake ones in their place.
 var openMachine = cuda.Machine
 
-// deviceArgs say what a command runs on.
+// deviceArgs are the flags that say what a command runs on.
 type deviceArgs struct {
 	Device   string `enum:"cpu,cuda" default:"cpu" help:"cpu, or cuda: NVIDIA GPUs, a rank on each."`
 	Loopback bool   `help:"With --device cuda, run all ranks on one GPU, to try a plan without having its GPUs."`
 
-	gpu []int // of this process's rank, where each has a process
+	gpu []int // the GPU of this process, if each rank has a process
 }
 
 func (a deviceArgs) cuda() bool { return a.Device == "cuda" }
@@ -31,8 +31,8 @@ func (a deviceArgs) validate(command string) error {
 	return nil
 }
 
-// openCUDA opens this machine's GPUs and libraries for so many ranks, and says which they
-// are. With peers it is the one GPU of this process's rank.
+// openCUDA opens this machine's GPUs and libraries for a number of ranks, and prints which they are. With peers it opens only
+// the GPU of this process's rank.
 func (a *deviceArgs) openCUDA(con *console, ranks int, peers *launch.Peers) (*cuda.System, error) {
 	if peers == nil {
 		if place, err := launch.PlaceFrom(os.Getenv); err != nil || place.World > 1 {
@@ -72,8 +72,8 @@ func (a *deviceArgs) openCUDA(con *console, ranks int, peers *launch.Peers) (*cu
 
 func (a deviceArgs) options() cuda.Options { return cuda.Options{Loopback: a.Loopback, GPUs: a.gpu} }
 
-// localGPU chooses the GPU of a process: that of LOCAL_RANK, or of the rank's place among
-// those of this machine; or the only one that a launcher lets the process see.
+// localGPU chooses the GPU of a process: the one with the number LOCAL_RANK, or without that variable the rank's number on this
+// machine; or the only GPU that a launcher lets the process see.
 func localGPU(d driver.Driver, peers *launch.Peers) ([]int, error) {
 	visible, err := d.DeviceCount()
 	if err != nil {
@@ -94,7 +94,7 @@ func localGPU(d driver.Driver, peers *launch.Peers) ([]int, error) {
 	return nil, usagef("rank %d is number %d of its machine's (LOCAL_RANK), which has %d GPUs, counted from 0: a process is a rank with a GPU of its own", peers.Rank(), local, visible)
 }
 
-// clusterOfGPU returns the built-in cluster of a GPU, or nil if there is none.
+// clusterOfGPU returns the built-in cluster of the first GPU, or nil if there is none.
 func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {
 	name, err := d.DeviceName(0)
 	if err != nil {

@@ -19,8 +19,7 @@ import (
 	"github.com/autopar/autopar/launch"
 )
 
-// fakeCUDA compiles libraries in the shape of CUDA's, with two GPUs, and has the program
-// use them.
+// fakeCUDA compiles fake CUDA libraries with two GPUs, and has the program use them.
 func fakeCUDA(t *testing.T, flags ...string) {
 	t.Helper()
 	gcc, err := exec.LookPath("gcc")
@@ -39,8 +38,7 @@ func fakeCUDA(t *testing.T, flags ...string) {
 	t.Setenv("XDG_CACHE_HOME", t.TempDir())
 }
 
-// TestWrongGPUs checks what is said, and the exit status, when this machine's GPUs or
-// libraries will not do.
+// TestWrongGPUs checks messages and exit status if this machine's GPUs or libraries cannot be used.
 func TestWrongGPUs(t *testing.T) {
 	// A plan for four ranks.
 	plan := filepath.Join(t.TempDir(), "plan.json")
@@ -48,7 +46,7 @@ func TestWrongGPUs(t *testing.T) {
 	require.Zero(t, execute(context.Background(), []string{"plan", "../../examples/quick.yaml", "--dp", "4", "--tp", "1", "--pp", "1", "--plan-ngpus", "4", "--runtime-ngpus", "4", "-o", plan, "-q"}, &stdout, &stderr), "%s", stderr.String())
 	for _, tt := range []struct {
 		name   string
-		flags  []string // of the compiler
+		flags  []string // for the compiler of the fake libraries
 		args   []string
 		status int
 		want   []string
@@ -70,8 +68,8 @@ func TestWrongGPUs(t *testing.T) {
 	}
 }
 
-// TestProfileGPUs measures GPUs that do nothing, whose libraries are there: the file is
-// planned with. What is wrong with GPUs is said with the exit status of bad input.
+// TestProfileGPUs measures fake GPUs, whose kernels do nothing, and plans with the cluster file. Errors of GPUs have the exit
+// status of bad input.
 func TestProfileGPUs(t *testing.T) {
 	fakeCUDA(t, "-DHOLLOW", "-DCAPABILITY=90")
 	run := func(args ...string) (int, string) {
@@ -110,7 +108,7 @@ func TestLocalGPU(t *testing.T) {
 	}{
 		{"", 2, 0, ""},
 		{"1", 2, 1, ""},
-		{"3", 1, 0, ""}, // the launcher shows each process its own
+		{"3", 1, 0, ""}, // the launcher lets each process see its own GPU only
 		{"2", 2, 0, "rank 0 is number 2 of its machine's (LOCAL_RANK), which has 2 GPUs"},
 		{"x", 2, 0, `LOCAL_RANK is "x"`},
 		{"-1", 2, 0, `LOCAL_RANK is "-1"`},
@@ -126,8 +124,7 @@ func TestLocalGPU(t *testing.T) {
 	}
 }
 
-// TestBenchOnGPU: steps are timed, and then ops. When the GPU is lost between them, as it may be on a machine that is lent, what
-// was timed is printed.
+// TestBenchOnGPU: first steps are timed, and then ops. If the GPU is lost between them, the times of steps are printed.
 func TestBenchOnGPU(t *testing.T) {
 	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(1, 0))}
 	t.Chdir(t.TempDir())

@@ -18,7 +18,7 @@ type dataCmd struct {
 // Example is shown by --help.
 func (dataCmd) Example() string { return `autopar data prepare shakespeare_char` }
 
-// dataPrepareCmd writes the bins of a corpus.
+// dataPrepareCmd writes the token files of a corpus.
 type dataPrepareCmd struct {
 	Name       string `arg:"" optional:"" help:"shakespeare_char (one id per character) or shakespeare (GPT-2 byte pairs)."`
 	Input      string `placeholder:"FILE" help:"Text to prepare. Beside a NAME: the text of that data set, instead of the cache or a download."`
@@ -90,7 +90,7 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 	return nil
 }
 
-// mayBeDirectory refuses a directory to write where a file is in the way of it or of one above it.
+// mayBeDirectory refuses an output directory if it, or one above it, is a file.
 func mayBeDirectory(dir string) error {
 	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)

@@ -14,9 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPrepareStreams: the memory that data is prepared in does not grow with the text.
+// TestPrepareStreams: the memory of data prepare does not grow with the text.
 func TestPrepareStreams(t *testing.T) {
-	t.Parallel() // it waits for processes
+	t.Parallel() // it mostly waits for processes
 	if goruntime.GOOS != "linux" {
 		t.Skip("/proc is Linux's")
 	}
@@ -35,7 +35,7 @@ func TestPrepareStreams(t *testing.T) {
 			const line = " international relations\n"
 			require.NoError(t, os.WriteFile(text, []byte(strings.Repeat(line, size/len(line))), 0o600))
 			cmd := exec.Command(autopar, "data", "prepare", "--input", text, "--tokenizer", tokenizer, "-o", text+".bins")
-			cmd.Env = append(os.Environ(), "GOGC=25") // so that the peak is what is in use
+			cmd.Env = append(os.Environ(), "GOGC=25") // so that the peak is close to the memory in use
 			return mostMemory(t, cmd)
 		}
 		small, large := peak(1<<10), peak(size)
@@ -43,8 +43,8 @@ func TestPrepareStreams(t *testing.T) {
 	}
 }
 
-// mostMemory runs a command and returns the most memory that the process has had, in bytes. What the system tells in the end
-// counts in the process that has started it.
+// mostMemory runs a command and returns the peak memory of its process, in bytes. It asks while the process runs, because the
+// figure that the system returns at its end includes the process that has started it.
 func mostMemory(t *testing.T, cmd *exec.Cmd) (peak int) {
 	t.Helper()
 	var stderr syncBuffer

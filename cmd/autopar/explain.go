@@ -80,7 +80,7 @@ func (c *explainCmd) Run(con *console) error {
 	return con.put(c.Out, text.Bytes())
 }
 
-// unseen refuses a flag of which the output that is asked for would show nothing.
+// unseen refuses a flag that has no effect on the requested output.
 func (c *explainCmd) unseen() error {
 	picture := c.Format == "svg" || c.Format == "png"
 	part := c.Rank != nil || c.Why != "" || c.given()
@@ -150,7 +150,7 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 	return report.Text(w)
 }
 
-// study adds to the report what others than this plan would cost.
+// study adds other plans to the report: alternatives of the search, and what the flags ask for.
 func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Document) error {
 	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
 		return err
@@ -195,8 +195,8 @@ func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Do
 	return nil
 }
 
-// against holds the plan against that of --versus: that of a file, or the best of a
-// policy for the same model, devices and cluster.
+// against compares the plan with that of --versus: the plan of a file, or the best of a policy for the same model, devices and
+// cluster.
 func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *planner.Document) (*explain.Versus, error) {
 	policy := planner.Policy(c.Versus)
 	if policy == planner.DP || policy == planner.Megatron || policy == planner.FSDP {

@@ -14,7 +14,7 @@ import (
 	"github.com/autopar/autopar/measured"
 )
 
-// fitCmd refits the constants of the time model.
+// fitCmd fits the constants of the time model to published runs.
 type fitCmd struct {
 	Table string `arg:"" name:"measured.csv" help:"Published runs with their step time."`
 	Out   string `short:"o" placeholder:"DIR" help:"Write fit.json, and residuals.svg: predicted against measured."`
@@ -50,7 +50,7 @@ type fittedConstant struct {
 	Basis  string  `json:"basis"`
 }
 
-// Run fits, and shows what to write down.
+// Run fits, and prints the constants and errors.
 func (c *fitCmd) Run(con *console) error {
 	rows, err := measured.Load(c.Table)
 	if err != nil {
@@ -97,7 +97,7 @@ func fitOf(f *measured.Fit, skipped []measured.Skipped) fitted {
 	return r
 }
 
-// sourcesOf sums outcomes up for JSON.
+// sourcesOf summarizes outcomes by source, for JSON.
 func sourcesOf(outcomes []measured.Outcome) map[string]validatedSource {
 	all := map[string]validatedSource{}
 	for name, s := range measured.Summarize(outcomes) {

@@ -9,8 +9,8 @@ import (
 	"github.com/autopar/autopar/planner/galvatron"
 )
 
-// measured makes a cluster of the figures that Galvatron measured: see
-// [galvatron.Profile.Cluster]. It prints it as JSON, which is YAML too.
+// measured makes a cluster from the figures that Galvatron has measured: see [galvatron.Profile.Cluster]. It prints the cluster
+// as JSON, which is also YAML.
 func (c *clusterCmd) measured(con *console) error {
 	if c.Name == "" || c.Model == "" {
 		return usagef("cluster: --galvatron needs the cluster whose other figures hold, such as a100-80g, and --model with the configuration of the model that was measured")
@@ -38,7 +38,7 @@ func (c *clusterCmd) measured(con *console) error {
 		return err
 	}
 	cluster, err := profile.Cluster(base, g, cfg.Batch.Global)
-	if err != nil { // the three do not go together
+	if err != nil { // profile, cluster and model do not fit together
 		return usagef("cluster: %v", err)
 	}
 	text, err := json.MarshalIndent(struct {

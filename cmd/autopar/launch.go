@@ -123,7 +123,8 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	// The processes end well if they are interrupted, too, by whomever. Only the machine of rank 0 sees at once what that has saved.
+	// Interrupted processes end with status 0, too, whoever has interrupted them, so whether the job is done follows from its
+	// checkpoints. Only the machine of rank 0 is sure to see the last one at once.
 	saved := !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.SavedSince(c.Out, before))
 	switch {
 	case saved && c.done(doc):
@@ -142,13 +143,13 @@ func hasPort(addr string) bool {
 	return err == nil && bad == nil && n > 0
 }
 
-// brief is what machine 0 says to all of a start.
+// brief is what machine 0 tells all machines about a start of the job.
 type brief struct {
 	Resume bool
 	Plan   json.RawMessage `json:",omitempty"` // in place of the plan that the job was given
 }
 
-// machines reads --nnodes, N or MIN:MAX.
+// machines parses --nnodes: N or MIN:MAX.
 func (c *launchCmd) machines() (least, most int, err error) {
 	from, to, ok := strings.Cut(c.NNodes, ":")
 	if !ok {
@@ -164,8 +165,8 @@ func (c *launchCmd) machines() (least, most int, err error) {
 	return least, most, nil
 }
 
-// planAnew searches the plan by which a job goes on with another number of ranks: for the same
-// batch, cluster and limits, with units of any size.
+// planAnew searches the plan by which a job goes on with another number of ranks, for the same batch, cluster and limits, with
+// units of any size. It returns the plan file.
 func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]byte, error) {
 	cfg, err := config.Parse("plan", doc.Config.Marshal(), []string{"parallel.plan_ngpus=auto", fmt.Sprint("parallel.runtime_ngpus=", ranks)})
 	if err != nil {
@@ -183,7 +184,7 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 	return anew.Marshal()
 }
 
-// args are those of the command that each process runs.
+// args is the command line of each process.
 func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	args := append([]string{"autopar", "run", plan, "--out", c.Out}, c.flags()...)
 	args = give(args, "quiet", con.quiet)
@@ -194,7 +195,7 @@ func (c *launchCmd) args(con *console, plan string, resume bool) []string {
 	return append(args, "--init-from", c.InitFrom)
 }
 
-// done reports whether a job that has saved has made all its updates.
+// done reports whether the newest checkpoint of a job is that of its last update.
 func (c *launchCmd) done(doc *planner.Document) bool {
 	last := doc.Config.Train.MaxIters + 1
 	if c.Steps != nil {
@@ -204,8 +205,8 @@ func (c *launchCmd) done(doc *planner.Document) bool {
 	return err == nil && step >= last
 }
 
-// goodput prints how much of the time of a job that was started again went into updates that stay: from step first to the
-// last that it saved.
+// goodput prints which share of the time of a restarted job went into updates that were not lost: those from step first to step
+// last, which is saved.
 func (c *launchCmd) goodput(con *console, restarts, first, last int, took time.Duration) {
 	updates := max(0, last-first)
 	each, err := train.UpdateTime(c.Out, first)
@@ -217,7 +218,7 @@ func (c *launchCmd) goodput(con *console, restarts, first, last int, took time.D
 		percentText(min(1, float64(updates)*each/took.Seconds())), explain.Count(updates, "update"), explain.Seconds(each), explain.Seconds(took.Seconds()))
 }
 
-// goOn says how the job goes on that was interrupted.
+// goOn prints the command that resumes an interrupted job.
 func (c *launchCmd) goOn(con *console) {
 	flags := c.flags()
 	if c.NProc != nil {

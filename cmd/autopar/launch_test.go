@@ -25,11 +25,10 @@ import (
 	"github.com/autopar/autopar/launch/launchtest"
 )
 
-// workplace is a directory with a plan for four ranks, and the program in it by its name.
+// workplace is a directory with a plan for four ranks, and with the program under its name.
 type workplace struct{ dir string }
 
-// newWorkplace plans a run of so many updates that saves every 50th. It is long enough to be
-// disturbed.
+// newWorkplace plans a run of a number of updates that saves every 50th. The run is long enough to be disturbed.
 func newWorkplace(t *testing.T, iters int) workplace {
 	t.Helper()
 	if goruntime.GOOS != "linux" {
@@ -63,7 +62,7 @@ func (w workplace) run(t *testing.T, args ...string) {
 	require.NoError(t, err, "%s", out)
 }
 
-// losses are what metrics.jsonl says of each iteration, as text.
+// losses returns the losses of each iteration in metrics.jsonl, as text.
 func (w workplace) losses(t *testing.T, out string) []string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.dir, out, "metrics.jsonl"))
@@ -81,7 +80,7 @@ func (w workplace) losses(t *testing.T, out string) []string {
 	return all
 }
 
-// waitFor waits until a run has made an iteration.
+// waitFor waits until a run has logged an iteration.
 func (w workplace) waitFor(t *testing.T, out string, iter int) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -105,7 +104,7 @@ func (w workplace) launch(t *testing.T, args ...string) *job {
 	return j
 }
 
-// pids returns the processes of the ranks that were started last.
+// pids returns the processes of the ranks of the latest start.
 func (j *job) pids(t *testing.T) (pids []int) {
 	t.Helper()
 	starts := regexp.MustCompile(`are processes \[(.*)\]`).FindAllStringSubmatch(j.output.String(), -1)
@@ -143,9 +142,9 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// TestLaunchRestarts kills a rank after 60 updates or more, and has a rank of the second start crash after 160: the job
-// says which it was, goes on from what the ranks have left in memory, or on disk should one have been killed while
-// it copied, and ends as an undisturbed one does, to the bit.
+// TestLaunchRestarts kills a rank after 60 updates or more, and has a rank of the second start crash after 160. The job names the
+// rank and goes on from the snapshot in memory, or from the one on disk if a rank was killed while it copied. At its end it has the
+// losses of an undisturbed job, to the bit.
 func TestLaunchRestarts(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	const iters = 400
@@ -171,8 +170,8 @@ func TestLaunchRestarts(t *testing.T) {
 	require.True(t, slices.Equal(whole, disturbed), "losses differ")
 }
 
-// TestLaunchEnds kills or stops a rank, or kills the agent: everything ends in bounded time, with
-// an error that names rank, step and op, and no process is left.
+// TestLaunchEnds kills or stops a rank, or kills the agent. The job ends in bounded time, with an error that names rank, step and
+// op, and leaves no process.
 func TestLaunchEnds(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 1_000_000)
@@ -203,8 +202,8 @@ func TestLaunchEnds(t *testing.T) {
 	}
 }
 
-// TestOutputIsLost takes away what a run prints to: one whose lines nobody reads any more saves and ends, and one whose log has
-// no room trains to its end. Both have failed, and nothing is lost but lines.
+// TestOutputIsLost: a run whose output has no reader any more saves and ends; a run whose log file is full trains to its end. Both
+// fail, and lose only lines of output.
 func TestOutputIsLost(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 1_000_000)
@@ -234,7 +233,7 @@ func TestOutputIsLost(t *testing.T) {
 	}
 }
 
-// requireSaved fails unless a command has failed, with a checkpoint of so many updates or more.
+// requireSaved fails the test unless a command has failed and left a checkpoint of at least a number of updates.
 func (w workplace) requireSaved(t *testing.T, err error, out string, updates int) {
 	t.Helper()
 	requireInterrupted(t, err)
@@ -244,7 +243,7 @@ func (w workplace) requireSaved(t *testing.T, err error, out string, updates int
 	require.GreaterOrEqual(t, c.Step, updates)
 }
 
-// requireInterrupted fails unless a command has ended by itself, and not said that it is done.
+// requireInterrupted fails the test unless a command has ended by itself, with the status of an interrupted one.
 func requireInterrupted(t *testing.T, err error) {
 	t.Helper()
 	var exit *exec.ExitError
@@ -252,15 +251,15 @@ func requireInterrupted(t *testing.T, err error) {
 	require.Equal(t, statusFailed, exit.ExitCode(), "%v", exit)
 }
 
-// TestHangUp closes the terminal of a run: it saves and ends. One under nohup goes on.
+// TestHangUp closes the terminal of a run: the run saves and ends. Under nohup it goes on.
 func TestHangUp(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	heard := make(chan os.Signal, 1)
-	signal.Notify(heard, syscall.SIGHUP) // or these tests may be under nohup, and so would be what they start
+	signal.Notify(heard, syscall.SIGHUP) // else, if the tests run under nohup, so would the processes that they start
 	defer signal.Stop(heard)
 	w := newWorkplace(t, 1_000_000)
 	for name, c := range map[string]struct {
-		before string // what the shell does first
+		before string // what the shell runs first
 		end    syscall.Signal
 	}{
 		"closed": {"", syscall.SIGHUP},
@@ -287,8 +286,8 @@ func TestHangUp(t *testing.T) {
 	}
 }
 
-// TestSignalToAll stops a job as systemd and Slurm do, each of its processes by itself, beside which the launcher passes on what it
-// has heard, and on other machines some time later: all save and end. So does one process that hears it from two sides.
+// TestSignalToAll stops a job as systemd and Slurm do: they signal every process, on some machines later than on others, and the
+// launcher signals its processes as well. All save and end. So does a single process that is signalled twice.
 func TestSignalToAll(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 1_000_000)
@@ -300,7 +299,7 @@ func TestSignalToAll(t *testing.T) {
 			require.NoError(t, syscall.Kill(pid, signal))
 		}
 	}
-	tell(syscall.SIGSTOP, ranks[1]) // all wait for it in the middle of a step
+	tell(syscall.SIGSTOP, ranks[1]) // so that all others wait for it in the middle of a step
 	tell(syscall.SIGTERM, append(ranks, j.Process.Pid)...)
 	time.Sleep(sameWish + 200*time.Millisecond)
 	tell(syscall.SIGTERM, ranks...)
@@ -313,7 +312,7 @@ func TestSignalToAll(t *testing.T) {
 	w.waitFor(t, "alone", 20)
 	for range 2 {
 		tell(syscall.SIGTERM, alone.Process.Pid)
-		time.Sleep(time.Millisecond) // two, and not one that is pending still
+		time.Sleep(time.Millisecond) // else both may be delivered as one signal
 	}
 	requireInterrupted(t, alone.Wait())
 	for _, out := range []string{"all", "alone"} {
@@ -323,8 +322,7 @@ func TestSignalToAll(t *testing.T) {
 	}
 }
 
-// TestLaunchOverNetwork runs two machines, each a network namespace, that reach each other by
-// address alone.
+// TestLaunchOverNetwork runs a job on two network namespaces, which stand for machines that reach each other by address only.
 func TestLaunchOverNetwork(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 20)
@@ -366,8 +364,8 @@ func TestLaunchOverNetwork(t *testing.T) {
 	require.Less(t, time.Since(began), 30*time.Second)
 }
 
-// TestLaunchElastic has a job of four machines lose one, get it back, and let another go: it goes
-// on with the machines that there are, by a plan for them, and its losses are those of four.
+// TestLaunchElastic has a job of four machines lose one, get it back, and let another go. The job goes on with the machines that
+// are left, by a plan for them, and its losses are those of a job with four machines.
 func TestLaunchElastic(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	const iters = 700
@@ -389,7 +387,7 @@ func TestLaunchElastic(t *testing.T) {
 		}, 2*time.Minute, 10*time.Millisecond, "%s: %s", want, &jobs[0].output)
 	}
 	w.waitFor(t, "elastic", 60)
-	require.Eventually(t, func() bool { // that of iteration 50 is written while training goes on
+	require.Eventually(t, func() bool { // the checkpoint of iteration 50 is written while training goes on
 		_, err := os.Stat(filepath.Join(w.dir, "elastic", "ckpt", "latest"))
 		return err == nil
 	}, 2*time.Minute, 10*time.Millisecond)
@@ -418,7 +416,7 @@ func TestLaunchElastic(t *testing.T) {
 	}
 }
 
-// numbers are the losses of the updates that metrics.jsonl has.
+// numbers returns the losses of all updates in metrics.jsonl.
 func (w workplace) numbers(t *testing.T, out string) (losses []float64) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(w.dir, out, "metrics.jsonl"))

@@ -12,8 +12,8 @@ import (
 	"github.com/autopar/autopar/planner/lp"
 )
 
-// writeLP writes the choice of cuts and recomputation, all else as in the plan that was
-// found, as a mixed integer program: see package lp.
+// writeLP writes the choice of cuts and recomputation, with everything else as in the plan that was found, as a mixed integer
+// program: see package lp.
 func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluster, o planner.Options, doc *planner.Document) error {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {

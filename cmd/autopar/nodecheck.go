@@ -12,13 +12,13 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// The matrices of a check are large enough to take a device a millisecond or so.
+// The sizes of the matrices of a check. A product takes about a millisecond.
 const (
 	checkSizeCPU = 512
 	checkSizeGPU = 4096
 )
 
-// checkNodes compares the ranks of a run before it trains. system is that of the GPUs, nil on the CPU.
+// checkNodes compares the ranks of a run before it trains. system has the GPUs; it is nil on the CPU.
 func (c *runCmd) checkNodes(ctx context.Context, con *console, peers *launch.Peers, system *cuda.System) (err error) {
 	if peers == nil {
 		return usagef("run: --node-check compares the processes of a run, and this one is alone: start it by autopar launch with at least 2 processes")

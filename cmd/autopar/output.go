@@ -13,11 +13,12 @@ import (
 	"github.com/autopar/autopar/wholefile"
 )
 
-// training is the context of a command that trains, and where it prints. A line that cannot be printed is no reason to lose
-// hours of training: the command goes on, and has failed at its end. Where nobody reads the lines any more, as when Ctrl-C
-// ends tee too, it finishes and saves, instead of being killed by the next line.
+// training returns the context of a command that trains, and the writer that it prints to. A line that cannot be printed must
+// not cost hours of training: the command goes on, and fails at its end. If the reader of its output is gone, for example
+// because Ctrl-C has also ended tee, the context is canceled: the command finishes the step and saves, instead of being killed
+// by SIGPIPE at the next line.
 func (c *console) training(ctx context.Context) (context.Context, io.Writer) {
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // writes return the error, then
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // so that a write returns an error instead of killing the process
 	ctx, gone := context.WithCancel(ctx)
 	return ctx, trainingOutput{c, gone}
 }
@@ -28,7 +29,7 @@ type trainingOutput struct {
 	gone func()
 }
 
-// Write never fails.
+// Write never fails: the console records an error.
 func (o trainingOutput) Write(text []byte) (int, error) {
 	_, err := o.con.stdout.Write(text)
 	o.con.lose(err)
@@ -38,8 +39,9 @@ func (o trainingOutput) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// apart refuses an output that is one of the files a command reads, or writes besides: a plan or a configuration that somebody
-// has edited would be gone. Files that are not named are "" or "-"; to write to a pipe or a terminal replaces nothing.
+// apart refuses an output that is one of the other files that a command reads or writes: it would replace a plan or a
+// configuration that somebody may have edited. flag names the output in the error. Names that are "" or "-" stand for no
+// file; an output to a pipe or terminal replaces nothing.
 func apart(flag, out string, others ...string) error {
 	info, err := os.Stat(out)
 	regular := err == nil && info.Mode().IsRegular()
@@ -51,7 +53,7 @@ func apart(flag, out string, others ...string) error {
 	return nil
 }
 
-// notDirectory refuses an output that cannot be written because of what is there, before work is done for it.
+// notDirectory refuses an output that cannot be written, because it is a directory or in none, before work is done for it.
 func notDirectory(flag, out string) error {
 	if info, err := os.Stat(out); err == nil && info.IsDir() {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
@@ -62,7 +64,7 @@ func notDirectory(flag, out string) error {
 	return nil
 }
 
-// put writes a result to a file, or prints it where none is named or "-".
+// put writes a result to a file, or prints it if the path is "" or "-".
 func (c *console) put(path string, text []byte) error {
 	if path == "" || path == "-" {
 		_, err := c.stdout.Write(text)
@@ -71,8 +73,8 @@ func (c *console) put(path string, text []byte) error {
 	return writeFile(path, text)
 }
 
-// writeFile writes a result to a file, whole or not at all: what is there stays when the disk is full. What is no
-// file, such as a pipe, is written to.
+// writeFile writes a result to a file, whole or not at all: if the disk is full, the old file stays. If the path is not a
+// regular file, such as a pipe, it writes to that directly.
 func writeFile(path string, text []byte) error {
 	if at, err := filepath.EvalSymlinks(path); err == nil {
 		path = at

@@ -15,12 +15,12 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// full is a disk without room.
+// full is a writer to a full disk.
 type full struct{}
 
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left") }
 
-// TestLostResults: a command whose results are not where they should be has failed.
+// TestLostResults: a command that cannot print its results fails.
 func TestLostResults(t *testing.T) {
 	for _, args := range [][]string{{"cluster"}, {"size", "../../examples/quick.yaml"}} {
 		var stderr bytes.Buffer
@@ -29,7 +29,7 @@ func TestLostResults(t *testing.T) {
 	}
 }
 
-// TestOutputsReplaceNoInput: what a command reads, or writes besides, is there after it, whatever name the output is given.
+// TestOutputsReplaceNoInput: no name of an output makes a command replace its input, or another of its outputs.
 func TestOutputsReplaceNoInput(t *testing.T) {
 	dir := t.TempDir()
 	yaml, link := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "link")
@@ -74,7 +74,7 @@ func TestOutputsReplaceNoInput(t *testing.T) {
 	}
 }
 
-// TestWriteFile: a file is replaced, also by the name of a link, and what is none stays what it is.
+// TestWriteFile: a file is replaced, also by the name of a link to it. What is no regular file stays what it is.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
@@ -98,8 +98,7 @@ func TestWriteFile(t *testing.T) {
 	require.Len(t, all, 3)
 }
 
-// TestSettingsThatContradictThePlan: explain --set names the file and the key that a setting goes badly with, which stands in
-// the plan.
+// TestSettingsThatContradictThePlan: if a setting of explain --set contradicts the plan, the error names the plan's file and key.
 func TestSettingsThatContradictThePlan(t *testing.T) {
 	dir := t.TempDir()
 	yaml, plan := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "plan.json")
@@ -118,7 +117,7 @@ func TestSettingsThatContradictThePlan(t *testing.T) {
 	}
 }
 
-// TestDumpsAreWhole: what --dump-dir writes takes the place of a file that is there, which is as it was until then.
+// TestDumpsAreWhole: --dump-dir replaces existing files whole: they are never half written.
 func TestDumpsAreWhole(t *testing.T) {
 	dir := t.TempDir()
 	yaml, before, dump := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "before"), filepath.Join(dir, "dump")
@@ -138,7 +137,7 @@ func TestDumpsAreWhole(t *testing.T) {
 	require.Len(t, files, 4)
 }
 
-// TestOutputsHaveNames: "-o $NAME" of a name that is not set is no wish to write to the current directory.
+// TestOutputsHaveNames: an empty output, as from -o "$NAME" with NAME unset, is refused and does not mean the current directory.
 func TestOutputsHaveNames(t *testing.T) {
 	t.Chdir(t.TempDir())
 	for _, args := range [][]string{

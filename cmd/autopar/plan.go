@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// mostSamples is how many perturbed clusters or random plans may be asked for: they take minutes already.
+// mostSamples bounds the perturbed clusters or random plans that may be asked for. So many take minutes.
 const mostSamples = 4096
 
 // planCmd searches a plan.
@@ -35,8 +35,7 @@ type planCmd struct {
 	format
 }
 
-// fixed is the part of the search that the user decides. What is not given is
-// searched. Degrees are those inside the unit.
+// fixed has the flags that fix choices of a plan. What is not given is searched. Degrees are those inside the unit.
 type fixed struct {
 	Policy           string `group:"fix" enum:"dp,fsdp,megatron,autodist" default:"autodist" help:"Search only a well-known family: dp, fsdp, megatron, or autodist for everything."`
 	DP               *int   `group:"fix" name:"dp" placeholder:"N" help:"Data-parallel degree."`
@@ -62,8 +61,8 @@ type fixed struct {
 	Offload          string `group:"fix" enum:",none,optimizer,params" default:"" placeholder:"none|optimizer|params" help:"Keep optimizer state, or parameters at rest too, in host memory."`
 }
 
-// options turns flags and YAML into those of the search. The planner itself
-// refuses what this version does not have.
+// options returns the options of the search, from flags and YAML. It checks the least value of each flag; the planner refuses
+// what it does not support.
 func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	for _, n := range []struct {
 		flag  string
@@ -90,7 +89,7 @@ func (c *planCmd) options(cfg *config.Config) (planner.Options, error) {
 	return o, nil
 }
 
-// configured are the options of a search that a configuration has.
+// configured returns the options of a search that a configuration has.
 func configured(cfg *config.Config) planner.Options {
 	p := cfg.Parallel
 	o := planner.Options{PlanNGPUs: int(p.PlanNGPUs), RuntimeNGPUs: int(p.RuntimeNGPUs), MemoryLimit: int64(p.MemoryLimit), MicroBatch: int(cfg.Batch.Micro)}
@@ -136,9 +135,9 @@ autopar plan gpt.yaml --cluster a100-80g --robust
 autopar plan gpt.yaml --cluster a100-40g:8+h100:8 --plan-ngpus auto`
 }
 
-// unit is the value of --plan-ngpus, or where that is left out the product of the
-// degrees if all are given, or if some are and the YAML has a unit of one device,
-// as where it says nothing: that cannot be cut.
+// unit is the value of --plan-ngpus. Without the flag it is the product of the degrees, if all of them are given. The product
+// is also used if the YAML has a unit of one device (its default), as one device cannot be divided by any degree. Else unit is
+// "", which leaves the YAML's.
 func (c *planCmd) unit(cfg *config.Config) string {
 	all := deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0
 	if c.PlanNGPUs == "" && (all || cfg.Parallel.PlanNGPUs == 1) {
@@ -147,7 +146,7 @@ func (c *planCmd) unit(cfg *config.Config) string {
 	return c.PlanNGPUs
 }
 
-// apart refuses outputs that are one file, or one that is read: the configuration, or one of those of the cluster.
+// apart refuses outputs that are the same file, or one that is read: the configuration, or a file of the cluster.
 func (c *planCmd) apart(cluster []string) error {
 	read := append([]string{c.Config}, cluster...)
 	return errors.Join(
@@ -159,8 +158,9 @@ func (c *planCmd) apart(cluster []string) error {
 
 // Run searches, prints and writes the plan.
 func (c *planCmd) Run(con *console) error {
-	// What a search makes it mostly keeps to its end, some tens of megabytes: collecting it while the heap is small would
-	// take a fifth of a short search. Memory that is held and never touched has the heap begin there.
+	// A search keeps most of what it allocates, some tens of megabytes, until its end. Collecting garbage while the heap is
+	// small would take a fifth of a short search. A ballast that is allocated but never touched makes the collector start
+	// later, and takes no physical memory.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
 	if c.Out == "" {
@@ -294,7 +294,7 @@ func unpinned(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (sec
 	return free.Predicted.StepSeconds, nil
 }
 
-// searchCertified is search with the proof of what it finds.
+// searchCertified is search, with a proof that the plan is the fastest.
 func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {
@@ -310,7 +310,7 @@ func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Option
 	return doc, certificate, nil
 }
 
-// search finds the plan of a configuration on a cluster.
+// search finds the fastest plan of a configuration on a cluster.
 func search(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, error) {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {

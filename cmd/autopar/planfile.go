@@ -12,8 +12,8 @@ type planArg struct {
 	Plan string `arg:"" name:"plan.json" help:"Plan, as autopar plan writes it."`
 }
 
-// loadPlan reads the plan and checks that it is for the model it says, and that
-// the model can be placed so. Every error names the file.
+// loadPlan reads the plan, and checks that its hash is that of its model and that its placements apply to the model. Every
+// error names the file.
 func (a planArg) loadPlan() (*planner.Document, error) {
 	doc, err := planner.ReadDocument(a.Plan)
 	if err != nil {
@@ -53,7 +53,8 @@ func (a planArg) blame(err error) error {
 	return &planner.DocumentError{File: a.Plan, Key: "plan.placements", Err: err}
 }
 
-// misplaced makes an error that a plan has no place on a cluster name the file and the key, and leaves any other as it is.
+// misplaced makes an error about a plan that cannot run on a cluster name the file and the key. It returns other errors as they
+// are.
 func (a planArg) misplaced(err error) error {
 	if is[*partition.PlanError](err) {
 		return a.blame(err)

@@ -12,8 +12,8 @@ import (
 	"github.com/autopar/autopar/planner"
 )
 
-// printPlan prints a plan, what it costs and what lost to it. It is a function
-// of the plan: how long the search took is not in it.
+// printPlan prints a plan, what it costs, and the alternatives that lost. The output depends on the plan alone, not on how long
+// the search took.
 func printPlan(con *console, doc *planner.Document) {
 	con.heading("plan for %s on %s", explain.Count(doc.Plan.RuntimeNGPUs, "rank"), doc.Cluster.Name)
 	con.table(choices(doc))
@@ -112,7 +112,7 @@ func stageRows(doc *planner.Document) [][]string {
 	for i := range p.PP() {
 		var blocks []string
 		var stages []partition.Stage
-		for s := i; s < len(p.Stages); s += p.PP() { // its chunks
+		for s := i; s < len(p.Stages); s += p.PP() { // the chunks of the position
 			blocks = append(blocks, blocksText(p.Stages[s]))
 			stages = append(stages, p.Stages[s])
 		}
@@ -141,7 +141,7 @@ func partRows(predicted planner.Predicted) [][]string {
 	return rows
 }
 
-// alternativeRows lists the plans that lost, and by what.
+// alternativeRows lists the plans that lost, with the parts of the step in which they differ.
 func alternativeRows(doc *planner.Document) [][]string {
 	predicted := doc.Predicted
 	rows := [][]string{{"PLAN", "STEP", "SLOWER BY", "PEAK MEMORY", "BECAUSE"}}
@@ -174,7 +174,7 @@ func differences(a, b planner.PredictedBreakdown) string {
 	for i, now := range parts(b) {
 		d := now.seconds - before[i].seconds
 		switch {
-		case math.Abs(d) < 1e-12: // not a picosecond
+		case math.Abs(d) < 1e-12: // less than a picosecond, the unit of prices
 		case d > 0:
 			words = append(words, now.name+" +"+explain.Seconds(d))
 		default:
@@ -184,8 +184,8 @@ func differences(a, b planner.PredictedBreakdown) string {
 	return strings.Join(words, ", ")
 }
 
-// shardedText says what is sharded beyond the placements: over data-parallel
-// ranks by ZeRO, and over tensor-parallel ones by the residual stream.
+// shardedText says what is sharded beyond the placements: by ZeRO over data-parallel ranks, and between blocks over
+// tensor-parallel ranks.
 func shardedText(p *partition.Plan) string {
 	text := [...]string{
 		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",

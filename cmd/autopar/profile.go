@@ -180,16 +180,16 @@ func (c *profileCmd) print(con *console, r *profile.Result) {
 	})
 }
 
-// checkedPlan is a plan of the check with its times, in seconds.
+// checkedPlan is a plan of --check with its times, in seconds.
 type checkedPlan struct {
 	model, name string
 	ranks       int
-	with        planner.Options
-	plan        *partition.Plan // found
+	with        planner.Options // what is fixed; the rest is searched
+	plan        *partition.Plan // what the search has found
 
 	predicted float64
-	quiet     float64 // the mean of the quietest tenth of the steps, as the profile has it
-	noise     float64 // the standard error of that, from round to round, as a share of it
+	quiet     float64 // mean of the fastest tenth of the steps, as the profile counts
+	noise     float64 // standard error of quiet over the rounds, as a share of it
 	median    float64
 }
 
@@ -201,8 +201,8 @@ var checkedModels = []struct{ name, config string }{
 	{"wide", "model: {preset: shakespeare_char, n_layer: 2, dropout: 0}\nbatch: {global: 4}\n"},
 }
 
-// checkedPlans are twelve plans: of each model two on one, two and four ranks, with each way to
-// divide a step among them, and micro-batches, ZeRO and recomputation from none to all.
+// checkedPlans are twelve plans: for each model two plans on one, two and four ranks each. Together they have every way to
+// divide a step among ranks, and micro-batches, ZeRO and recomputation from none to all.
 func checkedPlans() []checkedPlan {
 	zero := func(stage int) *int { return &stage }
 	return []checkedPlan{
@@ -221,17 +221,17 @@ func checkedPlans() []checkedPlan {
 	}
 }
 
-// check times twelve plans, in as many rounds as a measurement has turns, one after each: so
-// what else the machine does troubles predictions and what they are held against alike.
+// check times twelve plans. It has a round after each turn of the measurement of the machine, so that other load affects the
+// predictions and the times they are compared with alike.
 type check struct {
 	plans   []checkedPlan
 	configs map[string]*config.Config
 	timed   []*timed
-	each    [][]float64 // by plan and round, the quietest steps in seconds
+	each    [][]float64 // by plan and round, the mean of the fastest tenth of the steps in seconds
 }
 
-// newCheck finds the plans with the figures that a measurement has so far. They decide about
-// what a plan of the check leaves open; predicted it is with those of the whole.
+// newCheck searches what the plans leave open, with the figures that the measurement has after its first turn. The predictions
+// are made later, with the figures of the whole measurement: see rows.
 func newCheck(m *profile.Measurement) (*check, error) {
 	soFar, err := m.Result()
 	if err != nil {
@@ -280,7 +280,7 @@ func (c *check) round(ctx context.Context, steps int) error {
 	return nil
 }
 
-// rows returns what was timed, and what a cluster's figures predict.
+// rows returns the plans with what was measured, and what a cluster's figures predict.
 func (c *check) rows(cluster *cost.Cluster) ([]checkedPlan, error) {
 	for i := range c.plans {
 		k, cfg := &c.plans[i], c.configs[c.plans[i].model]
@@ -300,7 +300,7 @@ func (c *check) rows(cluster *cost.Cluster) ([]checkedPlan, error) {
 	return c.plans, nil
 }
 
-// quietest sorts times and returns the mean of the least tenth of them, in seconds.
+// quietest sorts times and returns the mean of the shortest tenth of them, in seconds.
 func quietest(times []time.Duration) float64 {
 	slices.Sort(times)
 	least, sum := times[:max(1, len(times)/10)], 0.0
@@ -323,8 +323,8 @@ func stderr(x []float64) float64 {
 	return math.Sqrt(squares / n / (n - 1))
 }
 
-// timeRound times some steps of a program after some that find its memory in no
-// cache. Nothing watches the instructions, which would take time too.
+// timeRound times some steps of a program. A few steps before them are not timed, because their memory is in no cache yet. No
+// instructions are traced, as that would take time.
 func timeRound(ctx context.Context, cfg *config.Config, p *timed, steps int) error {
 	backend, err := cpu.New(cpu.Options{})
 	if err != nil {

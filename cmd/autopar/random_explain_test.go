@@ -16,8 +16,8 @@ import (
 	"github.com/autopar/autopar/planner"
 )
 
-// FuzzCommandsAgree holds what the other commands say of a random plan of a random model to what plan has said, and to what a
-// run of it does: predicted times, bytes, and weights.
+// FuzzCommandsAgree compares what the other commands print about a random plan of a random model with what plan has printed, and
+// with a run of it: predicted times, bytes, and weights.
 func FuzzCommandsAgree(f *testing.F) {
 	addSeeds(f, 1, 2)
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -45,7 +45,7 @@ func (c *randomRun) explained(args ...string) *explain.Report {
 	return &r
 }
 
-// says runs a command line that does what it is to do, and returns what it prints.
+// says runs a command line that must succeed, and returns what it prints.
 func (c *randomRun) says(args ...string) string {
 	status, said := c.execute(args...)
 	require.Zero(c, status, "%s", said)
@@ -53,7 +53,7 @@ func (c *randomRun) says(args ...string) string {
 	return said
 }
 
-// predicts holds a prediction to that of the plan: as a whole, and the parts of it that are to add up to the whole.
+// predicts compares a prediction with the plan's, and checks that its parts add up to the whole.
 func (c *randomRun) predicts(r *explain.Report, doc *planner.Document) {
 	p, step := r.Prediction, doc.Predicted.StepSeconds
 	near := func(got float64, what string) { require.InEpsilon(c, step, got, 1e-9, what) }
@@ -80,7 +80,7 @@ func (c *randomRun) predicts(r *explain.Report, doc *planner.Document) {
 	}
 }
 
-// moves holds what explain says that a step moves to what a step of the run has moved.
+// moves compares the bytes that explain predicts for a step with those that a step of the run has counted.
 func (c *randomRun) moves(r *explain.Report, run string) {
 	var collectives int
 	var bytes int64
@@ -93,7 +93,7 @@ func (c *randomRun) moves(r *explain.Report, run string) {
 	require.EqualValues(c, bytes, got[logged{1, "comm_bytes"}])
 }
 
-// pricedAgain has the plan priced again for what it was made for.
+// pricedAgain has explain price the plan again for the cluster and configuration it was made for.
 func (c *randomRun) pricedAgain(doc *planner.Document) {
 	var again explain.Recost
 	require.NoError(c, json.Unmarshal([]byte(c.says("explain", "plan.json", "--format", "json", "-q", "--set", fmt.Sprint("batch.global=", c.batch))), &again))
@@ -127,7 +127,7 @@ func (c *randomRun) drawn() {
 	}
 }
 
-// converted has what the run has saved converted, there and back, and trained on by another plan.
+// converted converts the checkpoint of the run, there and back, and trains on from it by another plan.
 func (c *randomRun) converted() {
 	c.says("checkpoint", "inspect", "run")
 	c.must("checkpoint", "merge", "run", "-o", "merged")
@@ -145,7 +145,7 @@ func (c *randomRun) converted() {
 	}
 }
 
-// exported holds the weights file of the run to those of what was made of it.
+// exported compares the weights file of the run with those of checkpoints that were made from it.
 func (c *randomRun) exported() {
 	weights, err := os.ReadFile("run.safetensors")
 	require.NoError(c, err)

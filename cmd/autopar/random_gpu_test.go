@@ -14,10 +14,10 @@ import (
 	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 )
 
-// FuzzPlansOnGPUs is FuzzPlansTrainAlike on fake GPUs, whose streams run in a random order and which refuse what no event
-// orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other so or on the CPU. A few models, and all
-// that are to be reproducible or have heads of 64 or 128 elements, are trained by the GPU's own kernels, compiled for the CPU,
-// others by the CPU's.
+// FuzzPlansOnGPUs is FuzzPlansTrainAlike on fake GPUs. Their streams run in a random order, and they refuse accesses that no event
+// orders. One of the two plans trains over NCCL or with all ranks on one GPU, the other does so, too, or on the CPU. All models
+// that must be reproducible or have heads of 64 or 128 elements, and a few others, run the GPU's own kernels, compiled for the
+// CPU; the rest run the CPU's kernels.
 func FuzzPlansOnGPUs(f *testing.F) {
 	addSeeds(f, 3, 4, 5, 10)
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -26,7 +26,7 @@ func FuzzPlansOnGPUs(f *testing.F) {
 		c := newRandomRun(t, seed, wide)
 		devices := [][]string{{"--device", "cuda"}, {"--device", "cuda", "--loopback"}, {"--device", "cpu"}}
 		one := devices[2]
-		if c.reproducible { // to the bit on GPUs, whose products are not the CPU's
+		if c.reproducible { // bits are the same on all GPUs, but products are not the CPU's
 			devices, one = devices[:2], devices[0]
 		}
 		at := c.IntN(2)
@@ -52,7 +52,7 @@ func FuzzPlansOnGPUs(f *testing.F) {
 		for _, d := range gpus.drivers {
 			require.Empty(t, d.Leaks())
 		}
-		if c.reproducible { // a library's products depend on what else is multiplied
+		if c.reproducible { // a library's products depend on the shape of the batch
 			require.Positive(t, gpus.runs("matmul_f32"))
 			require.Positive(t, gpus.runs("matmul_fixed_f32"))
 		} else if wide {
@@ -63,7 +63,7 @@ func FuzzPlansOnGPUs(f *testing.F) {
 	})
 }
 
-// shrink makes the model smaller: a CPU takes long for a GPU's kernels.
+// shrink makes the model smaller, because a CPU takes long for a GPU's kernels.
 func (c *randomRun) shrink() {
 	text, err := os.ReadFile("gpt.yaml")
 	require.NoError(c, err)
@@ -80,10 +80,10 @@ func (c *randomRun) shrink() {
 	require.NoError(c, os.WriteFile("gpt.yaml", text, 0o666))
 }
 
-// fakeGPUs are what commands have opened.
+// fakeGPUs are the fake GPUs that commands have opened.
 type fakeGPUs struct {
 	drivers []*fake.Driver
-	engines []*kerneltest.Engine // if their kernels are the GPU's own
+	engines []*kerneltest.Engine // of the GPU's own kernels, if they are used
 }
 
 // fakeGPUs has commands run on fake GPUs.

@@ -11,7 +11,7 @@ type flags struct {
 	args []string
 }
 
-// give adds an option with a probability in per cent. It tells whether it has.
+// give adds an option with a probability in percent, and reports whether it has.
 func (f *flags) give(percent int, flag string, value any) bool {
 	given := f.c.IntN(100) < percent
 	if given {
@@ -20,7 +20,7 @@ func (f *flags) give(percent int, flag string, value any) bool {
 	return given
 }
 
-// options returns random options of plan for so many ranks, few of which contradict each other.
+// options returns random options of plan for a number of ranks. Few of them contradict each other.
 func (c *randomRun) options(ranks int) []string {
 	f := &flags{c: c}
 	units, dp, cp, tp, pp := c.degrees(ranks)
@@ -94,7 +94,7 @@ func (f *flags) tensorParallel(grid, shareable bool, schedule string) {
 	f.give(40, "replicate", strings.ReplaceAll(modules, "TABLE", f.c.table))
 }
 
-// degrees cuts ranks into units, and those by degrees, of which few leave data-parallel ranks without a sequence.
+// degrees chooses a size of units and degrees for a number of ranks. Few choices leave data-parallel ranks without a sequence.
 func (c *randomRun) degrees(ranks int) (units, dp, cp, tp, pp int) {
 	for range 20 {
 		units, cp, tp = c.from(1, 1, c.divisor(ranks, ranks)), 1, 1

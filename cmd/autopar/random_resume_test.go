@@ -9,8 +9,8 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 )
 
-// FuzzResume trains a random model by a random plan, and again in pieces, each of which goes on from the checkpoint of the one
-// before: what both log and save has the same bits, whatever is evaluated and saved in between. To try more:
+// FuzzResume trains a random model by a random plan, and again in pieces, each of which resumes from the checkpoint of the one
+// before. Logs and checkpoints of both have the same bits, whatever is evaluated and saved in between. To try more:
 //
 //	go test ./cmd/autopar -run FuzzResume -args -first-seed 100 -seeds 1000
 func FuzzResume(f *testing.F) {
@@ -42,7 +42,7 @@ func FuzzResume(f *testing.F) {
 	})
 }
 
-// running are options of a run: when it evaluates and saves, in which precision and at which rates it trains.
+// running returns random options of a run: when it evaluates and saves, in which precision and at which rates it trains.
 func (c *randomRun) running() (options []string) {
 	set := func(key string, value any) { options = append(options, "--set", fmt.Sprintf("%s=%v", key, value)) }
 	set("train.eval_interval", 1+c.IntN(5))
@@ -62,7 +62,7 @@ func (c *randomRun) running() (options []string) {
 	return options
 }
 
-// logged is what a run has logged, but for times.
+// logged is what a run has logged, without times.
 func (c *randomRun) logged(dir string) map[logged]float64 {
 	all := c.metrics(dir)
 	for at := range all {

@@ -38,17 +38,18 @@ func addSeeds(f *testing.F, own ...uint64) {
 	}
 }
 
-// FuzzPlansTrainAlike trains a random model on one rank, and again: its first steps by one plan, the others, from the checkpoint
-// on, by another. Options of plan that are drawn one by one force plans that no search would choose. All losses, gradient norms
-// and evaluations agree, and what plan writes runs, in the bytes that plan says. Options that contradict each other are drawn
-// again. A run of all tests tries a few seeds; to try more:
+// FuzzPlansTrainAlike trains a random model on one rank, and again by two plans: the first steps by one, the others, from the
+// checkpoint on, by the other. The options of plan are drawn one by one, which forces plans that no search would choose. Options
+// that contradict each other are drawn again. All losses, gradient norms and evaluations must agree, and every plan must run in
+// the memory that plan predicts. A run of all tests tries a few seeds; to try more:
 //
 //	go test ./cmd/autopar -run FuzzPlansTrainAlike -args -first-seed 100 -seeds 1000
 //	make fuzz FUZZSEEDS=1000
 //
-// (go test -fuzz gives an input ten seconds, which some take on a busy machine, and coverage says little of a seed.)
+// (go test -fuzz is of no use: it gives an input ten seconds, which some seeds need on a busy machine, and coverage says little
+// about a seed.)
 //
-// A seed that fails says its configuration and commands, and leaves their files.
+// A seed that fails prints its configuration and commands, and keeps their files.
 func FuzzPlansTrainAlike(f *testing.F) {
 	addSeeds(f, 1, 2, 3, 4, 5, 6)
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -117,10 +118,10 @@ func (c *randomRun) divisor(n, most int) int {
 	return c.from(all...)
 }
 
-// adapterSeeds is the first of the seeds of which every other freezes the model beside adapters.
+// adapterSeeds is a seed from which on every other seed trains adapters beside a frozen model.
 const adapterSeeds = 50_000
 
-// adapters are the keys of a seed's adapters, which are drawn apart from all else.
+// adapters returns the configuration of a seed's adapters. They are drawn apart from everything else.
 func (c *randomRun) adapters(seed uint64) string {
 	if seed < adapterSeeds || seed%2 == 1 {
 		return ""
@@ -131,8 +132,8 @@ func (c *randomRun) adapters(seed uint64) string {
 		1+r.IntN(3), r.IntN(9), r.IntN(3), targets[r.IntN(len(targets))])
 }
 
-// largeSeeds is the first of the seeds of which models have sizes around those at which the CPU's kernels change their ways: some
-// hundred tokens, whole blocks and one more or less.
+// largeSeeds is a seed from which on models have sizes around those at which the CPU's kernels change their algorithms: some
+// hundred tokens, whole blocks of the kernels, and one more or less.
 const largeSeeds = 80_000
 
 // model writes data, in which each token follows from the one before, with noise, and returns a configuration. The learning
@@ -148,7 +149,7 @@ func (c *randomRun) model(wide, large bool, adapters string) string {
 		heads, width, vocab = c.from(1, 2, 3, 4), c.from(16, 32, 64, near(3), 3+c.IntN(60)), near(20)
 	}
 	position := c.word("learned rope")
-	if position == "rope" { // it turns pairs
+	if position == "rope" { // it rotates pairs of elements
 		width += width % 2
 	}
 	float := "float32"
@@ -193,14 +194,14 @@ func (c *randomRun) execute(args ...string) (status int, said string) {
 	return status, out.String()
 }
 
-// must runs a command line that does what it is to do.
+// must runs a command line that must succeed.
 func (c *randomRun) must(args ...string) {
 	status, said := c.execute(args...)
 	require.Zero(c, status, "%s", said)
 }
 
-// plan writes a plan by random options for so many ranks, and more that are given, sometimes under a memory limit that the plan
-// of these options alone exceeds. It returns nil if it is refused five times.
+// plan writes a plan for a number of ranks, by random options and those given in more. Sometimes it sets a memory limit that the
+// plan of these options exceeds. It returns nil if the options are refused five times.
 func (c *randomRun) plan(file string, ranks int, more ...string) *planner.Document {
 	for range 5 {
 		args := slices.Concat([]string{"plan", "gpt.yaml", "-o", file, "-q"}, c.options(ranks), more)
@@ -221,7 +222,7 @@ func (c *randomRun) plan(file string, ranks int, more ...string) *planner.Docume
 	return nil
 }
 
-// search runs a plan command and returns what it has written, or nil if it refuses with this status.
+// search runs a plan command and returns the plan it has written, or nil if it fails with the given status.
 func (c *randomRun) search(args []string, file string, refusal int) *planner.Document {
 	status, said := c.execute(args...)
 	if status == refusal && (strings.HasPrefix(said, "autopar: planner: ") || strings.HasPrefix(said, "autopar: plan: ")) {
@@ -234,7 +235,7 @@ func (c *randomRun) search(args []string, file string, refusal int) *planner.Doc
 	return doc
 }
 
-// peakOf is the memory that the fullest rank needs by a plan, in bytes.
+// peakOf is the peak memory of the fullest rank of a plan, in bytes.
 func peakOf(doc *planner.Document) int64 { return slices.Max(doc.Predicted.PeakBytes) }
 
 // logged is a number that a run logs.
@@ -258,8 +259,8 @@ func (c *randomRun) metrics(dir string) map[logged]float64 {
 	return all
 }
 
-// like holds what a run has logged in iterations that were trained by a plan to what one rank has, and its arena to what the
-// planner has said.
+// like compares what a run has logged in the iterations that a plan has trained with what one rank has logged, and its arena with
+// the planner's.
 func (c *randomRun) like(one, run string, from, to int, doc *planner.Document) {
 	plan, err := json.Marshal(doc.Plan)
 	require.NoError(c, err)

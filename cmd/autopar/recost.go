@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// recostArgs are the flags of explain that price the plan anew.
+// recostArgs are the flags of explain that price the plan for another cluster or configuration.
 type recostArgs struct {
 	Cluster string   `placeholder:"NAME|FILE" help:"Price the plan on this cluster, named as for autopar plan, beside the one it was made for."`
 	Set     []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Price the plan with this setting changed, such as batch.global or model.block_size. May be repeated."`
@@ -51,7 +51,7 @@ func (c *explainCmd) recost(con *console) error {
 	}
 	r, err := explain.NewRecost(doc, cluster, cfg)
 	var key *config.Error
-	if as(err, &key) && key.File == "" { // it is of the plan, and goes badly with what is set
+	if as(err, &key) && key.File == "" { // a key of the plan's configuration contradicts what was set
 		err = &planner.DocumentError{Key: "config." + key.Key, Msg: key.Msg}
 	}
 	if err != nil {

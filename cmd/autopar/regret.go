@@ -5,8 +5,8 @@ import (
 	"github.com/autopar/autopar/measured"
 )
 
-// regretOf is what choosing by the predictions would have cost, nil where the table
-// has no two plans for one setting.
+// regretOf is what it would have cost to choose plans by their predictions. It is nil if the table has no two plans for one
+// setting.
 func regretOf(outcomes []measured.Outcome) *measured.Regrets {
 	r := measured.Regret(outcomes)
 	if len(r.Choices) == 0 {
@@ -15,7 +15,7 @@ func regretOf(outcomes []measured.Outcome) *measured.Regrets {
 	return &r
 }
 
-// printRegret prints it in a line.
+// printRegret prints regrets in one line.
 func printRegret(con *console, r *measured.Regrets) {
 	if r == nil {
 		return
@@ -24,7 +24,7 @@ func printRegret(con *console, r *measured.Regrets) {
 		percentText(r.Mean), percentText(r.Worst), r.Right, explain.Count(len(r.Choices), "choice"), explain.Count(r.Plans, "plan"))
 }
 
-// printNoise prints what measuring once more would tell, in a line a source.
+// printNoise prints the noise of each source in one line.
 func printNoise(con *console, all []measured.Noise) {
 	for _, n := range all {
 		con.printf("noise of %s: times of %s measured more than once spread by %s; the ranks of a second measurement would correlate by %.3f, and choosing by it would cost %s\n",

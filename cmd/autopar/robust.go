@@ -13,12 +13,11 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// robustAlternatives is how many alternatives of the search contend at least.
+// robustAlternatives is the least number of alternatives of the search that are compared.
 const robustAlternatives = 7
 
-// robust finds the plan of least worst-case regret among the fastest, its
-// alternatives, and the best of every policy: four searches. Where it is not the
-// fastest, that is the first of the alternatives.
+// robust finds the plan with the least worst-case regret among the fastest plan, its alternatives, and the best plan of every
+// policy. That takes four searches. If the result is not the fastest plan, the fastest is the first of its alternatives.
 func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, samples int, seed int64) (*planner.Document, error) {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {
@@ -67,7 +66,7 @@ func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, sample
 	return doc, nil
 }
 
-// printRobust prints how the contenders fare.
+// printRobust prints the regrets of all plans that were compared.
 func printRobust(con *console, doc *planner.Document) {
 	r := doc.Search.Robust
 	fastest, chosen := r.Contenders[0], r.Contenders[r.Least]

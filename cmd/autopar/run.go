@@ -48,7 +48,7 @@ func (c *runCmd) check() error {
 	switch {
 	case c.Steps != nil && *c.Steps < 1:
 		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
-	case c.Resume && c.InitFrom != "scratch": // what launch starts with --resume is given no other weights
+	case c.Resume && c.InitFrom != "scratch": // launch passes either --resume or --init-from
 		return usagef("run: --resume goes on with the weights of the checkpoint and cannot be used with --init-from %s", c.InitFrom)
 	case c.Timeout <= 0:
 		return usagef("run: --timeout is %v, must be more than 0", c.Timeout)
@@ -56,8 +56,8 @@ func (c *runCmd) check() error {
 	return c.validate("run")
 }
 
-// join finds the other processes of the run, where a launcher's variables say that there are
-// some, and the memory that it keeps for this one, or nil.
+// join connects to the other processes of the run, if a launcher's environment variables say that there are some. peers is nil
+// if there are none. memory is the file in memory that the launcher keeps for this rank over restarts, or nil.
 func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (peers *launch.Peers, memory *os.File, err error) {
 	place, err := launch.PlaceFrom(os.Getenv)
 	if err != nil {
@@ -82,8 +82,8 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 	return peers, memory, err
 }
 
-// Run trains until it is done. One that is interrupted before has saved, and fails: a script or a cluster's scheduler is not
-// to take it for one that is done.
+// Run trains until it is done. A run that is interrupted before saves and fails with context.Canceled, so that a script or a
+// cluster's scheduler does not take it for done.
 func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err := c.check(); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err != nil {
 		return err
 	}
-	interrupted := false // as all others, after the same step
+	interrupted := false // then all ranks end after the same step, and this one must not report a failure to them
 	if peers != nil {
 		defer func() {
 			if err != nil && !interrupted {
@@ -126,7 +126,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 			return err
 		}
 		if cluster == nil {
-			cluster = doc.Cluster // for want of a better peak to count MFU by
+			cluster = doc.Cluster // its peak is the best that is known to compute MFU
 		}
 		opts := c.options()
 		opts.Reproducible = doc.Config.Train.Reproducible
@@ -168,7 +168,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		return err
 	}
 	p.end()
-	if interrupted = result.Interrupted; !interrupted || launch.ByAgent() { // which has interrupted it, or sees what is saved
+	if interrupted = result.Interrupted; !interrupted || launch.ByAgent() { // the agent has interrupted it, or sees what is saved
 		return nil
 	}
 	if result.Checkpoint != "" {
@@ -177,7 +177,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	return context.Canceled
 }
 
-// flags are those given, but for where the run begins and writes.
+// flags are the flags of the command line, except for --out, --resume and --init-from.
 func (c *runCmd) flags() (args []string) {
 	if c.cuda() {
 		args = give(args, "device", c.Device)
@@ -210,7 +210,7 @@ func give[T comparable](args []string, flag string, value T) []string {
 	return append(args, "--"+flag, fmt.Sprint(value))
 }
 
-// goOn says with which command a run goes on that was interrupted.
+// goOn prints the command that resumes an interrupted run.
 func (c *console) goOn(command, plan, out string, flags []string) {
 	words := []string{"autopar", command, export.Quote(plan), "--resume", "--out", export.Quote(out)}
 	for _, flag := range flags {
@@ -219,8 +219,9 @@ func (c *console) goOn(command, plan, out string, flags []string) {
 	c.note("go on with: %s", strings.Join(words, " "))
 }
 
-// expected is how long each rank computes in a step by the cost model, on the cluster of the plan: stages of a pipeline may
-// have more or less to do, and kinds of devices differ.
+// expected is how long each rank computes in a step, in seconds, according to the cost model on the cluster of the plan. The
+// detection of slow ranks needs it, because stages of a pipeline may have different work, and kinds of devices differ. It
+// returns nil, after a note, if the plan cannot be simulated.
 func expected(con *console, doc *planner.Document, job *train.Job) (seconds []float64) {
 	line, err := sim.Run(job.Train, doc.Cluster, sim.Options{})
 	if err != nil {

@@ -146,7 +146,7 @@ func losses(ts *testscript.TestScript, file string) (all []string) {
 	return all
 }
 
-// TestStatusIsInOnePlace fails where a command ends the process by itself.
+// TestStatusIsInOnePlace fails if a command ends the process by itself.
 func TestStatusIsInOnePlace(t *testing.T) {
 	files, err := filepath.Glob("*.go")
 	require.NoError(t, err)

@@ -21,7 +21,7 @@ func (sizeCmd) Example() string { return "autopar size examples/gpt2.yaml" }
 type sizes struct {
 	Parameters           int64       `json:"parameters"`
 	ParametersNoPosition int64       `json:"parameters_without_positions"` // what nanoGPT prints
-	Trained              int64       `json:"trained,omitempty"`            // with adapters (LoRA), of which they are
+	Trained              int64       `json:"trained,omitempty"`            // only with adapters (LoRA): their parameters
 	Decayed              group       `json:"decayed"`
 	NotDecayed           group       `json:"not_decayed"`
 	FLOPs                flops       `json:"flops"`
@@ -78,7 +78,8 @@ func measure(m gpt.Config, master bool, global, micro int) sizes {
 	}
 }
 
-// countable refuses a step of more FLOPs than 64 bits count. Of one sequence they are fewer, and the bytes that it keeps fewer still.
+// countable refuses a step with more FLOPs than 64 bits can count. One sequence never has so many, and it keeps even fewer
+// bytes.
 func (c *sizeCmd) countable(m gpt.Config, global int) error {
 	each := float64(m.FLOPsPerToken()) * float64(m.BlockSize)
 	if each*float64(global) < 9e18 {

@@ -31,7 +31,7 @@ const (
 	statusInfeasible = 3 // no plan fits
 )
 
-// usageError is a command line that parses but makes no sense.
+// usageError is the error of a command line that parses but makes no sense.
 type usageError struct{ msg string }
 
 func (e *usageError) Error() string { return e.msg }
@@ -40,7 +40,7 @@ func usagef(format string, args ...any) error {
 	return &usageError{fmt.Sprintf(format, args...)}
 }
 
-// status maps an error to the exit status. This is the one place that knows.
+// status maps an error to the exit status.
 func status(err error) int {
 	if err == nil {
 		return statusDone
@@ -49,7 +49,7 @@ func status(err error) int {
 		return statusInfeasible
 	}
 	var exit *launch.ExitError
-	if as(err, &exit) && !exit.Crash && exit.Status > statusFailed { // as the process of that rank knows
+	if as(err, &exit) && !exit.Crash && exit.Status > statusFailed { // the process of the failed rank has decided
 		return exit.Status
 	}
 	if blamesInput(err) {
@@ -58,8 +58,8 @@ func status(err error) int {
 	return statusFailed
 }
 
-// final reports whether a rank that is started again would fail in the same way: from the same weights and batches come the
-// same numbers.
+// final reports whether a rank would fail in the same way if it were started again. A diverged run would, because the same
+// weights and batches give the same numbers.
 func final(err error) bool { return status(err) > statusFailed || is[*train.DivergedError](err) }
 
 // blamesInput reports whether a command line, or a file or device that it names, is wrong.
@@ -77,7 +77,7 @@ func blamesInput(err error) bool {
 	return false
 }
 
-// message is how an error is told to the user.
+// message is the text of an error for the user.
 func message(err error) string {
 	if errors.Is(err, context.Canceled) {
 		return "interrupted"

@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// validateCmd holds predictions against published measurements.
+// validateCmd compares predictions with published measurements.
 type validateCmd struct {
 	Table string `arg:"" name:"measured.csv" help:"Published runs, with their step time or whether they fit in memory."`
 	Rows  bool   `help:"Print every row, not the sources alone."`
@@ -110,7 +110,7 @@ func (c *validateCmd) Run(con *console) error {
 	return nil
 }
 
-// clusters reads those that take the place of built-in ones.
+// clusters reads the cluster files, which replace built-in clusters. No two may have the same device.
 func (c *validateCmd) clusters() ([]*cost.Cluster, error) {
 	var all []*cost.Cluster
 	for _, file := range c.ClusterFile {
@@ -129,7 +129,7 @@ func (c *validateCmd) clusters() ([]*cost.Cluster, error) {
 	return all, nil
 }
 
-// validate sums up what was predicted.
+// validate summarizes predictions.
 func validate(outcomes []measured.Outcome, skipped []measured.Skipped) validation {
 	v := validation{Sources: map[string]validatedSource{}, Rows: []validatedRow{}, Skipped: skippedRows(skipped), Memory: validateMemory(outcomes)}
 	var timed []measured.Outcome
@@ -221,7 +221,7 @@ func (c *validateCmd) print(con *console, v validation) {
 	con.table(table)
 }
 
-// printChosen prints the rows whose plan is chosen.
+// printChosen prints the rows that leave some of their plan open.
 func (v *validation) printChosen(con *console) {
 	if len(v.Chosen) == 0 {
 		return

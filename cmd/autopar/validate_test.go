@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/measured"
 )
 
-// TestFiguresOfSourcesKeepTheirOrder: what is summed or listed by source has the same bits and lines every time.
+// TestFiguresOfSourcesKeepTheirOrder: sums and lists over sources have the same bits and lines every time.
 func TestFiguresOfSourcesKeepTheirOrder(t *testing.T) {
 	var outcomes []measured.Outcome
 	low := map[string]validatedSource{}

@@ -11,11 +11,11 @@ import (
 
 // validatedMemory is how well memory is predicted, as JSON. Errors are fractions.
 type validatedMemory struct {
-	// Confusion is of rows whose outcome is known; those that were timed ran.
+	// Confusion counts rows whose outcome is known; rows with a step time have run.
 	Confusion measured.Confusion `json:"confusion"`
-	// Sources are those that state peaks.
+	// Sources are the sources that state peaks.
 	Sources map[string]validatedPeaks `json:"sources"`
-	// MeanMAPE is over those sources, null where there is none.
+	// MeanMAPE is the mean over those sources, null if there are none.
 	MeanMAPE *float64 `json:"mean_mape"`
 }
 
@@ -25,8 +25,8 @@ type validatedPeaks struct {
 	Bias float64 `json:"bias"`
 }
 
-// rowMemory is what a row says of memory. A published peak is compared with what it
-// shows: of a process, of an allocator, or of tensors.
+// rowMemory has the predicted and published memory of a row. A published peak is compared with the part of the prediction that
+// it measures: the process, the allocator, or the tensors.
 type rowMemory struct {
 	ArenaBytes     int64    `json:"predicted_arena_bytes"`
 	ComparedBytes  *int64   `json:"predicted_as_measured_bytes"`

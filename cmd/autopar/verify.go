@@ -117,7 +117,8 @@ func (c *verifyCmd) Run(con *console) error {
 	return err
 }
 
-// checkCertificate checks the proof that a plan is the best of its space.
+// checkCertificate checks the proof that a plan is the fastest of its space. Besides what planner.Certify checks, the proof must
+// be for the configuration and plan of the document.
 func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*planner.Audit, error) {
 	cert, err := planner.ReadCertificate(c.Certificate)
 	if err != nil {
@@ -131,7 +132,7 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 	}
 	want, has := configured(doc.Config), cert.Options
 	if has.MicroBatch > 0 {
-		want.MicroBatch = has.MicroBatch // which may have been given by hand
+		want.MicroBatch = has.MicroBatch // --micro-batch may have fixed it
 	}
 	if has.PlanNGPUs != want.PlanNGPUs || has.RuntimeNGPUs != want.RuntimeNGPUs || has.MemoryLimit != want.MemoryLimit || has.MicroBatch != want.MicroBatch || !slices.Equal(has.Pins, want.Pins) {
 		return nil, &planner.RefutedError{File: c.Certificate, Line: 5, Msg: fmt.Sprintf("the certificate is for plan_ngpus %d, runtime_ngpus %d, memory_limit %d, micro %d and %s, the config of %s has %d, %d, %d, %d and %s",
@@ -146,7 +147,7 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 	return audit, err
 }
 
-// printAudit prints what was checked of a proof.
+// printAudit prints what was checked in a proof.
 func printAudit(con *console, file string, audit *planner.Audit) {
 	con.heading("%s: no plan of the space is faster", file)
 	if len(audit.Fixed) > 0 {
@@ -181,8 +182,8 @@ func countText(n float64) string {
 	return fmt.Sprintf("%.1e", n)
 }
 
-// runNumeric compares the programs at reduced sizes with the interpreter. The
-// result is there with a [numeric.MismatchError] too.
+// runNumeric compares the training program at reduced sizes with the interpreter. It returns the result also with a
+// [numeric.MismatchError].
 func runNumeric(doc *planner.Document) (*numericRun, error) {
 	cfg, plan, err := numeric.Shrink(doc.Config, doc.Plan)
 	if err != nil {
@@ -219,12 +220,13 @@ all micro-batches are added before a sum is read; parts tile the whole; members 
 transfer mean the same value. Checked besides: nothing is read before it is written or after it is overwritten;
 no live buffers overlap; collectives match in order; every send meets its receive; no cycle of waits.`
 
+// count counts the tasks and instructions of a program over all ranks.
 func count(p *codegen.Program) checkedProgram {
 	c := checkedProgram{Name: p.Graph.Name, Ranks: len(p.Schedules)}
 	for _, s := range p.Stages {
 		c.Buffers += len(s.Buffers)
 	}
-	// Ranks of a stage that run as many micro-batches run the same.
+	// Ranks of a stage with the same number of micro-batches run the same instructions.
 	type alike struct{ stage, microBatches int }
 	ranks, first := map[alike]int{}, map[alike]*codegen.Schedule{}
 	for i := range p.Schedules {

@@ -1,6 +1,6 @@
 "use strict";
-// The page is whole without this script. It makes tabs of the sections, a timeline
-// that can be zoomed of the drawn one, and lets memory be read off at a moment.
+// The page is complete without this script. The script turns the sections into tabs, replaces the timeline by one
+// that can be zoomed, and shows what is in memory at the moment under the pointer.
 (function () {
   const film = JSON.parse(document.getElementById("film").textContent);
   const kinds = Array.from(document.querySelectorAll("#timeline .keys span"), (s) => s.textContent);
@@ -109,7 +109,7 @@
       for (const t of rank.tasks) {
         if (t[1] < from || t[0] > to) continue;
         const [p, q] = clip(t[0], t[1]);
-        // A pass opens into its instructions where they can be told apart.
+        // A pass that is wide enough shows its instructions.
         const open = rank.spans.length > 0 && q - p > 90;
         out.push(`<rect x="${p.toFixed(2)}" y="${y}" width="${Math.max(0.4, q - p).toFixed(2)}" height="${lane}" class="k${t[2]} task" ${open ? 'opacity=".35"' : ""} data-tip="${escape(`${rank.label}: ${t[3]}\n${time(t[1] - t[0])}, from ${time(t[0])}`)}"/>`);
         if (!open && q - p > 18 && t[2] !== 3) out.push(`<text x="${((p + q) / 2).toFixed(1)}" y="${y + lane / 2 + 4}" class="ontask" text-anchor="middle">${t[4]}</text>`);
