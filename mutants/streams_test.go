@@ -65,7 +65,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradients are reduced twice", how: "for the norm as well, where some are whole",
 		file: "partition/rulecost.go",
-		old:  "cost += lastResort // a second way", new: "cost += 0 // a second way",
+		old:  "cost += lastResort // a second resharding", new: "cost += 0 // a second resharding",
 		pkg: "./codegen", run: "^TestGradientsAreReducedOnce$",
 	}, {
 		bug: "gradients of all blocks are reduced in one go", how: "the planner counts on one for each",

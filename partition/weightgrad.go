@@ -6,9 +6,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// splitBackward moves the nodes that [WeightGrads] finds to the phase
-// [ir.WeightGrad], behind the rest of the backward pass, so that a schedule may run
-// them later.
+// splitBackward moves the nodes found by [WeightGrads] to the phase [ir.WeightGrad], after the rest of the
+// backward pass, so that a zero-bubble schedule may run them later.
 func splitBackward(g *ir.Graph) {
 	moved := WeightGrads(g)
 	last := 0
@@ -33,19 +32,20 @@ func splitBackward(g *ir.Graph) {
 	g.Renumber()
 }
 
-// WeightGrads finds what of the backward pass of a partitioned graph only makes
-// gradients of parameters (Qi et al. 2024, section 2): every node whose results
-// reach one gradient and nothing else, no other stage in particular. What reaches
-// several gradients is on the way back through the model, which other stages wait
-// for. What a block makes for the embedding alone stays on that way, as what it would make
-// for another block does, so that all blocks of a stage are alike; and so does the gradient of what the
-// first block reads where the embedding is frozen, which nothing reads.
+// WeightGrads finds the nodes of the backward pass of a partitioned graph that only serve gradients of
+// parameters (Qi et al. 2024, section 2): nodes whose results reach exactly one gradient, and no other stage. A
+// node that reaches several gradients is part of the path of gradients back through the model, which other
+// stages wait for.
+//
+// Two kinds of nodes stay on that path although they reach only one gradient or none, so that all blocks of a
+// stage are alike: what a block computes for the embedding alone, where another block would compute it for the
+// block before, and the gradient of the first block's input if the embedding is frozen, which nothing reads.
 func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 	const many = -1
 	// By the ID of a node of the backward phase or of a value.
-	reach := make([]int, g.IDs())    // 0: nothing; k: the gradient that node k-1 sums; many
-	passed := make([]bool, g.IDs())  // reaches another stage, or the end of the way
-	read := make([]bool, g.IDs())    // by something
+	reach := make([]int, g.IDs())    // 0: no gradient; k: only the one that node k-1 accumulates; many
+	passed := make([]bool, g.IDs())  // reaches another stage, or the first block's input
+	read := make([]bool, g.IDs())    // read by any node
 	escapes := make([]bool, g.IDs()) // read in the update phase
 	for _, n := range g.Nodes {
 		for _, a := range n.Args {
@@ -64,7 +64,7 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 			reach[id] = many
 		}
 	}
-	// Every node hands on what it reaches to those that make its operands.
+	// Propagate backward: what a node reaches, the nodes that make its operands reach too.
 	for i := len(g.Nodes) - 1; i >= 0; i-- {
 		n := g.Nodes[i]
 		if n.Phase != ir.Backward {
@@ -82,7 +82,7 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 		}
 	}
 	found := map[*ir.Node]bool{}
-	waited := make([]bool, g.IDs()) // read by what stays
+	waited := make([]bool, g.IDs()) // read by a node that stays in the backward pass
 	for _, n := range slices.Backward(g.Nodes) {
 		if n.Phase != ir.Backward {
 			continue
@@ -97,7 +97,7 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 			waited[a.Def.ID()] = true
 		}
 	}
-	// A sum goes with the kernel that makes its terms, which may do the adding.
+	// An accumulation goes with the kernel that makes its operand, which may do the adding.
 	for n := range found {
 		if n.Op == ir.OpAccumulate && !found[n.Args[0].Def] {
 			delete(found, n)
