@@ -24,22 +24,6 @@ const (
 	numColumns
 )
 
-var columnNames = [numColumns]string{"name", "attr", "type", "spec", "phase", "pos"}
-
-// ParseColumns reads a comma-separated list of column names: name, attr, type,
-// spec, phase, pos.
-func ParseColumns(s string) ([]Column, error) {
-	var cols []Column
-	for _, name := range strings.Split(s, ",") {
-		i := slices.Index(columnNames[:], name)
-		if i < 0 {
-			return nil, fmt.Errorf("ir: unknown column %q (want %s)", name, strings.Join(columnNames[:], ", "))
-		}
-		cols = append(cols, Column(i))
-	}
-	return cols, nil
-}
-
 // PrintOptions selects what [Graph.Fprint] prints. The zero value prints everything, which [Parse] reads back.
 type PrintOptions struct {
 	Columns []Column // nil for all
