@@ -34,8 +34,8 @@ func (b *stageBuilder) beside() {
 	if !b.prog.Plan.OverlapTP {
 		return
 	}
-	if b.along == nil {
-		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
+	if b.kernelsBeside == nil {
+		b.kernelsBeside, b.besideOf = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
 	}
 	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
@@ -43,18 +43,6 @@ func (b *stageBuilder) beside() {
 		}
 		b.pair(b.nodes[from:to])
 	}
-}
-
-// leavesFirst moves nodes without an instruction to the front, so that they do not stand between nodes that
-// have one. Weights that ZeRO shards are an example.
-func (b *stageBuilder) leavesFirst() {
-	at := func(n *ir.Node) int {
-		if b.silent(n) {
-			return 0
-		}
-		return 1
-	}
-	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
 }
 
 // continues reports whether a node may change places with the previous node: both belong to one block and one
@@ -126,7 +114,7 @@ func launched(n *ir.Node) bool {
 func (b *stageBuilder) pair(nodes []*ir.Node) {
 	for _, find := range []func([]*ir.Node, int) (int, []*ir.Node){b.window, b.putOff} {
 		for i, c := range nodes {
-			if !b.ofTensorParallel(c) || b.along[c.ID()] > 0 {
+			if !b.ofTensorParallel(c) || b.kernelsBeside[c.ID()] > 0 {
 				continue
 			}
 			at, kernels := find(nodes, i)
@@ -137,9 +125,9 @@ func (b *stageBuilder) pair(nodes []*ir.Node) {
 			nodes[at] = c
 			keysValuesFirst(nodes[at:], kernels)
 			for _, n := range kernels {
-				b.during[n.ID()] = c
+				b.besideOf[n.ID()] = c
 				if !b.folded[n.ID()] {
-					b.along[c.ID()]++
+					b.kernelsBeside[c.ID()]++
 				}
 			}
 		}
@@ -177,7 +165,7 @@ func (b *stageBuilder) window(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 		if kernels = b.after(nodes, at, i); slices.ContainsFunc(kernels, func(n *ir.Node) bool { return n.Op == ir.OpMatMul }) {
 			return at, kernels
 		}
-		if at == 0 || nodes[at-1] == c.Args[0].Def || b.during[nodes[at-1].ID()] != nil {
+		if at == 0 || nodes[at-1] == c.Args[0].Def || b.besideOf[nodes[at-1].ID()] != nil {
 			return i, nil
 		}
 	}
@@ -197,7 +185,7 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 		switch {
 		case k == i:
 		case b.goesBefore(n, nodes[i], kernels):
-		case !launched(n) || b.during[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
+		case !launched(n) || b.besideOf[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
 			return kernels
 		default:
 			kernels = append(kernels, n)
@@ -209,7 +197,7 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 // goesBefore reports whether a node handles keys and values, is not paired yet, and may run before a collective
 // and a row of kernels.
 func (b *stageBuilder) goesBefore(n, c *ir.Node, kernels []*ir.Node) bool {
-	return KeysValues(n) && b.during[n.ID()] == nil && b.along[n.ID()] == 0 && !readsAny(n, []*ir.Node{c}) && !readsAny(n, kernels)
+	return KeysValues(n) && b.besideOf[n.ID()] == nil && b.kernelsBeside[n.ID()] == 0 && !readsAny(n, []*ir.Node{c}) && !readsAny(n, kernels)
 }
 
 // putOff looks backwards from collective i of a stretch for the nearest product that nothing up to the
@@ -261,7 +249,7 @@ func (b *stageBuilder) from(nodes []*ir.Node) []*ir.Node {
 		if i > 0 && !readsAny(n, late) {
 			continue
 		}
-		if !launched(n) || b.during[n.ID()] != nil {
+		if !launched(n) || b.besideOf[n.ID()] != nil {
 			return nil
 		}
 		late = append(late, n)

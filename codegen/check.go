@@ -138,21 +138,54 @@ func checkLayout(s *Stage) error {
 
 // code tracks what a stage's buffers hold through one micro-batch and the update.
 type code struct {
-	prog  *Program
-	stage *Stage
-	holds map[int]*ir.Value // by buffer: the value that it holds now
-	torn  map[int]*ir.Node  // by buffer without a value: the node that overwrote part of it
-	made  map[int]int       // by buffer: the number of parts that exist, of a value that is being made in parts
-	near  map[int][]int     // by buffer: others that share memory with it
-	same  map[*ir.Value]*ir.Value
-	terms map[*ir.Value]bool // values that kernels add into an accumulator themselves
+	prog    *Program
+	stage   *Stage
+	holds   map[int]*ir.Value       // by buffer: the value that it holds now
+	torn    map[int]*ir.Node        // by buffer without a value: the node that overwrote part of it
+	made    map[int]int             // by buffer: the number of parts that exist, of a value that is being made in parts
+	near    map[int][]int           // by buffer: others that share memory with it
+	writers map[int][]Instr         // by buffer: the instructions that accumulate into it, in order
+	same    map[*ir.Value]*ir.Value // results of folded sums: the operand that completes them; see canon
+	terms   map[*ir.Value]bool      // values that kernels add into an accumulator themselves
 }
 
 // checkCode executes the bodies of a stage once, over names of values instead of numbers.
 func checkCode(p *Program, s *Stage) error {
-	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, map[int]int{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
+	c := &code{
+		prog: p, stage: s, holds: map[int]*ir.Value{}, torn: map[int]*ir.Node{}, made: map[int]int{}, near: s.near(),
+		writers: map[int][]Instr{}, same: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value]bool{},
+	}
+	if err := c.checkRuns(); err != nil {
+		return err
+	}
+	loaded, err := s.loaded()
+	if err != nil {
+		return err
+	}
+	for _, id := range loaded {
+		c.holds[id] = s.Buffers[id].Value
+	}
+	if err := c.checkBodies(); err != nil {
+		return err
+	}
+	for _, u := range p.Graph.Updates {
+		if u.Param.Def.Stage != s.Index { // the Stage of a parameter is its position
+			continue
+		}
+		for id, b := range s.Buffers {
+			if b.Value == u.Param && c.holds[id] != c.canon(u.New) {
+				return c.fail(u.New.Def, u.New, "never reaches the buffer of %s", u.Param.Name())
+			}
+		}
+	}
+	return nil
+}
+
+// checkRuns makes sure that the bodies run every node of the stage once per task, except leaves and folded sums,
+// and records which sums are folded.
+func (c *code) checkRuns() error {
+	p, s := c.prog, c.stage
 	runs := map[*ir.Node][]*Instr{}
-	writers := map[int][]Instr{}         // by buffer: the instructions that accumulate into it, in order
 	order, next := map[*ir.Node]int{}, 0 // index of the last instruction of each node
 	for _, body := range s.Bodies {
 		for at, in := range body.Instrs {
@@ -160,7 +193,7 @@ func checkCode(p *Program, s *Stage) error {
 			runs[in.Node] = append(runs[in.Node], &body.Instrs[at])
 			for i, mode := range in.Accum {
 				if mode != Overwrite {
-					writers[in.Results[i]] = append(writers[in.Results[i]], in)
+					c.writers[in.Results[i]] = append(c.writers[in.Results[i]], in)
 				}
 			}
 		}
@@ -197,20 +230,18 @@ func checkCode(p *Program, s *Stage) error {
 			return c.fail(n, nil, "runs %d times per task, want %d", got, want)
 		}
 	}
-	loaded, err := s.loaded()
-	if err != nil {
-		return err
-	}
-	for _, id := range loaded {
-		c.holds[id] = s.Buffers[id].Value
-	}
-	for phase, body := range s.Bodies {
-		chunks := make([]int, len(s.Chunks)) // by chunk: instructions seen so far
+	return nil
+}
+
+// checkBodies executes the bodies, and makes sure that each instruction is in the body of its phase and chunk.
+func (c *code) checkBodies() error {
+	for phase, body := range c.stage.Bodies {
+		chunks := make([]int, len(c.stage.Chunks)) // by chunk: instructions seen so far
 		for i, in := range body.Instrs {
 			if in.Node.Phase != ir.Phase(phase) && !in.Last {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
-			switch _, chunk := p.Plan.Position(in.Node.Stage); {
+			switch _, chunk := c.prog.Plan.Position(in.Node.Stage); {
 			case chunk != in.Chunk && !in.Last || in.Chunk < 0 || in.Chunk >= len(chunks): // what a step does once belongs to the position, not to a chunk
 				return c.fail(in.Node, nil, "belongs to chunk %d, stands in chunk %d", chunk, in.Chunk)
 			case i > 0 && body.Instrs[i-1].Chunk != in.Chunk && chunks[in.Chunk] > 0:
@@ -218,24 +249,15 @@ func checkCode(p *Program, s *Stage) error {
 			default:
 				chunks[in.Chunk]++
 			}
-			if err := c.step(in, writers); err != nil {
+			if err := c.step(in); err != nil {
 				return err
-			}
-		}
-	}
-	for _, u := range p.Graph.Updates {
-		if u.Param.Def.Stage != s.Index { // the Stage of a parameter is its position
-			continue
-		}
-		for id, b := range s.Buffers {
-			if b.Value == u.Param && c.holds[id] != c.canon(u.New) {
-				return c.fail(u.New.Def, u.New, "never reaches the buffer of %s", u.Param.Name())
 			}
 		}
 	}
 	return nil
 }
 
+// canon returns the value that a buffer holds for v: for a folded sum the operand that completes it, else v.
 func (c *code) canon(v *ir.Value) *ir.Value {
 	if w, ok := c.same[v]; ok {
 		return w
@@ -252,7 +274,7 @@ func (c *code) fail(n *ir.Node, v *ir.Value, format string, args ...any) error {
 }
 
 // step checks one instruction against what the buffers hold, and records what it writes.
-func (c *code) step(in Instr, writers map[int][]Instr) error {
+func (c *code) step(in Instr) error {
 	n := in.Node
 	if n.Op != ir.OpRecv {
 		if len(in.Args) != len(n.Args) {
@@ -295,7 +317,7 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 		if need := slab.Elems() * r.Type.DType.Size(); need > c.stage.Buffers[id].Size {
 			return c.fail(n, r, "needs %d bytes, b%d has %d", need, id, c.stage.Buffers[id].Size)
 		}
-		if err := c.accum(in, i, writers[id]); err != nil {
+		if err := c.accum(in, i, c.writers[id]); err != nil {
 			return err
 		}
 		c.holds[id] = c.canon(r)

@@ -102,7 +102,7 @@ func (s *Stage) failing(in *Instr) func(v *ir.Value, format string, args ...any)
 func checkLate(s *Stage) error {
 	type late struct {
 		*Instr
-		of part
+		of chunkBody
 	}
 	using, update := map[int][]late{}, s.beforeUpdate() // using is by buffer
 	for phase := range ir.Update {
@@ -116,7 +116,7 @@ func checkLate(s *Stage) error {
 				if b := &s.Buffers[id]; b.Region != Persist && !(b.Region == Slot && b.To >= update) {
 					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, b.Region)
 				}
-				using[s.base(id)] = append(using[s.base(id)], late{in, part{phase, in.Chunk}})
+				using[s.base(id)] = append(using[s.base(id)], late{in, chunkBody{phase, in.Chunk}})
 			}
 		}
 	}

@@ -45,14 +45,14 @@ func CheckEquivalent(p *Program, traced *ir.Graph) error {
 
 // equivalence is the state of one proof.
 type equivalence struct {
-	prog    *Program
-	code    func(*Schedule, Task) *Stage // the code that a rank runs in a task
-	exprs   *expressions
-	timeAt  int                 // index of the time axis, or -1
-	legal   map[*ir.Node]bool   // nodes for which VerifyNode has passed
-	classes []*class            // in order of their first rank
-	classOf []*class            // by rank
-	mail    map[letter]*content // messages sent so far
+	prog     *Program
+	code     func(*Schedule, Task) *Stage // the code that a rank runs in a task
+	exprs    *expressions
+	timeAt   int                     // index of the time axis, or -1
+	legal    map[*ir.Node]bool       // nodes for which VerifyNode has passed
+	classes  []*class                // in order of their first rank
+	classOf  []*class                // by rank
+	messages map[messageKey]*content // messages sent so far
 }
 
 // class is a set of ranks that run the same instructions in the same tasks. Its first rank stands for all.
@@ -72,9 +72,9 @@ type wait struct {
 	moved bool // the message was sent to another stage
 }
 
-// letter identifies a message between classes. Each rank sends to the rank of its own coordinates in another
+// messageKey identifies a message between classes. Each rank sends to the rank of its own coordinates in another
 // stage.
-type letter struct {
+type messageKey struct {
 	send       string // the sending instruction
 	from       *class
 	stage      int // of the receivers
@@ -94,7 +94,7 @@ type event struct {
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
 	e := &equivalence{
 		prog: p, code: code, exprs: newExpressions(), timeAt: p.Mesh.Axis(partition.AxisMB),
-		legal: map[*ir.Node]bool{}, mail: map[letter]*content{},
+		legal: map[*ir.Node]bool{}, messages: map[messageKey]*content{},
 	}
 	of := e.exprs.trace(traced)
 	if err := checkWorld(p); err != nil {
@@ -313,7 +313,7 @@ func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
 	stage := e.prog.Schedules[to].Stage
 	sent := *x // a copy: the buffer may be overwritten before the message is read
 	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, &sent, stage})
-	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = &sent
+	e.messages[messageKey{n.Name, c, stage, microBatchOf(t)}] = &sent
 	return nil
 }
 
@@ -324,11 +324,11 @@ func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
 	if from < 0 || from >= len(e.classOf) {
 		return nil, e.fail(c, t, n, v, "is received from rank %d of %d", from, len(e.classOf))
 	}
-	x := e.mail[letter{name, e.classOf[from], c.Stage, microBatchOf(t)}]
+	x := e.messages[messageKey{name, e.classOf[from], c.Stage, microBatchOf(t)}]
 	if x == nil {
 		c.waits = wait{what: fmt.Sprintf("rank %d never sends %s", from, name), from: e.classOf[from]}
 		for to := range e.prog.Stages {
-			if e.mail[letter{name, e.classOf[from], to, microBatchOf(t)}] != nil {
+			if e.messages[messageKey{name, e.classOf[from], to, microBatchOf(t)}] != nil {
 				c.waits.what += fmt.Sprintf(" to stage %d, but to stage %d", c.Stage, to)
 				c.waits.moved = true
 			}

@@ -39,10 +39,10 @@ type tables struct {
 	spots   []spot       // of nodes
 	readers [][]*ir.Node // of values: the nodes that read it
 
-	// For beside.go; nil in plans without overlap of tensor parallelism. along is, for a collective, the number
-	// of instructions that run beside it; during is, for each of those, the collective.
-	along  []int
-	during []*ir.Node
+	// For beside.go; nil in plans without overlap of tensor parallelism. kernelsBeside is, for a collective, the
+	// number of instructions that run beside it; besideOf is, for each of those, the collective.
+	kernelsBeside []int
+	besideOf      []*ir.Node
 
 	sent []bool // values that a posted send may read, nil if there are none: see posted.go
 
@@ -453,7 +453,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 			}
 		}
 	}
-	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x || b.inPiecesWith(x.Def) == n {
+	if b.besideOf != nil && b.besideOf[n.ID()] != nil && b.besideOf[n.ID()].Args[0] == x || b.inPiecesWith(x.Def) == n {
 		return false // a collective that runs at the same time reads it, or it is made in parts
 	}
 	id := b.of[x.ID]
@@ -488,9 +488,9 @@ func (b *stageBuilder) append(in Instr) {
 // instr returns the instruction of a node.
 func (b *stageBuilder) instr(n *ir.Node) Instr {
 	s := b.spot(n)
-	in := Instr{Node: n, Chunk: b.partOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
-	if b.along != nil {
-		in.Beside = b.along[n.ID()]
+	in := Instr{Node: n, Chunk: b.chunkBodyOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
+	if b.kernelsBeside != nil {
+		in.Beside = b.kernelsBeside[n.ID()]
 	}
 	if n.Op != ir.OpRecv { // its operand is the sender's
 		in.Args = b.list(len(n.Args))

@@ -42,7 +42,7 @@ func (e *equivalence) meetings() error {
 				continue
 			}
 			agreed[key] = true
-			if err := e.sameLetters(peer, usual, s.Stage, r); err != nil {
+			if err := e.sameSends(peer, usual, s.Stage, r); err != nil {
 				return err
 			}
 		}
@@ -64,8 +64,8 @@ func (e *equivalence) agree(a, b *class, axis string) error {
 	return e.compare(a, b, over(a), over(b), fmt.Sprintf("of its group over %s", axis))
 }
 
-// sameLetters compares what two classes send to a stage.
-func (e *equivalence) sameLetters(a, b *class, stage, receiver int) error {
+// sameSends compares what two classes send to a stage.
+func (e *equivalence) sameSends(a, b *class, stage, receiver int) error {
 	to := func(c *class) []event {
 		var list []event
 		for _, ev := range c.events {

@@ -30,20 +30,20 @@ import (
 // phase.
 type spot struct {
 	async, last bool
-	part        part // where it stands, if it is async or last
+	in          chunkBody // where it stands, if it is async or last
 	segment     int
 	await       *ir.Node // an asynchronous node that must be done before this one starts
 }
 
 // bodyOf returns the phase of the body that contains a node's instruction.
-func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase { return b.partOf(n).phase }
+func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase { return b.chunkBodyOf(n).phase }
 
-// partOf returns that phase, and the chunk.
-func (b *stageBuilder) partOf(n *ir.Node) part {
+// chunkBodyOf returns that phase, and the chunk.
+func (b *stageBuilder) chunkBodyOf(n *ir.Node) chunkBody {
 	if s := b.spot(n); s.async || s.last {
-		return s.part
+		return s.in
 	}
-	return part{n.Phase, b.chunk(n)}
+	return chunkBody{n.Phase, b.chunk(n)}
 }
 
 // spot returns the spot of a node; it is zero without overlap.
@@ -82,7 +82,7 @@ func (b *stageBuilder) overlap() {
 	b.nodes = leaves
 	for phase, nodes := range bodies {
 		for len(nodes) > 0 {
-			of, length := part{phase: ir.Phase(phase)}, len(nodes)
+			of, length := chunkBody{phase: ir.Phase(phase)}, len(nodes)
 			if of.phase != ir.Update {
 				of.chunk = b.chunk(nodes[0])
 				if other := slices.IndexFunc(nodes, func(n *ir.Node) bool { return b.chunk(n) != of.chunk }); other > 0 {
@@ -96,25 +96,25 @@ func (b *stageBuilder) overlap() {
 }
 
 // hoist finds nodes of the update that can already run during the last micro-batch: reductions whose operand is
-// complete after a pass of it, together with the casts of such operands. It returns the part in which each of
-// them becomes ready. A single chunk must make all operands.
-func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]part {
-	hoisted := map[*ir.Node]part{}
-	complete := map[*ir.Value]part{}
+// complete after a pass of it, together with the casts of such operands. It returns the chunk and pass in
+// which each of them becomes ready. A single chunk must make all operands.
+func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]chunkBody {
+	hoisted := map[*ir.Node]chunkBody{}
+	complete := map[*ir.Value]chunkBody{}
 	for _, n := range b.nodes {
 		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward && !b.delayed(n) {
-			complete[n.Results[0]] = part{n.Phase, b.chunk(n)}
+			complete[n.Results[0]] = chunkBody{n.Phase, b.chunk(n)}
 		}
 	}
 	for _, n := range update {
-		var of part
+		var of chunkBody
 		for i, a := range n.Args {
 			p, ok := complete[a]
 			if !ok || i > 0 && p.chunk != of.chunk {
 				of.phase = ir.Update
 				break
 			}
-			of = part{max(of.phase, p.phase), p.chunk}
+			of = chunkBody{max(of.phase, p.phase), p.chunk}
 		}
 		switch {
 		case len(n.Args) == 0 || of.phase == ir.Update:
@@ -137,13 +137,13 @@ func (b *stageBuilder) delayed(n *ir.Node) bool {
 	return !b.folded[n.ID()] && d.Phase == n.Phase && reduces(d)
 }
 
-// stream returns the nodes of one part in the order in which they are issued, including those hoisted from the
-// update.
-func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
+// stream returns the nodes of a chunk's body in the order in which they are issued, including those hoisted from
+// the update.
+func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
 	phase := here.phase
 	segments, of := b.cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
-		b.spots[n.ID()] = spot{async: true, last: last, part: here}
+		b.spots[n.ID()] = spot{async: true, last: last, in: here}
 	}
 	readBy := map[*ir.Value]int{} // by gathered value: the first segment that reads it
 	for i := len(segments) - 1; i >= 0; i-- {
@@ -191,7 +191,7 @@ func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*
 			of[n] = at
 			if n.Op == ir.OpCast {
 				segments[at].narrows = append(segments[at].narrows, n)
-				b.spots[n.ID()] = spot{last: true, part: here}
+				b.spots[n.ID()] = spot{last: true, in: here}
 				continue
 			}
 			segments[at].reduces = append(segments[at].reduces, n)
@@ -214,7 +214,7 @@ func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
 }
 
 // remaining returns the nodes of a body that are not moved.
-func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
+func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *ir.Node) bool {
 		_, up := hoisted[n]
 		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || n.Op == ir.OpAccumulate && b.delayed(n)

@@ -96,7 +96,7 @@ func (b *stageBuilder) makesPieces(first, second *ir.Node) bool {
 		return false
 	case c == first && c.Op == ir.OpAllReduce: // an all_reduce is in place, and would overwrite parts that are still to come
 		return false
-	case b.along != nil && (b.along[c.ID()] > 0 || b.during[product.ID()] != nil):
+	case b.kernelsBeside != nil && (b.kernelsBeside[c.ID()] > 0 || b.besideOf[product.ID()] != nil):
 		return false
 	}
 	return bySequence(b.prog.Mesh, c) && bySequence(b.prog.Mesh, product) && b.aligned(c) && b.aligned(product)

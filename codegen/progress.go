@@ -20,14 +20,14 @@ import (
 // come as far as they can. That is roughly the order of a run in which all tasks take equally long.
 type walker struct {
 	prog    *Program
-	stops   []map[part][]stop // by stage: the instructions that may wait, for each part of a body
-	last    ir.Phase          // the pass that frees a slot
-	at      []place           // by rank: the next task, and the next of its stops
-	streams [][]entry         // by rank: asynchronous collectives that are not done, in order
-	freed   [][]int           // by rank and chunk: the number of micro-batches that have left
-	rooms   map[*ir.Node]room // by send
-	sent    map[channel]int   // messages sent and not received
-	groups  [][]int           // by rank and axis, flattened: world ranks of the group
+	stops   []map[chunkBody][]stop // by stage: the instructions that may wait, for each part of a body
+	last    ir.Phase               // the pass that frees a slot
+	at      []place                // by rank: the next task, and the next of its stops
+	streams [][]entry              // by rank: asynchronous collectives that are not done, in order
+	freed   [][]int                // by rank and chunk: the number of micro-batches that have left
+	rooms   map[*ir.Node]room      // by send
+	sent    map[channel]int        // messages sent and not received
+	groups  [][]int                // by rank and axis, flattened: world ranks of the group
 	axes    int
 	waiting []string // by rank: what it waits for, for error messages
 
@@ -38,8 +38,8 @@ type walker struct {
 	expect  func(to int, e Expect) // called before each message is sent, if not nil
 }
 
-// part is a chunk's share of a body.
-type part struct {
+// chunkBody is a chunk's share of a body.
+type chunkBody struct {
 	phase ir.Phase
 	chunk int
 }
@@ -78,7 +78,7 @@ func newWalker(p *Program) *walker {
 		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		stops := map[part][]stop{}
+		stops := map[chunkBody][]stop{}
 		for phase := range ir.NumPhases {
 			for _, instrs := range s.runs(phase) {
 				number := 0
@@ -88,7 +88,7 @@ func newWalker(p *Program) *walker {
 						number++
 					}
 					if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
-						of := part{phase, in.Chunk}
+						of := chunkBody{phase, in.Chunk}
 						if phase == ir.Update {
 							of.chunk = 0 // one task runs all of them
 						}
@@ -171,7 +171,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	if task.Phase == ir.Update && len(stream) > 0 && stream[0].task != task {
 		return task, nil
 	}
-	stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
+	stops := w.stops[s.Stage][chunkBody{task.Phase, task.Chunk}]
 	for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
 		w.at[r].instr++
 	}

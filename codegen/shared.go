@@ -42,3 +42,15 @@ func (b *stageBuilder) sharedFirst() {
 		}
 	}
 }
+
+// leavesFirst moves nodes without an instruction to the front, so that they do not stand between nodes that
+// have one. Weights that ZeRO shards are an example.
+func (b *stageBuilder) leavesFirst() {
+	at := func(n *ir.Node) int {
+		if b.silent(n) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
+}

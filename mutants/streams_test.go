@@ -30,7 +30,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradient of one chunk reduced with another's", how: "by the first chunk to come",
 		file: "codegen/overlap.go",
-		old:  "of = part{max(of.phase, p.phase), p.chunk}", new: "of = part{max(of.phase, p.phase), 0}",
+		old:  "of = chunkBody{max(of.phase, p.phase), p.chunk}", new: "of = chunkBody{max(of.phase, p.phase), 0}",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
 		bug: "reduced gradient overwritten by a later task", how: "it may lie in memory of its own task",

@@ -325,11 +325,11 @@ func (pr *propagator) node(n *ir.Node) error {
 // receiver does not depend on the number of slices of the loss.
 func (pr *propagator) wire(n *ir.Node, v *ir.Value) (args, results []ir.ShardSpec) {
 	spec, known := v.Spec, pr.of(v)
-	for a := range pr.mesh.Axes {
+	for a, axis := range pr.mesh.Axes {
 		switch {
-		case n.Phase != ir.Update && spec[a].Kind == ir.Partial && !pr.isTime(a):
+		case n.Phase != ir.Update && spec[a].Kind == ir.Partial && !axis.Time:
 			spec[a] = ir.Placement{}
-		case n.Phase == ir.Update && known.isGrad && tensorParallel(pr.mesh.Axes[a]):
+		case n.Phase == ir.Update && known.isGrad && tensorParallel(axis):
 			spec[a] = known.want[a]
 		}
 	}
@@ -337,10 +337,6 @@ func (pr *propagator) wire(n *ir.Node, v *ir.Value) (args, results []ir.ShardSpe
 		spec = v.Spec // the other axes have left too little to shard
 	}
 	return []ir.ShardSpec{spec}, []ir.ShardSpec{spec}
-}
-
-func (pr *propagator) isTime(axis int) bool {
-	return axis < len(pr.mesh.Axes) && pr.mesh.Axes[axis].Time
 }
 
 // accumulate sums a value over micro-batches, at the end of the pass that makes it, so that the update phase

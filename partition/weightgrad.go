@@ -41,12 +41,42 @@ func splitBackward(g *ir.Graph) {
 // stage are alike: what a block computes for the embedding alone, where another block would compute it for the
 // block before, and the gradient of the first block's input if the embedding is frozen, which nothing reads.
 func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
-	const many = -1
-	// By the ID of a node of the backward phase or of a value.
-	reach := make([]int, g.IDs())    // 0: no gradient; k: only the one that node k-1 accumulates; many
-	passed := make([]bool, g.IDs())  // reaches another stage, or the first block's input
-	read := make([]bool, g.IDs())    // read by any node
-	escapes := make([]bool, g.IDs()) // read in the update phase
+	reach, passed := reaches(g)
+	found := map[*ir.Node]bool{}
+	waited := make([]bool, g.IDs()) // read by a node that stays in the backward pass
+	for _, n := range slices.Backward(g.Nodes) {
+		if n.Phase != ir.Backward {
+			continue
+		}
+		of := reach[n.ID()]
+		handsOn := of > 0 && n.Op.Class() == ir.Compute && n.Block() != "" && n.Block() != g.Nodes[of-1].Block()
+		if of != many && !passed[n.ID()] && !waited[n.ID()] && !handsOn {
+			found[n] = true
+			continue
+		}
+		for _, a := range n.Args {
+			waited[a.Def.ID()] = true
+		}
+	}
+	// An accumulation goes with the kernel that makes its operand, which may do the adding.
+	for n := range found {
+		if n.Op == ir.OpAccumulate && !found[n.Args[0].Def] {
+			delete(found, n)
+		}
+	}
+	return found
+}
+
+// many stands for several gradients.
+const many = -1
+
+// reaches returns, by the ID of a node of the backward phase, what the results of the node reach. reach is 0 for
+// no gradient, k if it is only the one that node k-1 of the graph accumulates, or many. passed says whether they
+// reach another stage, or nothing at all.
+func reaches(g *ir.Graph) (reach []int, passed []bool) {
+	reach, passed = make([]int, g.IDs()), make([]bool, g.IDs())
+	read := make([]bool, g.IDs())    // nodes that any node reads
+	escapes := make([]bool, g.IDs()) // values that are read in the update phase
 	for _, n := range g.Nodes {
 		for _, a := range n.Args {
 			read[a.Def.ID()] = true
@@ -81,27 +111,5 @@ func WeightGrads(g *ir.Graph) map[*ir.Node]bool {
 			passed[of] = passed[of] || passed[id]
 		}
 	}
-	found := map[*ir.Node]bool{}
-	waited := make([]bool, g.IDs()) // read by a node that stays in the backward pass
-	for _, n := range slices.Backward(g.Nodes) {
-		if n.Phase != ir.Backward {
-			continue
-		}
-		of := reach[n.ID()]
-		handsOn := of > 0 && n.Op.Class() == ir.Compute && n.Block() != "" && n.Block() != g.Nodes[of-1].Block()
-		if of != many && !passed[n.ID()] && !waited[n.ID()] && !handsOn {
-			found[n] = true
-			continue
-		}
-		for _, a := range n.Args {
-			waited[a.Def.ID()] = true
-		}
-	}
-	// An accumulation goes with the kernel that makes its operand, which may do the adding.
-	for n := range found {
-		if n.Op == ir.OpAccumulate && !found[n.Args[0].Def] {
-			delete(found, n)
-		}
-	}
-	return found
+	return reach, passed
 }
