@@ -373,39 +373,7 @@ func (t *tape) repeat(block, more int) bool {
 	if !ok {
 		return false
 	}
-	// place returns the new mark of an instruction whose block moves up by a number of blocks.
-	place := func(m mark, by int) (mark, bool) {
-		now := t.bodies[m.body][m.run].block
-		switch {
-		case now < 0 || now < block && by == 0:
-			m.run = moved[m.body][m.run]
-			return m, true
-		case now > block && by == more:
-			m.run = moved[m.body][m.run]
-			return m, true
-		}
-		to := now + by
-		from := to
-		switch {
-		case to >= block && to <= block+more:
-			from = block
-		case to > block+more:
-			from = to - more
-		}
-		k, ok := t.beside(m.body, m.run, from)
-		if !ok {
-			return m, false
-		}
-		m.run = moved[m.body][k]
-		if from == block {
-			if up := t.bodies[m.body][k-1].block < block; up {
-				m.run += to - block
-			} else {
-				m.run -= to - block
-			}
-		}
-		return m, true
-	}
+	grown := insertion{t, block, more, moved}
 	lives := make([]life, 0, len(t.lives)+more*len(t.beginning(block)))
 	for _, l := range t.lives {
 		first, last := t.bodies[l.from.body][l.from.run].block, t.bodies[l.to.body][l.to.run].block
@@ -419,21 +387,19 @@ func (t *tape) repeat(block, more int) bool {
 		for c := range copies + 1 {
 			next := l
 			var ok [2]bool
-			next.from, ok[0] = place(l.from, by+c)
+			next.from, ok[0] = grown.place(l.from, by+c)
 			switch r, alike := t.relativeTo(l, first, block); {
-			case last < 0:
-				next.to, ok[1] = place(l.to, 0)
-			case first != block && (first < block && last > block || first > block && last < block) && !(first >= 0 && alike && twins[r]):
-				// A value that is passed on from block to block lives through all copies.
+			case last < 0: // it ends outside of blocks
+				next.to, ok[1] = grown.place(l.to, 0)
+			case (first < block && last > block || first > block && last < block) && !(first >= 0 && alike && twins[r]):
+				// It begins and ends around the block, or is passed on from block to block: it lives through all copies.
 				by := 0
 				if last > block {
 					by = more
 				}
-				next.to, ok[1] = place(l.to, by)
-			case first < 0 && last > block:
-				next.to, ok[1] = place(l.to, more)
-			default:
-				next.to, ok[1] = place(l.to, by+c)
+				next.to, ok[1] = grown.place(l.to, by)
+			default: // it ends relative to where it begins
+				next.to, ok[1] = grown.place(l.to, by+c)
 			}
 			if !ok[0] || !ok[1] {
 				return false
@@ -448,6 +414,44 @@ func (t *tape) repeat(block, more int) bool {
 	}
 	t.bodies, t.lives = bodies, lives
 	return true
+}
+
+// insertion says how the runs of a tape move when more copies of a block are inserted after it.
+type insertion struct {
+	*tape       // before that
+	block, more int
+	moved       [ir.NumPhases][]int // see [tape.lengthened]
+}
+
+// place returns the mark, in the longer bodies, of an instruction whose block is now by blocks further along, or of
+// its counterpart in such a block.
+func (x *insertion) place(m mark, by int) (mark, bool) {
+	now := x.bodies[m.body][m.run].block
+	if now < 0 || now < x.block && by == 0 || now > x.block && by == x.more {
+		m.run = x.moved[m.body][m.run]
+		return m, true
+	}
+	to := now + by
+	from := to // the block that was in the place of block to, or that it is a copy of
+	switch {
+	case to >= x.block && to <= x.block+x.more:
+		from = x.block
+	case to > x.block+x.more:
+		from = to - x.more
+	}
+	k, ok := x.beside(m.body, m.run, from)
+	if !ok {
+		return m, false
+	}
+	m.run = x.moved[m.body][k]
+	if from == x.block {
+		if up := x.bodies[m.body][k-1].block < x.block; up {
+			m.run += to - x.block
+		} else {
+			m.run -= to - x.block
+		}
+	}
+	return m, true
 }
 
 // keep adds the bytes that are kept across micro-batches or steps, as [Stage.allocate] lays them out.
