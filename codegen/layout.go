@@ -388,31 +388,7 @@ func (b *stageBuilder) bodies() {
 		if n.Op.Class() == ir.Leaf || b.folded[n.ID()] {
 			continue
 		}
-		for i, r := range n.Results {
-			if b.of[r.ID] != unplaced {
-				continue
-			}
-			if n.Op == ir.OpSend {
-				b.of[r.ID] = b.of[n.Args[0].ID]
-				continue
-			}
-			region := Temp
-			switch {
-			case r.OnHost():
-				region = Host
-			case b.saved[r.ID]:
-				region = Slot
-			case b.bodyOf(n) != n.Phase:
-				region = b.sums() // made in a pass, read in the update
-			case b.isSent(r):
-				region = Persist
-			}
-			if b.canOverwrite(n, i, region) {
-				b.of[r.ID] = b.of[n.Args[i].ID]
-				continue
-			}
-			b.buffer(r, region, n.Phase)
-		}
+		b.place(n)
 		switch {
 		case first != nil:
 			b.emitPieces(first, n)
@@ -428,6 +404,35 @@ func (b *stageBuilder) bodies() {
 		for _, instrs := range b.runs(phase) {
 			b.awaits(instrs)
 		}
+	}
+}
+
+// place assigns buffers to the results of a node that have none yet.
+func (b *stageBuilder) place(n *ir.Node) {
+	for i, r := range n.Results {
+		if b.of[r.ID] != unplaced {
+			continue
+		}
+		if n.Op == ir.OpSend {
+			b.of[r.ID] = b.of[n.Args[0].ID]
+			continue
+		}
+		region := Temp
+		switch {
+		case r.OnHost():
+			region = Host
+		case b.saved[r.ID]:
+			region = Slot
+		case b.bodyOf(n) != n.Phase:
+			region = b.sums() // made in a pass, read in the update
+		case b.isSent(r):
+			region = Persist
+		}
+		if b.canOverwrite(n, i, region) {
+			b.of[r.ID] = b.of[n.Args[i].ID]
+			continue
+		}
+		b.buffer(r, region, n.Phase)
 	}
 }
 
