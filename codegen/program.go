@@ -1,7 +1,7 @@
 // Package codegen compiles a partitioned graph into a [Program]. For each position of the pipeline it emits the
 // instructions of one body per phase (forward, backward, weight gradients, update), with every buffer at a
 // fixed offset. For each rank it emits the order in which the rank runs those bodies over its micro-batches.
-// Nothing is allocated at run time: a rank allocates [Stage.Arena] bytes once, and that number is exact.
+// [Stage.Arena] is the size of the arena of every rank of the stage, exact to the byte.
 //
 // [Verify] proves, before a program runs, that it computes the graph it was made from and that it is sound (no
 // races, no overlapping buffers, no deadlock).
