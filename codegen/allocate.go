@@ -9,15 +9,16 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// align keeps buffers on cache lines, and on the 64 bytes of the widest vectors.
+// align keeps buffers on cache lines and on the 64 bytes of the widest vectors.
 const align = 64
 
 func alignUp(n int64) int64 { return (n + align - 1) / align * align }
 
-// allocate gives every buffer its offset. Persistent buffers lie one after
-// another, parameters first; the others take the lowest gap between buffers
-// whose lives overlap theirs, the largest placed first (Pisarchyk and Lee 2020,
-// greedy by size).
+// allocate gives every buffer its offset. Persistent buffers lie one after another, parameters first. Any other
+// buffer takes the lowest gap between buffers whose lifetimes overlap its own, the largest buffer first
+// (Pisarchyk and Lee 2020, greedy by size).
+//
+// If shared is not nil, the stage lives in the arenas of that one: see [Compile].
 func (s *Stage) allocate(shared *Stage) {
 	used := s.used()
 	var persist, host []int
@@ -31,7 +32,7 @@ func (s *Stage) allocate(shared *Stage) {
 		case buf.Value.Def.Op == ir.OpParam:
 			persist = append(persist, id)
 		case buf.View || !used[id] && buf.Value.Def.Op.Class() != ir.Leaf:
-			// It lies in another buffer.
+			// It has no bytes of its own: it lies in another buffer, or nothing uses it.
 		case buf.Region == Persist:
 			persist = append(persist, id)
 		case buf.Region == Slot:
@@ -73,7 +74,7 @@ func (s *Stage) allocate(shared *Stage) {
 	}
 }
 
-// used says which buffers an instruction has to do with.
+// used reports, for each buffer, whether any instruction reads or writes it.
 func (s *Stage) used() []bool {
 	used := make([]bool, len(s.Buffers))
 	for _, body := range s.Bodies {
@@ -89,8 +90,8 @@ func (s *Stage) used() []bool {
 	return used
 }
 
-// share places a parameter of another program where this one, whose arenas that shares, has
-// it, if it has it. There may be no such stage.
+// share places a parameter of another program, which lives in the arenas of s, where s has the same parameter.
+// It returns false if s is nil or does not have it.
 func (s *Stage) share(buf *Buffer) bool {
 	if s == nil || buf.Value.Def.Op != ir.OpParam {
 		return false
@@ -105,7 +106,8 @@ func (s *Stage) share(buf *Buffer) bool {
 	return ok
 }
 
-// The order of persistent buffers: what must survive between steps comes first.
+// The order of persistent buffers. What must survive between steps comes first, so that it is a prefix:
+// [Stage.Durable].
 const (
 	rankWeight = iota
 	rankState
@@ -128,7 +130,8 @@ func rankOf(n *ir.Node) int {
 	return rankStep
 }
 
-// filled is when a buffer is first written: before all, where others write it.
+// filled is the time at which a buffer is first written: before all instructions if a sender or the runtime
+// writes it.
 func (b *Buffer) filled() int {
 	switch b.Value.Def.Op {
 	case ir.OpRecv, ir.OpInput:

@@ -7,32 +7,35 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Tensor-parallel ranks exchange activations and their gradients in every block, and most
-// kernels around need what they exchange. But of the two products that a linear layer has in
-// the backward pass neither needs the other: the gradient of its input is summed over the
-// ranks while that of its weight is made (Megatron-LM's asynchronous all-reduce: Narayanan et
-// al. SC'21), and under sequence parallelism the input, of which each rank has kept its part,
-// is gathered again while the gradient of the input is made (Korthikanti et al. 2022, section
-// 4.2.2; the bulk overlap of Transformer Engine).
+// With [partition.Plan.OverlapTP], tensor-parallel collectives run at the same time as matrix products that do
+// not depend on them. Tensor-parallel ranks exchange activations and their gradients in every block, and most
+// kernels nearby need what is exchanged. But in the backward pass of a linear layer its two products are
+// independent. So the gradient of the input is summed over the ranks while the gradient of the weight is
+// computed (Megatron-LM's asynchronous all-reduce: Narayanan et al. SC'21). And under sequence parallelism the
+// input, of which each rank has kept its share, is gathered again while the gradient of the input is computed
+// (Korthikanti et al. 2022, section 4.2.2; the bulk overlap of Transformer Engine).
 //
-// It is found rather than known: a collective goes back to the nearest place, after what it
-// reads is made, that a product follows which does not read it. That product and the kernels
-// around it run beside the collective. Where there is none, as all that follows waits for what
-// is gathered, the nearest product before it that it does not read is put off, with all that
-// reads that product: the gradient of the weight that the MLP ends with is made while the
-// gradient of attention's output is gathered. Such a group begins and ends in one block and one
-// task, and nothing in it waits for anything else, so that it takes the time of the longer of
-// the two sides: it is priced, and proven, by itself. Few buffers live longer: what is
-// gathered is there while the product makes what is summed, as it would be a product later,
-// and of one product at a time that is put off what it reads stays until then.
+// These cases are found by a search, not listed. There are two steps.
+//
+//   - window: a collective moves back to the nearest place, after its operand is made, where a product follows
+//     that does not read its result. That product and the kernels around it run beside the collective.
+//   - putOff: if everything after a collective waits for its result, the nearest earlier product that the
+//     collective does not depend on is delayed, with all kernels that depend on that product, and runs beside
+//     it. For example, the weight gradient of the last linear layer of the MLP is computed while the gradient
+//     of the attention output is gathered.
+//
+// A collective with its kernels stays within one block and one task, and nothing in it waits for anything else.
+// So it takes the longer of the two sides, and can be priced and checked by itself. It lengthens few lifetimes:
+// what is gathered is live while one product runs that would otherwise have run before the gather, and the
+// operands of one delayed product at a time are live until it runs.
 
-// beside reorders the nodes of the passes and says which run beside a collective.
+// beside reorders the nodes of the passes and decides which of them run beside a collective.
 func (b *stageBuilder) beside() {
 	if !b.prog.Plan.OverlapTP {
 		return
 	}
-	if b.along == nil {
-		b.along, b.during = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
+	if b.kernelsBeside == nil {
+		b.kernelsBeside, b.besideOf = make([]int, len(b.of)), make([]*ir.Node, len(b.of))
 	}
 	enter := entries(b.nodes)
 	for from, to := 0, 0; from < len(b.nodes); from = to {
@@ -42,21 +45,8 @@ func (b *stageBuilder) beside() {
 	}
 }
 
-// leavesFirst puts what there is from the start before all else, as it is no instruction between others: weights
-// that ZeRO has gathered, say.
-func (b *stageBuilder) leavesFirst() {
-	at := func(n *ir.Node) int {
-		if b.silent(n) {
-			return 0
-		}
-		return 1
-	}
-	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
-}
-
-// continues reports whether nothing forbids that a node changes places with the one before:
-// both are of a block and a task, neither is known to another rank by its place but for
-// collectives, and nothing else waits there.
+// continues reports whether a node may change places with the previous node: both belong to one block and one
+// task, no other rank depends on their order (except that of collectives), and nothing else waits between them.
 func (b *stageBuilder) continues(before, n *ir.Node) bool {
 	if n.Phase == ir.Update || n.Phase != before.Phase || n.Stage != before.Stage || n.Block() != before.Block() {
 		return false
@@ -65,16 +55,16 @@ func (b *stageBuilder) continues(before, n *ir.Node) bool {
 	return x.segment == y.segment && b.movable(before) && b.movable(n)
 }
 
-// received reports whether a node is the first after a transfer that waits for the communication stream. Where nothing
-// is received that node waits itself, and stays where it is.
+// received reports whether node i follows a receive that waits for the communication stream. In a stage that
+// receives nothing there, node i itself waits, so it must not move either.
 func (b *stageBuilder) received(i int) bool {
 	return i > 0 && b.nodes[i-1].Op == ir.OpRecv && b.spot(b.nodes[i-1]).await != nil
 }
 
-// entries returns the first node of every block's backward pass that reads what the pass has made
-// in another block: after what is recomputed, a gradient, and before it what is gathered or cut for
-// that node besides, in one step or several. The first block of a stage waits there for the gradient to be received, and the
-// others, which are to be like it, put nothing across.
+// entries returns, for each block's backward pass, the first node that reads a gradient from another block, not
+// counting what is recomputed. Nodes before it that only move or slice operands for it, in one or more steps,
+// count as part of the entry. In the first block of a stage the entry waits for the gradient to be received;
+// all other blocks must be like it, so no block may move nodes across its entry.
 func entries(nodes []*ir.Node) map[*ir.Node]bool {
 	entered, first := map[string]bool{}, map[*ir.Node]bool{}
 	for at, n := range nodes {
@@ -97,20 +87,20 @@ func entries(nodes []*ir.Node) map[*ir.Node]bool {
 	return first
 }
 
-// rearranged reports whether a node only changes where a value lies.
+// rearranged reports whether a node only changes the placement of a value, without a transfer between stages.
 func rearranged(n *ir.Node) bool {
 	return n.Op.Class() == ir.Comm && n.Op != ir.OpSend && n.Op != ir.OpRecv
 }
 
-// movable reports whether a node is a kernel, a copy or a collective of every micro-batch that
-// no instruction of the communication stream is tied to.
+// movable reports whether a node is a kernel, a copy or a collective that runs in every micro-batch and that
+// nothing ties to the communication stream.
 func (b *stageBuilder) movable(n *ir.Node) bool {
 	s := b.spot(n)
 	late := n.Op == ir.OpAccumulate && b.spot(n.Args[0].Def).async
 	return !s.async && !s.last && s.await == nil && !late && (launched(n) || Collective(n.Op) || HostCopy(n.Op))
 }
 
-// launched reports whether a node is work of the rank alone, on its device.
+// launched reports whether a node is a kernel: it runs on the rank's own device, without communication.
 func launched(n *ir.Node) bool {
 	switch n.Op {
 	case ir.OpSend, ir.OpRecv:
@@ -119,11 +109,12 @@ func launched(n *ir.Node) bool {
 	return n.Op.Class() != ir.Leaf && !Collective(n.Op) && !HostCopy(n.Op)
 }
 
-// pair finds what runs beside the collectives of a stretch of nodes.
+// pair finds the kernels that run beside the collectives of a stretch of nodes, and reorders the stretch
+// accordingly.
 func (b *stageBuilder) pair(nodes []*ir.Node) {
 	for _, find := range []func([]*ir.Node, int) (int, []*ir.Node){b.window, b.putOff} {
 		for i, c := range nodes {
-			if !b.ofTensorParallel(c) || b.along[c.ID()] > 0 {
+			if !b.ofTensorParallel(c) || b.kernelsBeside[c.ID()] > 0 {
 				continue
 			}
 			at, kernels := find(nodes, i)
@@ -134,17 +125,17 @@ func (b *stageBuilder) pair(nodes []*ir.Node) {
 			nodes[at] = c
 			keysValuesFirst(nodes[at:], kernels)
 			for _, n := range kernels {
-				b.during[n.ID()] = c
+				b.besideOf[n.ID()] = c
 				if !b.folded[n.ID()] {
-					b.along[c.ID()]++
+					b.kernelsBeside[c.ID()]++
 				}
 			}
 		}
 	}
 }
 
-// keysValuesFirst puts what takes out and gathers keys and values before the first of nodes, a collective, and the kernels that
-// run beside it.
+// keysValuesFirst moves nodes that extract and gather keys and values (see KeysValues) in front of nodes[0], a
+// collective, and the kernels that run beside it.
 func keysValuesFirst(nodes, kernels []*ir.Node) {
 	at := func(n *ir.Node) int {
 		if n != nodes[0] && KeysValues(n) && !slices.Contains(kernels, n) {
@@ -157,7 +148,7 @@ func keysValuesFirst(nodes, kernels []*ir.Node) {
 	copy(nodes, row)
 }
 
-// ofTensorParallel reports whether a node makes tensor-parallel ranks communicate.
+// ofTensorParallel reports whether a node is a collective of tensor-parallel ranks.
 func (b *stageBuilder) ofTensorParallel(n *ir.Node) bool {
 	if !Collective(n.Op) {
 		return false
@@ -166,24 +157,27 @@ func (b *stageBuilder) ofTensorParallel(n *ir.Node) bool {
 	return (axis == partition.AxisTP || axis == partition.AxisTPR) && b.prog.Mesh.Size(axis) > 1
 }
 
-// window returns the place to which collective i of a stretch goes, and the kernels after it
-// that run beside it: none if it stays as it is.
+// window returns the index to which collective i of a stretch moves, and the kernels after it that run beside
+// it. It returns no kernels if the collective stays where it is.
 func (b *stageBuilder) window(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
 	c := nodes[i]
 	for at = i; ; at-- {
 		if kernels = b.after(nodes, at, i); slices.ContainsFunc(kernels, func(n *ir.Node) bool { return n.Op == ir.OpMatMul }) {
 			return at, kernels
 		}
-		if at == 0 || nodes[at-1] == c.Args[0].Def || b.during[nodes[at-1].ID()] != nil {
+		if at == 0 || nodes[at-1] == c.Args[0].Def || b.besideOf[nodes[at-1].ID()] != nil {
 			return i, nil
 		}
 	}
 }
 
-// after returns the kernels in a row that would follow collective i at a place and could run
-// beside it. One more node of the stretch comes after them. What exchanges keys and values that none of the kernels makes is no
-// end of the row, but comes before it: where attention is recomputed that stands elsewhere, and the row must be no shorter
-// where it is not, or recomputation would hide more than it takes.
+// after returns the consecutive kernels that would follow collective i at index at and that do not depend on
+// it. It returns none unless another node of the stretch follows them, because something must wait for the
+// collective.
+//
+// Nodes that exchange keys and values, and depend on none of the kernels, do not end the row: they are moved in
+// front of it. Where attention is recomputed these nodes stand elsewhere. The row must not be shorter where it
+// is not recomputed, or recomputation would hide more time than it costs.
 func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 	var kernels []*ir.Node
 	for k := at; k < len(nodes); k++ {
@@ -191,25 +185,29 @@ func (b *stageBuilder) after(nodes []*ir.Node, at, i int) []*ir.Node {
 		switch {
 		case k == i:
 		case b.goesBefore(n, nodes[i], kernels):
-		case !launched(n) || b.during[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
+		case !launched(n) || b.besideOf[n.ID()] != nil || slices.Contains(n.Args, nodes[i].Results[0]):
 			return kernels
 		default:
 			kernels = append(kernels, n)
 		}
 	}
-	return nil // nothing of the stretch would wait for it
+	return nil // nothing in the stretch would wait for the collective
 }
 
-// goesBefore reports whether a node is of the keys and values, alone, and can come before a collective and a row of kernels.
+// goesBefore reports whether a node handles keys and values, is not paired yet, and may run before a collective
+// and a row of kernels.
 func (b *stageBuilder) goesBefore(n, c *ir.Node, kernels []*ir.Node) bool {
-	return KeysValues(n) && b.during[n.ID()] == nil && b.along[n.ID()] == 0 && !readsAny(n, []*ir.Node{c}) && !readsAny(n, kernels)
+	return KeysValues(n) && b.besideOf[n.ID()] == nil && b.kernelsBeside[n.ID()] == 0 && !readsAny(n, []*ir.Node{c}) && !readsAny(n, kernels)
 }
 
-// putOff moves the nearest product before collective i of a stretch that nothing up to the
-// collective needs, with all that reads it, behind the others there. It returns the place to
-// which the collective goes, before them, and the kernels after it that run beside it: none if
-// there is no such product. Nothing is put off for keys and values that are gathered again: where attention is
-// recomputed that stands elsewhere, and what it leaves to others could save more time than recomputation takes.
+// putOff looks backwards from collective i of a stretch for the nearest product that nothing up to the
+// collective needs. It moves that product, and all nodes that depend on it, to just before the collective, and
+// returns the index for the collective (before them) and the kernels that then run beside it. It returns no
+// kernels if there is no such product.
+//
+// Nothing is delayed for the gathering of keys and values. Where attention is recomputed they are gathered
+// elsewhere, and the product that is then free for another collective could save more time than recomputation
+// costs.
 func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.Node) {
 	if KeysValues(nodes[i]) {
 		return i, nil
@@ -234,7 +232,8 @@ func (b *stageBuilder) putOff(nodes []*ir.Node, i int) (at int, kernels []*ir.No
 	return i, nil
 }
 
-// KeysValues reports whether a node takes keys and values out of what attention reads, or then exchanges or places them.
+// KeysValues reports whether a node extracts keys and values from the operand of attention, or exchanges or
+// moves what was extracted.
 func KeysValues(n *ir.Node) bool {
 	for rearranged(n) {
 		n = n.Args[0].Def
@@ -242,15 +241,15 @@ func KeysValues(n *ir.Node) bool {
 	return n.Op == ir.OpKeysValues
 }
 
-// from returns the first of some nodes and all of them that follow from it, or nil if one is no
-// kernel or runs beside a collective already.
+// from returns the first of nodes and all others that depend on it. It returns nil if one of them is no kernel,
+// or runs beside a collective already.
 func (b *stageBuilder) from(nodes []*ir.Node) []*ir.Node {
 	var late []*ir.Node
 	for i, n := range nodes {
 		if i > 0 && !readsAny(n, late) {
 			continue
 		}
-		if !launched(n) || b.during[n.ID()] != nil {
+		if !launched(n) || b.besideOf[n.ID()] != nil {
 			return nil
 		}
 		late = append(late, n)
@@ -258,7 +257,7 @@ func (b *stageBuilder) from(nodes []*ir.Node) []*ir.Node {
 	return late
 }
 
-// readsAny reports whether a node reads what one of some others makes.
+// readsAny reports whether a node reads a result of any of others.
 func readsAny(n *ir.Node, others []*ir.Node) bool {
 	return slices.ContainsFunc(n.Args, func(a *ir.Value) bool { return slices.Contains(others, a.Def) })
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// beside returns the collectives of a body that run beside kernels, with the kernels.
+// beside returns, by name, the collectives of a body that run beside kernels, each with those kernels.
 func beside(instrs []codegen.Instr) (groups [][]string) {
 	for i := range instrs {
 		if n := instrs[i].Beside; n > 0 {
@@ -25,8 +25,8 @@ func beside(instrs []codegen.Instr) (groups [][]string) {
 	return groups
 }
 
-// tensorParallel is plan k of 64 with two tensor-parallel ranks: with every ZeRO stage, sequence parallelism or not, overlap of
-// gradients or not, interleaved or not, and blocks that are recomputed in every way.
+// tensorParallel is plan k of 64 with two tensor-parallel ranks. The plans vary the ZeRO stage, sequence
+// parallelism, overlap of gradients, interleaving and recomputation.
 func tensorParallel(k, layers int) *partition.Plan {
 	p := plan(2, 2, 1+k/32*3, 1+k%3, layers, partition.OneFOneB, false)
 	if interleaved := k/16%2 == 1; interleaved {
@@ -46,10 +46,9 @@ func tensorParallel(k, layers int) *partition.Plan {
 	return p
 }
 
-// TestVerifyAcceptsOverlapTP: programs in which tensor-parallel ranks communicate beside
-// kernels are sound and compute the traced graph, under every schedule that has it, with
-// sequence parallelism or not, every ZeRO stage, overlap of gradients or not, and
-// recomputation, and communicate what the same plan does without.
+// TestVerifyAcceptsOverlapTP: programs in which tensor-parallel collectives run beside kernels are sound and
+// compute the traced graph, for all plans of tensorParallel, and communicate the same bytes as the same plan
+// without overlap.
 func TestVerifyAcceptsOverlapTP(t *testing.T) {
 	const layers = 4
 	g := trainGraph(t, layers)
@@ -78,9 +77,10 @@ func TestVerifyAcceptsOverlapTP(t *testing.T) {
 	}
 }
 
-// TestBeside: of a linear layer the gradient of the input is summed while that of the weight is
-// made, and under sequence parallelism what the layer has read is gathered while that of the
-// input is, and the gradient of attention's output while that of the MLP's last weight is made.
+// TestBeside: in the backward pass of a linear layer, the gradient of the input is summed over ranks while that
+// of the weight is computed. Under sequence parallelism the layer's input is gathered while its gradient is
+// computed, and the gradient of the attention output is gathered while that of the MLP's last weight is
+// computed.
 func TestBeside(t *testing.T) {
 	g := trainGraph(t, 2)
 	p := plan(1, 2, 1, 2, 2, partition.OneFOneB, false)
@@ -111,8 +111,8 @@ func TestBeside(t *testing.T) {
 	}, block())
 }
 
-// TestBesideIsChecked: what disturbs a collective that runs beside kernels is refused, though
-// instructions in order would compute the graph.
+// TestBesideIsChecked: programs in which kernels race with the collective that they run beside are refused,
+// even if they would compute the graph when run in order.
 func TestBesideIsChecked(t *testing.T) {
 	traced := trainGraph(t, 2)
 	for name, m := range map[string]struct {

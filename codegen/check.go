@@ -6,8 +6,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// CheckError is an unsound program. Rank is -1 when every rank of the stage is
-// concerned.
+// CheckError says why a program is unsound. Rank is -1 if it concerns every rank of the stage.
 type CheckError struct {
 	Rank, Stage int
 	Instr       string // the instruction's structural name, or ""
@@ -32,20 +31,19 @@ func (e *CheckError) Error() string {
 
 // Check proves that a program is sound before it runs:
 //
-//   - every value is placed by a legal rule of its op, so that what each operand
-//     supplies is what its consumer needs;
-//   - every node of the graph runs, once per task, on exactly the values it
-//     names: nothing is read before it is written or after it is overwritten,
-//     in part or whole, live buffers do not overlap, and views lie where their
-//     part of the whole does, on every rank; what no instruction writes, the
-//     runtime is told to load, and messages find their place free;
-//   - gradients of all micro-batches are added up, before they are reduced;
-//   - nothing touches what the communication stream may still be using;
-//   - every rank runs each micro-batch through each of its chunks forward once,
-//     then backward once, then once for what of the gradients of weights is apart,
-//     in a slot that is free;
-//   - collectives are entered by all members in the same order, every send meets
-//     its receive, and no cycle of waits exists.
+//   - Every value is placed by a legal rule of its op, so that each operand is placed as its consumer needs.
+//   - Every node of the graph runs once per task, on exactly the values it names. Nothing is read before it is
+//     written, or after all or part of it is overwritten; live buffers do not overlap; views lie where their
+//     part of the whole lies, on every rank; what no instruction writes is loaded by the runtime; and messages
+//     arrive in memory that is free.
+//   - Gradients of all micro-batches are added before they are reduced.
+//   - Nothing touches what the communication stream may still be using.
+//   - Every rank runs each micro-batch through each of its chunks once forward, then once backward, then once
+//     for weight gradients if they have a pass of their own, in a slot that is free.
+//   - All members enter collectives in the same order, every send meets its receive, and no cycle of waits
+//     exists.
+//
+// The error is a [CheckError].
 func Check(p *Program) error {
 	if err := p.Graph.Verify(); err != nil {
 		return err
@@ -76,8 +74,8 @@ func Check(p *Program) error {
 	return checkProgress(p)
 }
 
-// checkLayout makes sure that buffers lie in their region, are large enough for
-// every value written to them (checkCode), and do not overlap while live.
+// checkLayout makes sure that buffers lie within their region and do not overlap while both are live. (That
+// they are large enough for every value is checked by checkCode.)
 func checkLayout(s *Stage) error {
 	if len(s.Chunks) == 0 {
 		return &CheckError{Rank: -1, Stage: s.Index, Msg: "has no chunk"}
@@ -110,7 +108,7 @@ func checkLayout(s *Stage) error {
 	for id := range s.Buffers {
 		b := &s.Buffers[id]
 		if b.View || !used[id] && b.Value.Def.Op.Class() != ir.Leaf {
-			continue // of no place of its own: see checkViews
+			continue // it has no bytes of its own: see checkViews
 		}
 		if b.Region.InFlight() && (b.Chunk < 0 || b.Chunk >= len(s.Chunks)) {
 			return &CheckError{Rank: -1, Stage: s.Index, Value: b.Value.Name(), Msg: fmt.Sprintf("b%d is in the %s of chunk %d of %d", id, b.Region, b.Chunk, len(s.Chunks))}
@@ -138,33 +136,64 @@ func checkLayout(s *Stage) error {
 	return nil
 }
 
-// code follows the contents of a stage's buffers through one micro-batch and the
-// update.
+// code tracks what a stage's buffers hold through one micro-batch and the update.
 type code struct {
-	prog  *Program
-	stage *Stage
-	holds map[int]*ir.Value // what each buffer holds now
-	torn  map[int]*ir.Node  // what has written a part of it since
-	made  map[int]int       // parts of what it holds that are there, of a value that is being made in parts
-	near  map[int][]int     // buffers that share memory with it
-	same  map[*ir.Value]*ir.Value
-	terms map[*ir.Value]bool // what kernels add into an accumulator themselves
+	prog    *Program
+	stage   *Stage
+	holds   map[int]*ir.Value       // by buffer: the value that it holds now
+	torn    map[int]*ir.Node        // by buffer without a value: the node that overwrote part of it
+	made    map[int]int             // by buffer: the number of parts that exist, of a value that is being made in parts
+	near    map[int][]int           // by buffer: others that share memory with it
+	writers map[int][]Instr         // by buffer: the instructions that accumulate into it, in order
+	same    map[*ir.Value]*ir.Value // results of folded sums: the operand that completes them; see canon
+	terms   map[*ir.Value]bool      // values that kernels add into an accumulator themselves
 }
 
-// checkCode runs the forward, backward and update bodies once, over names of
-// values instead of numbers.
+// checkCode executes the bodies of a stage once, over names of values instead of numbers.
 func checkCode(p *Program, s *Stage) error {
-	c := &code{p, s, map[int]*ir.Value{}, map[int]*ir.Node{}, map[int]int{}, s.near(), map[*ir.Value]*ir.Value{}, map[*ir.Value]bool{}}
+	c := &code{
+		prog: p, stage: s, holds: map[int]*ir.Value{}, torn: map[int]*ir.Node{}, made: map[int]int{}, near: s.near(),
+		writers: map[int][]Instr{}, same: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value]bool{},
+	}
+	if err := c.checkRuns(); err != nil {
+		return err
+	}
+	loaded, err := s.loaded()
+	if err != nil {
+		return err
+	}
+	for _, id := range loaded {
+		c.holds[id] = s.Buffers[id].Value
+	}
+	if err := c.checkBodies(); err != nil {
+		return err
+	}
+	for _, u := range p.Graph.Updates {
+		if u.Param.Def.Stage != s.Index { // the Stage of a parameter is its position
+			continue
+		}
+		for id, b := range s.Buffers {
+			if b.Value == u.Param && c.holds[id] != c.canon(u.New) {
+				return c.fail(u.New.Def, u.New, "never reaches the buffer of %s", u.Param.Name())
+			}
+		}
+	}
+	return nil
+}
+
+// checkRuns makes sure that the bodies run every node of the stage once per task, except leaves and folded sums,
+// and records which sums are folded.
+func (c *code) checkRuns() error {
+	p, s := c.prog, c.stage
 	runs := map[*ir.Node][]*Instr{}
-	writers := map[int][]Instr{}         // accumulating instructions by buffer, in order
-	order, next := map[*ir.Node]int{}, 0 // of the last instructions of nodes
+	order, next := map[*ir.Node]int{}, 0 // index of the last instruction of each node
 	for _, body := range s.Bodies {
 		for at, in := range body.Instrs {
 			order[in.Node], next = next, next+1
 			runs[in.Node] = append(runs[in.Node], &body.Instrs[at])
 			for i, mode := range in.Accum {
 				if mode != Overwrite {
-					writers[in.Results[i]] = append(writers[in.Results[i]], in)
+					c.writers[in.Results[i]] = append(c.writers[in.Results[i]], in)
 				}
 			}
 		}
@@ -176,14 +205,14 @@ func checkCode(p *Program, s *Stage) error {
 		want := 1
 		switch {
 		case n.Op == ir.OpInput && len(runs[n]) == 0:
-			continue // a step input
+			continue // loaded before the step
 		case n.Op == ir.OpInput:
 		case n.Op.Class() == ir.Leaf:
 			want = 0
 		case len(runs[n]) == 0 && (n.Op == ir.OpAccumulate || n.Op == ir.OpAddN):
-			// Folded into the kernels that make its operands, if those add.
+			// It is folded into the kernels that make its operands, provided that those add (see accum).
 			want = 0
-			last := c.canon(n.Args[0]) // with it the sum is complete
+			last := c.canon(n.Args[0]) // the operand that completes the sum
 			for _, a := range n.Args {
 				if a = c.canon(a); order[a.Def] > order[last.Def] {
 					last = a
@@ -201,45 +230,34 @@ func checkCode(p *Program, s *Stage) error {
 			return c.fail(n, nil, "runs %d times per task, want %d", got, want)
 		}
 	}
-	loaded, err := s.loaded()
-	if err != nil {
-		return err
-	}
-	for _, id := range loaded {
-		c.holds[id] = s.Buffers[id].Value
-	}
-	for phase, body := range s.Bodies {
-		chunks := make([]int, len(s.Chunks)) // instructions seen
+	return nil
+}
+
+// checkBodies executes the bodies, and makes sure that each instruction is in the body of its phase and chunk.
+func (c *code) checkBodies() error {
+	for phase, body := range c.stage.Bodies {
+		chunks := make([]int, len(c.stage.Chunks)) // by chunk: instructions seen so far
 		for i, in := range body.Instrs {
 			if in.Node.Phase != ir.Phase(phase) && !in.Last {
 				return c.fail(in.Node, nil, "belongs to the %s body, stands in the %s body", in.Node.Phase, ir.Phase(phase))
 			}
-			switch _, chunk := p.Plan.Position(in.Node.Stage); {
-			case chunk != in.Chunk && !in.Last || in.Chunk < 0 || in.Chunk >= len(chunks): // what a step does once belongs to the position
+			switch _, chunk := c.prog.Plan.Position(in.Node.Stage); {
+			case chunk != in.Chunk && !in.Last || in.Chunk < 0 || in.Chunk >= len(chunks): // what a step does once belongs to the position, not to a chunk
 				return c.fail(in.Node, nil, "belongs to chunk %d, stands in chunk %d", chunk, in.Chunk)
 			case i > 0 && body.Instrs[i-1].Chunk != in.Chunk && chunks[in.Chunk] > 0:
 				return c.fail(in.Node, nil, "stands apart from the rest of chunk %d", in.Chunk)
 			default:
 				chunks[in.Chunk]++
 			}
-			if err := c.step(in, writers); err != nil {
+			if err := c.step(in); err != nil {
 				return err
-			}
-		}
-	}
-	for _, u := range p.Graph.Updates {
-		if u.Param.Def.Stage != s.Index { // a position's, for parameters
-			continue
-		}
-		for id, b := range s.Buffers {
-			if b.Value == u.Param && c.holds[id] != c.canon(u.New) {
-				return c.fail(u.New.Def, u.New, "never reaches the buffer of %s", u.Param.Name())
 			}
 		}
 	}
 	return nil
 }
 
+// canon returns the value that a buffer holds for v: for a folded sum the operand that completes it, else v.
 func (c *code) canon(v *ir.Value) *ir.Value {
 	if w, ok := c.same[v]; ok {
 		return w
@@ -255,9 +273,8 @@ func (c *code) fail(n *ir.Node, v *ir.Value, format string, args ...any) error {
 	return e
 }
 
-// step checks one instruction against what the buffers hold, and notes what it
-// writes.
-func (c *code) step(in Instr, writers map[int][]Instr) error {
+// step checks one instruction against what the buffers hold, and records what it writes.
+func (c *code) step(in Instr) error {
 	n := in.Node
 	if n.Op != ir.OpRecv {
 		if len(in.Args) != len(n.Args) {
@@ -300,7 +317,7 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 		if need := slab.Elems() * r.Type.DType.Size(); need > c.stage.Buffers[id].Size {
 			return c.fail(n, r, "needs %d bytes, b%d has %d", need, id, c.stage.Buffers[id].Size)
 		}
-		if err := c.accum(in, i, writers[id]); err != nil {
+		if err := c.accum(in, i, c.writers[id]); err != nil {
 			return err
 		}
 		c.holds[id] = c.canon(r)
@@ -316,8 +333,7 @@ func (c *code) step(in Instr, writers map[int][]Instr) error {
 	return nil
 }
 
-// inItsSpace checks that a buffer is on the side, device or host, where the graph
-// has the value.
+// inItsSpace checks that a buffer is in the memory, of device or host, where the graph has the value.
 func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
 	if region := c.stage.Buffers[id].Region; (region == Host) != v.OnHost() {
 		return c.fail(n, v, "is in b%d of the %s region", id, region)
@@ -325,8 +341,8 @@ func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
 	return nil
 }
 
-// accum checks that a value summed over micro-batches is added up, that the
-// first of several terms of one sum overwrites, and that nothing else adds.
+// accum checks the accumulation mode of a result: a value summed over micro-batches is added up, the first of
+// several terms of one sum overwrites, and nothing else adds.
 func (c *code) accum(in Instr, i int, writers []Instr) error {
 	n, r := in.Node, in.Results[i]
 	v := n.Results[i]
@@ -334,7 +350,7 @@ func (c *code) accum(in Instr, i int, writers []Instr) error {
 	first := len(writers) > 0 && writers[0].Node == n
 	want := Overwrite
 	switch {
-	case n.Phase == ir.Update: // the sum is complete
+	case n.Phase == ir.Update: // it reads the complete sum
 	case summed && first:
 		want = AfterFirst
 	case summed:
@@ -348,14 +364,14 @@ func (c *code) accum(in Instr, i int, writers []Instr) error {
 	return nil
 }
 
-// checkTasks makes sure that a rank runs every micro-batch once through each pass
-// of each chunk, in order, and in slots that are free: the last pass frees them.
+// checkTasks makes sure that a rank runs every micro-batch once through each pass of each chunk, in order, and
+// in a slot that an earlier micro-batch has freed by its last pass.
 func checkTasks(p *Program, s *Schedule, last ir.Phase) error {
 	st := p.Stages[s.Stage]
 	fail := func(t Task, format string, args ...any) error {
 		return &CheckError{Rank: s.Rank, Stage: s.Stage, Instr: t.String(), Msg: fmt.Sprintf(format, args...)}
 	}
-	done := make([][ir.Update]int, len(st.Chunks)) // micro-batches that have passed
+	done := make([][ir.Update]int, len(st.Chunks)) // by chunk and phase: the number of micro-batches that have passed
 	for i, t := range s.Tasks {
 		if t.Phase == ir.Update {
 			if i != len(s.Tasks)-1 {

@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// loaded lists the buffers that hold something before a step begins. It goes by what the runtime goes by, which finds
-// parameters by their names and feeds what the stage lists as constants and step inputs.
+// loaded lists the buffers that the runtime fills before a step. Like the runtime, it finds parameters by name,
+// and constants and step inputs in the lists of the stage.
 func (s *Stage) loaded() ([]int, *CheckError) {
 	var all []int
 	add := func(op ir.Op, name string, id int) *CheckError {
@@ -49,8 +49,9 @@ func (s *Stage) loaded() ([]int, *CheckError) {
 	return all, nil
 }
 
-// checkLeaves makes sure that the runtime finds every parameter, input and output of the graph by its name, that what is loaded
-// has room, and that programs which share the arena keep off what has to last.
+// checkLeaves makes sure that the runtime finds every parameter, input and output of the graph by name, that
+// loaded values fit their buffers, and that what must survive between steps lies in the durable part of the
+// arena.
 func checkLeaves(p *Program, s *Stage) error {
 	loaded, err := s.loaded()
 	if err != nil {
@@ -74,7 +75,7 @@ func checkLeaves(p *Program, s *Stage) error {
 		var names map[string]int
 		switch n.Op {
 		case ir.OpParam:
-			names, position = s.Params, n.Stage // a position's: so are all that a step does once
+			names, position = s.Params, n.Stage // the Stage of a parameter is its position, as for all that a step does once
 		case ir.OpInput:
 			names = s.Inputs
 		}
@@ -96,8 +97,9 @@ func checkLeaves(p *Program, s *Stage) error {
 	return nil
 }
 
-// CheckShared proves that a program can run in the arenas of another, between its steps: see [Compile]. What parameters both
-// have lie at the same place in the same parts, and nothing else lies where the other keeps what has to last.
+// CheckShared proves that a program can run in the arenas of another one, between its steps: see [Compile].
+// Parameters that both have must lie at the same offsets with the same type and placement, and nothing else may
+// lie where the other program keeps what must survive. The error is a [CheckError].
 func CheckShared(p, with *Program) error {
 	if len(p.Stages) != len(with.Stages) || !slices.Equal(p.Mesh.Axes, with.Mesh.Axes) {
 		return &CheckError{Rank: -1, Stage: len(with.Stages),

@@ -12,8 +12,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestLeavesAreChecked: a program whose instructions are right, but of which the runtime would load too little, or find it
-// nowhere, or let something else lie there, is refused. Most weights are frozen: no update tells of those.
+// TestLeavesAreChecked: a program is refused if its instructions are right, but the runtime would not load
+// everything, would not find a value by name, or would let another program overwrite it. Most weights are
+// frozen here, so that no update reveals the error.
 func TestLeavesAreChecked(t *testing.T) {
 	cfg := model(3)
 	cfg.LoRARank, cfg.LoRATargets = 2, "."
@@ -34,11 +35,11 @@ func TestLeavesAreChecked(t *testing.T) {
 	named := func(st *codegen.Stage, name string) *codegen.Instr {
 		return at(st, func(in *codegen.Instr) bool { return in.Node.Name == name })
 	}
-	backward := func(st *codegen.Stage) *codegen.Instr { // a message
+	backward := func(st *codegen.Stage) *codegen.Instr { // instruction that receives a message
 		return at(st, func(in *codegen.Instr) bool { return in.Node.Op == ir.OpRecv && in.Node.Phase == ir.Backward })
 	}
 	for name, c := range map[string]struct {
-		breakIt func(st *codegen.Stage) // of three the second
+		breakIt func(st *codegen.Stage) // applied to the second of three stages
 		says    string
 	}{
 		"a constant that is never fed": {func(st *codegen.Stage) { st.Consts = nil }, "before anything is written there"},
@@ -57,7 +58,7 @@ func TestLeavesAreChecked(t *testing.T) {
 		"a message that comes before its place is free": {func(st *codegen.Stage) {
 			st.Buffers[backward(st).Results[0]].From = 1
 		}, "at any time, which is live from 1 on only"},
-		"a message into what is read before": {func(st *codegen.Stage) { // a gradient, where an activation is
+		"a message into what is read before": {func(st *codegen.Stage) { // a gradient arrives where an activation is
 			to := backward(st).Results[0]
 			named(st, "h.1/add_1").Results[0] = to
 			named(st, "h.1/add_1@send2").Args[0] = to
@@ -82,8 +83,8 @@ func TestLeavesAreChecked(t *testing.T) {
 	}
 }
 
-// TestSharedArenas: a program is refused that would read another's weights from elsewhere, or in other parts, or write over
-// what that keeps.
+// TestSharedArenas: a program is refused if it would read parameters of the other one at another offset or in
+// another placement, or write over what the other keeps.
 func TestSharedArenas(t *testing.T) {
 	traced := trainGraph(t, 2)
 	eval, err := gpt.EvalStep(model(2), batch, 33)

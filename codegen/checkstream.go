@@ -7,15 +7,14 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// checkStreams makes sure that what runs beside the kernels of a body does not
-// disturb them: nothing reads the result of an asynchronous instruction, or
-// writes a buffer that it reads or writes, before having waited for it; buckets
-// hold collectives of one kind that do not disturb each other; and what runs in
-// the last micro-batch only is what the step does once.
+// checkStreams makes sure that concurrent instructions of a body do not race. Nothing reads the result of an
+// asynchronous instruction, or writes a buffer that it reads or writes, before waiting for it. Buckets hold
+// collectives of one kind that are independent of each other. And exactly what a step does once runs in the
+// last micro-batch only.
 func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
-			var running []*Instr // asynchronous ones, from the first of the task
+			var running []*Instr // asynchronous instructions of the task, in order
 			done := 0
 			for i := range instrs {
 				in := &instrs[i]
@@ -57,10 +56,11 @@ func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
 	return checkLives(s)
 }
 
-// checkArrivals makes sure that a message finds its place free. Its sender writes there as soon as a slot is, wherever in the
-// micro-batch the receiver stands, or in the update at any time: so nothing touches the place before it has been received.
+// checkArrivals makes sure that a message arrives in memory that is free. The sender writes as soon as a slot
+// is free, wherever in the micro-batch the receiver stands, or in the update at any time. So nothing may touch
+// the buffer before the receive.
 func checkArrivals(s *Stage) error {
-	touched := map[int]*ir.Node{} // buffers
+	touched := map[int]*ir.Node{} // by buffer: the last node that touched it
 	for phase := range s.Bodies {
 		for i := range s.Bodies[phase].Instrs {
 			in := &s.Bodies[phase].Instrs[i]
@@ -84,7 +84,7 @@ func checkArrivals(s *Stage) error {
 	return nil
 }
 
-// failing returns what makes the errors of an instruction.
+// failing returns a function that makes the errors of an instruction.
 func (s *Stage) failing(in *Instr) func(v *ir.Value, format string, args ...any) error {
 	return func(v *ir.Value, format string, args ...any) error {
 		e := &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf(format, args...)}
@@ -95,16 +95,16 @@ func (s *Stage) failing(in *Instr) func(v *ir.Value, format string, args ...any)
 	}
 }
 
-// checkLate makes sure that what runs in the last micro-batch only, which nothing waits
-// for before the update, is not disturbed by the tasks after its own: those of other
-// chunks, and the later passes of its own. (Of the same pass of the same chunk no more
-// micro-batches follow.) Its buffers are not given to others when its task ends.
+// checkLate makes sure that later tasks do not disturb an asynchronous instruction of the last micro-batch,
+// which nothing awaits before the update. Such tasks are those of other chunks and the later passes of its own
+// chunk; no more micro-batches follow in the same pass of the same chunk. Its buffers must also not be reused
+// when its task ends.
 func checkLate(s *Stage) error {
 	type late struct {
 		*Instr
-		of part
+		of chunkBody
 	}
-	using, update := map[int][]late{}, s.beforeUpdate() // by buffer
+	using, update := map[int][]late{}, s.beforeUpdate() // using is by buffer
 	for phase := range ir.Update {
 		for i := range s.Bodies[phase].Instrs {
 			in := &s.Bodies[phase].Instrs[i]
@@ -116,7 +116,7 @@ func checkLate(s *Stage) error {
 				if b := &s.Buffers[id]; b.Region != Persist && !(b.Region == Slot && b.To >= update) {
 					return s.failing(in)(values[k], "is in b%d of the %s region, and in use beyond the end of the task", id, b.Region)
 				}
-				using[s.base(id)] = append(using[s.base(id)], late{in, part{phase, in.Chunk}})
+				using[s.base(id)] = append(using[s.base(id)], late{in, chunkBody{phase, in.Chunk}})
 			}
 		}
 	}
@@ -141,11 +141,11 @@ func checkLate(s *Stage) error {
 	return nil
 }
 
-// checkLives makes sure that buffers are held to be live as long as instructions,
-// asynchronous ones until they are waited for and all of a bucket until its end, use
-// them: with [checkLayout], what a bucket reads and writes lies apart.
+// checkLives makes sure that buffers are declared live as long as instructions use them: asynchronous
+// instructions until they are awaited, and all instructions of a bucket until its end. With [checkLayout], it
+// follows that the operands and results of a bucket do not overlap.
 func checkLives(s *Stage) error {
-	before := 0 // instructions in earlier bodies
+	before := 0 // number of instructions in earlier bodies
 	for phase := range s.Bodies {
 		body := &s.Bodies[phase]
 		var ends []int
@@ -177,11 +177,12 @@ func checkLives(s *Stage) error {
 	return nil
 }
 
-// lasts returns for each instruction of a task the last position at which it may
-// be running, beyond the end or not: no earlier than any of its bucket.
+// lasts returns for each instruction of a task the last index at which it may still be running. All
+// instructions of a bucket end together. It does the same as joined, which the builder uses, independently of
+// it.
 func lasts(instrs []Instr) []int {
 	ends := make([]int, len(instrs))
-	var running []int // asynchronous ones, from the first of the task
+	var running []int // asynchronous instructions of the task, in order
 	done := 0
 	for i, in := range instrs {
 		if ends[i] = i; in.Posted {
@@ -210,7 +211,7 @@ func lasts(instrs []Instr) []int {
 	return ends
 }
 
-// checkBucket checks the place of one instruction in its bucket.
+// checkBucket checks an instruction of the communication stream or of a bucket.
 func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, ...any) error) error {
 	in := &instrs[i]
 	switch {
@@ -243,8 +244,8 @@ func (s *Stage) checkBucket(instrs []Instr, i int, fail func(*ir.Value, string, 
 	return nil
 }
 
-// checkBeside makes sure that what runs beside a collective are kernels that do not disturb
-// it, with something after them that waits for it.
+// checkBeside makes sure that the instructions beside a collective are kernels that do not race with it, and
+// that an instruction follows that waits for both.
 func (s *Stage) checkBeside(mesh ir.Mesh, instrs []Instr, i int) error {
 	in := &instrs[i]
 	fail := s.failing(in)
@@ -279,8 +280,8 @@ func (s *Stage) checkBeside(mesh ir.Mesh, instrs []Instr, i int) error {
 	return nil
 }
 
-// otherParts reports whether of two instructions one makes, in parts, what the other reads of other
-// sequences, and they have no buffer in common but that one, in which they touch different bytes.
+// otherParts reports whether two instructions make different parts of a pair (see pieces.go) and share only the
+// buffer between the two, in which they touch the bytes of different sequences.
 func (s *Stage) otherParts(mesh ir.Mesh, in, other *Instr) bool {
 	if in.Parts == 0 || in.Parts != other.Parts || in.Part == other.Part {
 		return false
@@ -300,8 +301,8 @@ func (s *Stage) otherParts(mesh ir.Mesh, in, other *Instr) bool {
 	return shared == 1
 }
 
-// collide reports a conflict of an instruction with one that may be running. Views of one buffer
-// are taken for one.
+// collide reports a conflict between an instruction and another one that may be running at the same time. All
+// views of one buffer count as that buffer.
 func (s *Stage) collide(in, other *Instr, fail func(*ir.Value, string, ...any) error) error {
 	for i, id := range in.Args {
 		for _, r := range other.Results {

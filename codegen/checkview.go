@@ -6,7 +6,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// base returns the buffer in which a buffer lies: itself, or what it is a view of.
+// base returns the buffer that a buffer lies in: itself, or the one that it is a view of.
 func (s *Stage) base(id int) int {
 	if b := &s.Buffers[id]; b.View {
 		return b.Of
@@ -14,8 +14,8 @@ func (s *Stage) base(id int) int {
 	return id
 }
 
-// near lists, for each buffer that shares memory with others, which those are: its views, or what it is a view of and the
-// other views of that.
+// near lists, for each buffer that shares memory with others, those others: its views, or the buffer that it is
+// a view of and the other views of that one.
 func (s *Stage) near() map[int][]int {
 	views := map[int][]int{}
 	for id := range s.Buffers {
@@ -38,8 +38,9 @@ func (s *Stage) near() map[int][]int {
 	return near
 }
 
-// checkViews makes sure that a view lies in a buffer that is there as long as it is, and where each rank has that part of the
-// whole: its first and last elements are those, and between them there is room for no more than it has.
+// checkViews makes sure that a view lies in a buffer that is live at least as long, and that on each rank it
+// lies exactly where its part of the whole lies: its first and last elements are those of the part, and there
+// is no room for others between them.
 func checkViews(p *Program, s *Stage) error {
 	for id := range s.Buffers {
 		b := &s.Buffers[id]
@@ -93,9 +94,9 @@ func checkViews(p *Program, s *Stage) error {
 	return nil
 }
 
-// aliases makes sure that an instruction writes no memory that it also reads or writes by another name, but for what is
-// [Instr.InPlace]: a slice of which the result lies where it does in its operand, and an all_gather of which the operand lies
-// where it comes to in its result.
+// aliases makes sure that an instruction writes no memory that it also accesses through another buffer. The
+// exception is [Instr.InPlace]: the result of a slice stays where it is in the operand, and the operand of an
+// all_gather already is where the result has it.
 func (c *code) aliases(in Instr) error {
 	n := in.Node
 	if in.InPlace {

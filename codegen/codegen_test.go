@@ -89,8 +89,8 @@ func TestInFlight(t *testing.T) {
 	}
 }
 
-// TestForwardPrograms: the evaluation, logits and decoding graphs compile by the
-// plan too, and evaluation fits in the arena of training.
+// TestForwardPrograms: one plan also compiles the evaluation, logits and decoding graphs, and evaluation fits
+// in the arena of training.
 func TestForwardPrograms(t *testing.T) {
 	cfg := model(2)
 	train := generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, false))
@@ -134,9 +134,9 @@ func TestNoFullLogits(t *testing.T) {
 	require.Equal(t, 1, logits, "the gradient of the logits overwrites them")
 }
 
-// TestZeROBytes holds what persists on a rank against Rajbhandari et al. 2020,
-// figure 1, in fp32: parameters P, gradients P and moments 2P, from the first,
-// second and third stage on divided by the data-parallel degree (row 32).
+// TestZeROBytes compares the persistent bytes of a rank with Rajbhandari et al. 2020, figure 1, in fp32:
+// parameters P, gradients P and moments 2P, where moments, gradients and parameters are divided by the
+// data-parallel degree from ZeRO stage 1, 2 and 3 on (row 32).
 func TestZeROBytes(t *testing.T) {
 	const layers, dp = 2, 3
 	g := trainGraph(t, layers)
@@ -155,8 +155,8 @@ func TestZeROBytes(t *testing.T) {
 	}
 }
 
-// TestSequenceParallelBytes: what lies between tensor-parallel regions is saved in
-// 1/tp of the bytes (row 29).
+// TestSequenceParallelBytes: activations between tensor-parallel regions are saved in 1/tp of the bytes (row
+// 29).
 func TestSequenceParallelBytes(t *testing.T) {
 	const tp = 3
 	g := trainGraph(t, 1)
@@ -212,8 +212,8 @@ func TestProgramsAreDeterministic(t *testing.T) {
 	require.Equal(t, text(), text())
 }
 
-// TestMutants breaks a sound dp 2 x tp 2 x pp 2 program of 2 micro-batches in
-// ways that have shipped somewhere; each must be refused with its place named.
+// TestMutants breaks a sound dp 2 x tp 2 x pp 2 program of 2 micro-batches in ways that have been real bugs
+// somewhere. Each must be refused, and the error must name the place.
 func TestMutants(t *testing.T) {
 	base := func() *codegen.Program {
 		return generate(t, trainGraph(t, 2), plan(2, 2, 2, 2, 2, partition.OneFOneB, false))
@@ -237,7 +237,7 @@ func TestMutants(t *testing.T) {
 		body.Instrs = append(body.Instrs[:i:i], body.Instrs[i+1:]...)
 		return in
 	}
-	rewire := func(p *codegen.Program, name string) { // consumers read the operand instead
+	rewire := func(p *codegen.Program, name string) { // consumers read the operand of an instruction instead of its result
 		in := drop(p, name)
 		for _, n := range p.Graph.Nodes {
 			for i, a := range n.Args {
@@ -307,7 +307,7 @@ func TestMutants(t *testing.T) {
 	}
 }
 
-// swapOrder gives rank 1 the update before its last backward pass.
+// swapOrder makes rank 1 run the update before its last backward pass.
 func swapOrder(t *testing.T, p *codegen.Program) {
 	tasks := p.Schedules[1].Tasks
 	n := len(tasks)
@@ -315,7 +315,7 @@ func swapOrder(t *testing.T, p *codegen.Program) {
 	tasks[n-1], tasks[n-2] = tasks[n-2], tasks[n-1]
 }
 
-// overlap moves one saved activation onto another that lives at the same time.
+// overlap moves one saved activation onto another one that is live at the same time.
 func overlap(t *testing.T, p *codegen.Program) {
 	bufs := p.Stages[0].Buffers
 	for i := range bufs {

@@ -2,15 +2,14 @@ package codegen
 
 import "github.com/autopar/autopar/ir"
 
-// CommBytes returns the bytes that one rank receives in one run of a
-// communication instruction, of its part if it has one, or for a send the bytes it sends; 0 for anything
-// else. It counts exactly what any rank must receive at least, slices of uneven
-// size included:
+// CommBytes returns the bytes that a rank receives in one run of a communication instruction (of its part, if
+// the instruction makes one of several parts), or for a send the bytes that it sends. It is 0 for anything
+// else. It is the exact minimum that any algorithm must receive, also with slices of uneven size:
 //
-//   - all_gather, all_to_all: its result, less what it held already;
-//   - reduce_scatter: its share of the result from each other member;
-//   - all_reduce: a reduce_scatter and an all_gather of nearly equal shares, in
-//     all 2(n-1)/n of the value where n members cut it evenly;
+//   - all_gather, all_to_all: the result, without what the rank held already;
+//   - reduce_scatter: the rank's share of the result, from each other member;
+//   - all_reduce: a reduce_scatter and an all_gather of nearly equal shares, in total 2(n-1)/n of the value
+//     where n members divide it evenly;
 //   - send, recv, fetch, stash: the value.
 func (p *Program) CommBytes(s *Schedule, in *Instr, t Task) int64 {
 	n, at := in.Node, p.At(s, t)
@@ -36,13 +35,12 @@ func (p *Program) CommBytes(s *Schedule, in *Instr, t Task) int64 {
 	return elems * n.Results[0].Type.DType.Size()
 }
 
-// ReduceShare returns the elements of an all_reduce that the given member makes
-// whole for all.
+// ReduceShare returns which elements of an all_reduce the member at a position of the group reduces for all.
 func ReduceShare(elems, members, position int) ir.Span {
 	return ir.Axis{Size: members}.Cut(elems, position)
 }
 
-// inCommon returns how many elements two parts of one value have in common.
+// inCommon returns the number of elements that two parts of one value have in common.
 func inCommon(a, b ir.Slab) int64 {
 	n := int64(1)
 	for d := range a.Local {

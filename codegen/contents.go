@@ -6,17 +6,17 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// memory is what the buffers of one stage hold on a rank.
+// memory is what the buffers of one stage hold on a rank, during a proof of equivalence.
 type memory struct {
-	fixed []content           // buffers that are not of a slot or inbox, by buffer
-	slots map[inSlot]*content // the others
-	near  map[int][]int       // buffers that share memory: see [Stage.near]
+	fixed []content           // by buffer, for those outside slots and inboxes
+	slots map[inSlot]*content // for those in slots and inboxes
+	near  map[int][]int       // by buffer: other buffers that share memory with it, see [Stage.near]
 }
 
-// inSlot is a buffer of one slot.
+// inSlot identifies a buffer within one slot or inbox.
 type inSlot struct{ buffer, slot int }
 
-// slot returns what a buffer holds for the micro-batches of one slot.
+// slot returns what a buffer holds in one slot.
 func (m *memory) slot(buffer, slot int) *content {
 	at := inSlot{buffer, slot}
 	if m.slots[at] == nil {
@@ -25,7 +25,7 @@ func (m *memory) slot(buffer, slot int) *content {
 	return m.slots[at]
 }
 
-// microBatchOf returns the micro-batch that a task runs, or once.
+// microBatchOf returns the micro-batch that a task runs, or once for the update.
 func microBatchOf(t Task) int {
 	if t.Phase == ir.Update {
 		return once
@@ -38,22 +38,22 @@ type content struct {
 	expr *expr
 	typ  ir.Type
 	spec ir.ShardSpec
-	// microBatch is the one it was computed from, or once.
+	// microBatch is the one that the value was computed from, or once.
 	microBatch int
 	task       int    // index of the task that wrote it
-	terms      []term // of a sum over micro-batches that is being accumulated
-	// made is how many parts of it are there, of what is being made in parts; 0 is all.
+	terms      []term // instead of expr: a sum over micro-batches that is being accumulated
+	// made is the number of parts that exist, of a value that is being made in parts; 0 means all.
 	made int
 }
 
-// once says that a value is the same in every micro-batch.
+// once stands for a value that is the same in every micro-batch.
 const once = -1
 
 // term is one summand of a sum over micro-batches.
 type term struct {
 	expr *expr
 	spec ir.ShardSpec
-	seen []bool // by micro-batch
+	seen []bool // by micro-batch: whether it has been added
 }
 
 // cell returns the contents of a buffer in a task.
@@ -83,7 +83,8 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 	return m.slot(buffer, t.MicroBatch%slots), nil
 }
 
-// read returns what an operand is, once it is complete and lies as it should.
+// read returns the contents of an operand, after checking that they are complete, of the right type, placement
+// and micro-batch.
 func (e *equivalence) read(c *class, t Task, in *Instr, v *ir.Value, buffer int) (*content, error) {
 	n := in.Node
 	held, err := e.cell(c, t, buffer)
@@ -116,7 +117,7 @@ func (e *equivalence) read(c *class, t Task, in *Instr, v *ir.Value, buffer int)
 	return held, nil
 }
 
-// total turns an accumulated sum into a value. It must have all micro-batches.
+// total turns an accumulated sum into a value. All micro-batches must have been added.
 func (e *equivalence) total(c *class, held *content) (*content, error) {
 	if held.terms == nil {
 		return held, nil
@@ -143,7 +144,7 @@ func (e *equivalence) total(c *class, held *content) (*content, error) {
 	return &content{expr: sum, typ: held.typ, spec: held.terms[0].spec, microBatch: once, task: held.task}, nil
 }
 
-// write stores or accumulates a result.
+// write stores or accumulates result i of an instruction.
 func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *expr) error {
 	n, buffer := in.Node, in.Results[i]
 	cell, err := e.cell(c, t, buffer)

@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Verify proves that a program computes the graph it was made of, and that it is
-// sound: [CheckEquivalent], which names the rank, and [Check].
+// Verify proves that a program computes the graph it was made from ([CheckEquivalent]) and that it is sound
+// ([Check]). The error is a [CheckError].
 func Verify(p *Program, traced *ir.Graph) error {
 	if err := CheckEquivalent(p, traced); err != nil {
 		return err
@@ -17,75 +17,71 @@ func Verify(p *Program, traced *ir.Graph) error {
 	return Check(p)
 }
 
-// CheckEquivalent proves that what every rank executes, together, is the traced
-// (unpartitioned) graph. It looks at the program alone, not at the partitioned
-// graph behind it: it runs each rank's tasks, instruction by instruction, over
-// the buffers that they name, with expressions in place of numbers. A buffer
-// holds an expression over the parameters and inputs, the placement of the part
-// that the rank has of it, and the micro-batches it stands for. In the end
+// CheckEquivalent proves that all ranks together compute the traced (unpartitioned) graph. It looks only at the
+// program, not at the partitioned graph that it was generated from. It executes the tasks of each rank,
+// instruction by instruction, over the buffers that they name, with expressions in place of numbers. A buffer
+// holds an expression over parameters and inputs, the placement of the part that the rank holds, and the
+// micro-batches that are in it. It proves that
 //
-//   - every parameter, on every rank that holds it, has become the expression
-//     that the traced graph updates it by, and every output is the traced one:
-//     right op, attributes, operands and result, at every step of the way;
-//   - every operand lies as its instruction assumes, and that is a legal rule of
-//     its op's dimension signature, so that a sum is completed exactly once;
-//   - everything summed over micro-batches has all of them, once, before it is
-//     read, and the micro-batches of all ranks are the batch;
-//   - the parts that ranks hold tile the whole, with no hole and no overlap;
-//   - the members of every collective, and the two ends of every transfer, mean
-//     the same value.
+//   - at the end every parameter, on every rank that holds it, is the expression that the traced graph updates
+//     it by, and every output is the traced one: the same op, attributes, operands and result at every step;
+//   - every operand is placed as its instruction assumes, and that is a legal rule of the op's dimension
+//     signature. So each partial sum is completed exactly once;
+//   - everything that is summed over micro-batches has each of them exactly once before it is read, and the
+//     micro-batches of all ranks make up the batch;
+//   - the parts that ranks hold tile the whole value, without gap or overlap;
+//   - the members of each collective, and both ends of each transfer, mean the same value.
 //
-// What it takes for granted is local, and tested elsewhere: each rule of each
-// signature is true of the op (the tests of ir/interp, against the definition of
-// the op), a kernel computes its op on parts, and a collective changes a
-// placement as it says (runtime/backendtest). That buffers do not overlap in
-// memory and that nobody waits for ever is the business of [Check].
+// Three local facts are assumed here and tested elsewhere: each rule of each signature is true of its op (the
+// tests of ir/interp, against the definition of the op), a kernel computes its op on parts, and a collective
+// changes placements as declared (runtime/backendtest). That buffers do not overlap in memory and that no rank
+// waits for ever is proven by [Check].
 //
-// The error is a [CheckError] that names a rank. Ranks that run the same code on
-// the same tasks differ only in the slices they hold; they are walked once.
+// The error is a [CheckError] that names a rank. Ranks that run the same code on the same tasks differ only in
+// the slices they hold, so one of them is executed for all.
 func CheckEquivalent(p *Program, traced *ir.Graph) error {
 	return checkEquivalent(p, traced, func(s *Schedule, _ Task) *Stage { return p.Stages[s.Stage] })
 }
 
-// equivalence is one proof.
+// equivalence is the state of one proof.
 type equivalence struct {
-	prog    *Program
-	code    func(*Schedule, Task) *Stage // what a rank runs in a task
-	exprs   *expressions
-	timeAt  int               // index of the time axis, or -1
-	legal   map[*ir.Node]bool // nodes that VerifyNode has passed
-	classes []*class          // in order of their first rank
-	classOf []*class          // by rank
-	mail    map[letter]*content
+	prog     *Program
+	code     func(*Schedule, Task) *Stage // the code that a rank runs in a task
+	exprs    *expressions
+	timeAt   int                     // index of the time axis, or -1
+	legal    map[*ir.Node]bool       // nodes for which VerifyNode has passed
+	classes  []*class                // in order of their first rank
+	classOf  []*class                // by rank
+	messages map[messageKey]*content // messages sent so far
 }
 
-// class is the ranks that run the same instructions in the same tasks.
+// class is a set of ranks that run the same instructions in the same tasks. Its first rank stands for all.
 type class struct {
 	*Schedule       // of its first rank
-	ranks     int   // how many
-	at        place // what it runs next
+	ranks     int   // number of ranks
+	at        place // next instruction
 	memory    map[*Stage]*memory
 	events    []event // its communication, in order
 	waits     wait    // what it waits for
 }
 
-// wait is what a class stands still for.
+// wait is what a class cannot proceed without: a message from another class.
 type wait struct {
 	what  string
 	from  *class
-	moved bool // it was sent elsewhere
+	moved bool // the message was sent to another stage
 }
 
-// letter addresses a message of a class. Its ranks send it to the devices of
-// their own coordinates in another stage.
-type letter struct {
+// messageKey identifies a message between classes. Each rank sends to the rank of its own coordinates in another
+// stage.
+type messageKey struct {
 	send       string // the sending instruction
 	from       *class
 	stage      int // of the receivers
 	microBatch int
 }
 
-// event is one communication of a class: what went in.
+// event is one communication of a class, with its operand.
 type event struct {
 	instr string
 	op    ir.Op
@@ -98,7 +94,7 @@ type event struct {
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
 	e := &equivalence{
 		prog: p, code: code, exprs: newExpressions(), timeAt: p.Mesh.Axis(partition.AxisMB),
-		legal: map[*ir.Node]bool{}, mail: map[letter]*content{},
+		legal: map[*ir.Node]bool{}, messages: map[messageKey]*content{},
 	}
 	of := e.exprs.trace(traced)
 	if err := checkWorld(p); err != nil {
@@ -119,8 +115,8 @@ func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *S
 	return checkTiling(p)
 }
 
-// classify groups the ranks and gives each class its memory: parameters, step
-// inputs and constants are there before the step, if they are loaded.
+// classify groups the ranks into classes and loads the memory of each class: parameters, step inputs and
+// constants exist before the step, if the runtime is told to load them.
 func (e *equivalence) classify() error {
 	type signature struct {
 		stage int
@@ -154,7 +150,7 @@ func (e *equivalence) classify() error {
 	return nil
 }
 
-// load gives a class the memory of a stage before the step.
+// load gives a class the memory of a stage as it is before the step.
 func (e *equivalence) load(c *class, st *Stage) error {
 	if c.memory[st] != nil {
 		return nil
@@ -176,7 +172,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	return nil
 }
 
-// note records where an expression came into being.
+// note records where an expression was first computed.
 func (e *equivalence) note(x *expr, c *class, t Task, instr string) *expr {
 	if !x.known && x.made.rank < 0 {
 		x.made = site{c.Rank, c.Stage, t, instr}
@@ -192,7 +188,7 @@ func (e *equivalence) fail(c *class, t Task, n *ir.Node, v *ir.Value, format str
 	return c.like(err)
 }
 
-// like adds to an error how many other ranks run the same code.
+// like adds to an error the number of other ranks that run the same code.
 func (c *class) like(err *CheckError) error {
 	if c.ranks > 1 {
 		err.Msg += fmt.Sprintf(" (and %d more ranks like it)", c.ranks-1)
@@ -200,8 +196,7 @@ func (c *class) like(err *CheckError) error {
 	return err
 }
 
-// walk runs all classes to their end. A class that waits for a message gives way
-// to the others.
+// walk runs all classes to their ends. A class that waits for a message yields to the others.
 func (e *equivalence) walk() error {
 	for moved := true; moved; {
 		moved = false
@@ -232,8 +227,8 @@ func (e *equivalence) walk() error {
 	return e.stuck()
 }
 
-// stuck reports a class that has not come to its end: if several wait for each
-// other, one whose message went elsewhere or whose sender is done.
+// stuck reports a class that has not reached its end. If several wait for each other, it prefers one whose
+// message went elsewhere, then one whose sender has finished.
 func (e *equivalence) stuck() error {
 	var worst *class
 	for _, c := range e.classes {
@@ -253,7 +248,7 @@ func (e *equivalence) stuck() error {
 	return e.fail(worst, t, n, n.Results[0], "%s", worst.waits.what)
 }
 
-// step runs one instruction. ready is false when it has to wait for a message.
+// step executes one instruction. ready is false if it has to wait for a message.
 func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) {
 	n := in.Node
 	if !e.legal[n] {
@@ -288,7 +283,7 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 			if i == 0 && Collective(n.Op) {
 				at := t
 				if in.Last {
-					at.MicroBatch = once // members may have different numbers of them
+					at.MicroBatch = once // members may run different numbers of micro-batches
 				}
 				c.events = append(c.events, event{n.Name, n.Op, n.Attr, at, x, c.Stage})
 			}
@@ -309,33 +304,31 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 	return true, nil
 }
 
-// send posts a message. It goes to the ranks of the same coordinates in the
-// stage that the node names.
+// send delivers a message. It goes to the ranks of the same coordinates in the stage that the node names.
 func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
 	to := e.prog.Peer(c.Schedule, n)
 	if to < 0 || to >= len(e.classOf) {
 		return e.fail(c, t, n, n.Args[0], "is sent to rank %d of %d", to, len(e.classOf))
 	}
 	stage := e.prog.Schedules[to].Stage
-	sent := *x // the buffer may be written again before this is read
+	sent := *x // a copy: the buffer may be overwritten before the message is read
 	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, &sent, stage})
-	e.mail[letter{n.Name, c, stage, microBatchOf(t)}] = &sent
+	e.messages[messageKey{n.Name, c, stage, microBatchOf(t)}] = &sent
 	return nil
 }
 
-// receive returns the message that a receive waits for, or nil if it has not
-// been sent yet.
+// receive returns the message that a receive waits for, or nil if it has not been sent yet.
 func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
 	v, name := n.Results[0], n.Args[0].Def.Name
 	from := e.prog.Peer(c.Schedule, n)
 	if from < 0 || from >= len(e.classOf) {
 		return nil, e.fail(c, t, n, v, "is received from rank %d of %d", from, len(e.classOf))
 	}
-	x := e.mail[letter{name, e.classOf[from], c.Stage, microBatchOf(t)}]
+	x := e.messages[messageKey{name, e.classOf[from], c.Stage, microBatchOf(t)}]
 	if x == nil {
 		c.waits = wait{what: fmt.Sprintf("rank %d never sends %s", from, name), from: e.classOf[from]}
 		for to := range e.prog.Stages {
-			if e.mail[letter{name, e.classOf[from], to, microBatchOf(t)}] != nil {
+			if e.messages[messageKey{name, e.classOf[from], to, microBatchOf(t)}] != nil {
 				c.waits.what += fmt.Sprintf(" to stage %d, but to stage %d", c.Stage, to)
 				c.waits.moved = true
 			}
@@ -353,8 +346,7 @@ func (e *equivalence) receive(c *class, t Task, n *ir.Node) (*content, error) {
 	return x, nil
 }
 
-// ends compares what every class is left with to the updates and outputs of the
-// traced graph.
+// ends compares what every class holds at the end with the updates and outputs of the traced graph.
 func (e *equivalence) ends(traced *ir.Graph, of map[*ir.Value]*expr) error {
 	want := map[string]*expr{}
 	for _, u := range traced.Updates {
@@ -402,7 +394,7 @@ func (e *equivalence) ends(traced *ir.Graph, of map[*ir.Value]*expr) error {
 	return nil
 }
 
-// stages lists the code of a class in order of its first use.
+// stages lists the stages whose code a class runs, in order of first use.
 func (e *equivalence) stages(c *class) []*Stage {
 	var all []*Stage
 	for _, t := range c.Tasks {
@@ -413,7 +405,7 @@ func (e *equivalence) stages(c *class) []*Stage {
 	return all
 }
 
-// end compares what one buffer is left with to what it should be.
+// end compares the final contents of one buffer with what they should be.
 func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *expr, spec ir.ShardSpec) error {
 	wrong := func(at site, value, format string, args ...any) error {
 		return c.like(&CheckError{Rank: at.rank, Stage: at.stage, Instr: at.instr, Value: value, Msg: fmt.Sprintf(format, args...)})
@@ -422,7 +414,7 @@ func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *
 	held := &content{}
 	switch m := c.memory[st]; {
 	case id < 0 || id >= len(st.Buffers):
-	case st.Buffers[id].Region == Slot: // an output of the only micro-batch
+	case st.Buffers[id].Region == Slot: // an output of a step with one micro-batch
 		held = m.slot(id, 0)
 	default:
 		held = &m.fixed[id]
@@ -436,14 +428,14 @@ func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *
 	}
 	if held.expr != want {
 		at, why := difference(want, held.expr)
-		if at.known { // right by itself, at the wrong end
+		if at.known { // a value of the traced graph, but in the wrong place
 			return wrong(here, name, "%s %s", what, why)
 		}
 		return wrong(at.made, at.name, "%s; so %s is wrong", why, what)
 	}
 	got := held.spec
 	if axes := e.prog.Mesh.Axes; e.timeAt >= 0 && axes[e.timeAt].Size == 1 && got[e.timeAt].Kind == ir.Shard {
-		got[e.timeAt] = spec[e.timeAt] // one micro-batch is all
+		got[e.timeAt] = spec[e.timeAt] // one micro-batch is the whole batch
 	}
 	if got != spec {
 		rank := len(st.Buffers[id].Value.Type.Shape)

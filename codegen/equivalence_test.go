@@ -13,12 +13,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// victim is a sound dp 2 x tp 2 x pp 2 program of 2 micro-batches (4 sequences on
-// ranks 0, 1, 4, 5 and 3 on the others), to be broken. Ranks 0 to 3 are stage 0.
+// victim is a sound dp 2 x tp 2 x pp 2 program of 2 micro-batches (4 sequences on ranks 0, 1, 4, 5 and 3 on the
+// others), to be broken. Ranks 0 to 3 are stage 0.
 type victim struct {
 	*testing.T
 	prog *codegen.Program
-	own  map[int]*codegen.Stage // code that one rank has for itself
+	own  map[int]*codegen.Stage // by rank: code that differs from that of its stage
 }
 
 // alone gives a rank its own copy of its stage's code.
@@ -32,7 +32,7 @@ func (v *victim) alone(rank int) *codegen.Stage {
 	return &st
 }
 
-// all is the stage whose code holds the named instruction, on all its ranks.
+// all returns the stage whose code holds the named instruction, for all its ranks.
 func (v *victim) all(name string) *codegen.Stage {
 	for _, st := range v.prog.Stages {
 		for _, body := range st.Bodies {
@@ -57,8 +57,8 @@ func (v *victim) at(st *codegen.Stage, name string) (*codegen.Body, int) {
 	return nil, 0
 }
 
-// instr replaces the node of an instruction by a copy that can be broken without
-// others noticing, and returns the instruction.
+// instr replaces the node of an instruction by a copy, which can be broken without affecting other uses, and
+// returns the instruction.
 func (v *victim) instr(st *codegen.Stage, name string) *codegen.Instr {
 	body, i := v.at(st, name)
 	in := &body.Instrs[i]
@@ -78,7 +78,7 @@ func copyNode(n *ir.Node) *ir.Node {
 	return m
 }
 
-// drop takes an instruction out.
+// drop removes an instruction.
 func (v *victim) drop(st *codegen.Stage, name string) codegen.Instr {
 	body, i := v.at(st, name)
 	in := body.Instrs[i]
@@ -86,8 +86,7 @@ func (v *victim) drop(st *codegen.Stage, name string) codegen.Instr {
 	return in
 }
 
-// skip takes a communication out and lets all later instructions of its stage
-// read its operand instead.
+// skip removes a communication, and lets all later instructions of its stage read its operand instead.
 func (v *victim) skip(st *codegen.Stage, name string) {
 	gone := v.drop(st, name)
 	from, to := gone.Node.Results[0], gone.Node.Args[0]
@@ -118,13 +117,12 @@ func (v *victim) constant(st *codegen.Stage, attr ir.Attr) {
 	v.Fatal("no seed of the backward pass")
 }
 
-// plantings are the bugs that a program can have. Those
-// of kernels are caught by running it: see package numeric.
+// plantings are bugs of programs. Bugs of kernels are found by running them: see package numeric.
 var plantings = []struct {
 	bug         string
 	plant       func(v *victim)
 	rank        int
-	instr, says string // the instruction blamed, and a part of the complaint
+	instr, says string // the instruction that the error names, and a part of its text
 	value       string
 }{
 	{
@@ -140,7 +138,7 @@ var plantings = []struct {
 		0, "grad_norm/sqrt", "no rule of sqrt", "grad_norm/sqrt",
 	}, {
 		"gradients synced on the wrong micro-step",
-		func(v *victim) { // the update comes before the last backward pass, everywhere
+		func(v *victim) { // on all ranks the update comes before the last backward pass
 			for r := range v.prog.Schedules {
 				tasks := slices.Clone(v.prog.Schedules[r].Tasks)
 				n := len(tasks)
@@ -157,7 +155,7 @@ var plantings = []struct {
 		0, "h.0.ln_1/layer_norm@dx#1@accumulate_mb@all_reduce_dp", "placed [_]+{dp,mb}", "h.0.ln_1/layer_norm@dx#1@accumulate_mb",
 	}, {
 		"same dropout mask on every replica",
-		func(v *victim) { // the place of an element is that in the rank's part
+		func(v *victim) { // an instruction takes an index within the rank's part for a global one
 			n := v.instr(v.prog.Stages[0], "h.0.attn/dropout").Node
 			dp := v.prog.Mesh.Axis(partition.AxisDP)
 			x := *n.Args[0]
@@ -185,7 +183,7 @@ var plantings = []struct {
 		4, "loss/mean", "output loss is wrong", "loss/mean",
 	}, {
 		"optimizer holding stale weights",
-		func(v *victim) { // the new weight goes where the first moment is made
+		func(v *victim) { // the new weight is written where the first moment is made
 			in := v.instr(v.prog.Stages[0], "h.0.mlp.c_fc.weight/adamw")
 			in.Results[0] = in.Args[3]
 		},
@@ -251,7 +249,7 @@ var plantings = []struct {
 		4, "h.0/add_1@recv1", "rank 0 never sends h.0/add_1@send1 to stage 1, but to stage 0", "h.0/add_1@recv1",
 	}, {
 		"another value is sent on one rank",
-		func(v *victim) { // the residual before the MLP
+		func(v *victim) { // reads the residual before the MLP
 			st := v.alone(2)
 			in := v.instr(st, "h.0/add_1@send1")
 			before, i := v.at(st, "h.0/add_1")
@@ -309,7 +307,7 @@ var plantings = []struct {
 		"h.0.mlp.c_fc/matmul@dw@accumulate_mb",
 	}, {
 		"bias added on every rank of a row-parallel matmul",
-		func(v *victim) { // before the all_reduce
+		func(v *victim) { // reads the value before the all_reduce
 			st := v.prog.Stages[0]
 			v.skip(st, "h.0.attn.c_proj/matmul@all_reduce_tp")
 			n := v.instr(st, "h.0.attn.c_proj/add").Node
@@ -325,7 +323,7 @@ var plantings = []struct {
 		0, "wte.weight", "2 pieces of 32 do not cover the 65", "wte.weight",
 	}, {
 		"uneven last shard dropped: of the batch",
-		func(v *victim) { // the smaller replica leaves out its last micro-batch
+		func(v *victim) { // the smaller replica does not run its last micro-batch
 			for _, r := range []int{2, 3, 6, 7} {
 				s := &v.prog.Schedules[r]
 				s.MicroBatches = 1
@@ -336,7 +334,7 @@ var plantings = []struct {
 	},
 }
 
-// TestPlantedBugs plants each bug in the program and looks at who is blamed.
+// TestPlantedBugs plants each bug in the program and checks what the error names.
 func TestPlantedBugs(t *testing.T) {
 	traced := trainGraph(t, 2)
 	var spent time.Duration
@@ -361,8 +359,8 @@ func TestPlantedBugs(t *testing.T) {
 	require.Less(t, spent, time.Minute)
 }
 
-// TestEveryInstructionMatters breaks each instruction of the program in turn, on
-// one random rank of its stage, in each of these ways. No such program is sound.
+// TestEveryInstructionMatters breaks each instruction of the program in turn, on one random rank of its stage,
+// in several ways. No such program is sound.
 func TestEveryInstructionMatters(t *testing.T) {
 	traced := trainGraph(t, 2)
 	p := plan(2, 2, 2, 2, 2, partition.OneFOneB, true)

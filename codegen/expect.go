@@ -2,26 +2,27 @@ package codegen
 
 import "github.com/autopar/autopar/ir"
 
-// Expect is a point of a rank's schedule from which on a message may come: the place for it is
-// free, and the sender is about to send it.
+// Expect is a point in a rank's schedule from which it expects a message: the place for it is free, and the
+// sender is about to send it.
 type Expect struct {
-	Task int // index
-	// Before is the instruction of the task before which the point lies; nil is its start, or
-	// with End its end.
+	Task int // index in the rank's schedule
+	// Before is the instruction of the task before which the point lies. If it is nil, the point is the start
+	// of the task, or with End its end.
 	Before *ir.Node
 	End    bool
-	// Send, From and MicroBatch say which message it is.
+	// Send, From and MicroBatch identify the message.
 	Send       *ir.Node
 	From       int // world rank
 	MicroBatch int
 }
 
-// Expects returns when each rank expects its messages, in order, for runtimes in which a
-// transfer is a meeting: it starts when the receiver expects it and the sender has come to it.
+// Expects returns, by rank, the points at which the rank expects its messages, in order. It is for runtimes in
+// which a transfer is a rendezvous: it starts when the receiver expects it and the sender has come to it. It
+// returns the errors of [Check]'s search for deadlocks.
 //
-// All of it is done in one order that runs the program: that in which [Check] runs it, by rounds
-// of a task for each rank. So no rank waits for ever, not even where the receiver does nothing
-// else from where it expects a message until it is there.
+// All points are taken from one execution order of the whole program: the one in which [Check] runs it, in
+// rounds of one task per rank. Such an order exists, so no rank waits for ever, not even if the receiver does
+// nothing else between expecting a message and its arrival.
 func Expects(p *Program) ([][]Expect, error) {
 	all := make([][]Expect, len(p.Schedules))
 	w := newWalker(p)
@@ -30,7 +31,7 @@ func Expects(p *Program) ([][]Expect, error) {
 	return all, err
 }
 
-// tell says that the receiver of what rank r sends next expects it where it stands.
+// tell reports that the receiver of what rank r sends next expects it where the receiver stands now.
 func (w *walker) tell(r int) {
 	task, in := w.here(r)
 	to := w.prog.Peer(&w.prog.Schedules[r], in.Node)
@@ -39,7 +40,7 @@ func (w *walker) tell(r int) {
 	if e.Task = w.at[to].task; stands != nil {
 		e.Before = stands.Node
 	} else {
-		e.End = w.at[to].instr > 0 // its stream goes on
+		e.End = w.at[to].instr > 0 // its communication stream is still running
 	}
 	w.expect(to, e)
 }

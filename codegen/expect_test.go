@@ -12,22 +12,22 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// letter is a message.
-type letter struct {
+// message is one transfer between ranks.
+type message struct {
 	send       *ir.Node
 	from, to   int
 	microBatch int
 }
 
-// act is something that a rank does and others may wait for.
+// act is something that a rank does and other ranks may wait for.
 type act struct {
-	op     ir.Op // OpSend, OpRecv, a collective, or OpInvalid: it expects a message
-	node   *ir.Node
-	letter letter
-	task   int
+	op      ir.Op // OpSend, OpRecv, a collective, or OpInvalid: it expects a message
+	node    *ir.Node
+	message message
+	task    int
 }
 
-// acts lists what a rank does in a step, with where it expects messages.
+// acts lists what a rank does in a step, including the points at which it expects messages.
 func acts(p *codegen.Program, r int, expects []codegen.Expect) (all []act) {
 	s := &p.Schedules[r]
 	stage := p.Stages[s.Stage]
@@ -35,7 +35,7 @@ func acts(p *codegen.Program, r int, expects []codegen.Expect) (all []act) {
 		tell := func(at func(e codegen.Expect) bool) {
 			for _, e := range expects {
 				if e.Task == i && at(e) {
-					all = append(all, act{letter: letter{e.Send, e.From, r, e.MicroBatch}, task: i})
+					all = append(all, act{message: message{e.Send, e.From, r, e.MicroBatch}, task: i})
 				}
 			}
 		}
@@ -49,9 +49,9 @@ func acts(p *codegen.Program, r int, expects []codegen.Expect) (all []act) {
 			tell(func(e codegen.Expect) bool { return e.Before == n })
 			switch {
 			case n.Op == ir.OpSend:
-				all = append(all, act{op: n.Op, letter: letter{n, r, p.Peer(s, n), task.MicroBatch}, task: i})
+				all = append(all, act{op: n.Op, message: message{n, r, p.Peer(s, n), task.MicroBatch}, task: i})
 			case n.Op == ir.OpRecv:
-				all = append(all, act{op: n.Op, letter: letter{n.Args[0].Def, p.Peer(s, n), r, task.MicroBatch}, task: i})
+				all = append(all, act{op: n.Op, message: message{n.Args[0].Def, p.Peer(s, n), r, task.MicroBatch}, task: i})
 			case codegen.Collective(n.Op) && !instrs[j].Async:
 				all = append(all, act{op: n.Op, node: n, task: i})
 			}
@@ -61,9 +61,9 @@ func acts(p *codegen.Program, r int, expects []codegen.Expect) (all []act) {
 	return all
 }
 
-// TestExpects runs what ranks do in a step, in random orders, where sender and receiver of a message
-// wait for each other, the receiver where it expects it: all come to their ends, and every message
-// is expected once, when its place is free and before it is taken.
+// TestExpects runs what ranks do in a step in random orders, with transfers as rendezvous: the sender waits for
+// the receiver to expect the message, and the receiver takes it later. All ranks reach their ends, and every
+// message is expected exactly once, when its place is free and before it is taken.
 func TestExpects(t *testing.T) {
 	for i, c := range []struct {
 		dp, tp, pp, chunks, mb int
@@ -100,7 +100,7 @@ func TestExpects(t *testing.T) {
 	}
 }
 
-// free checks that no message is expected before the micro-batch that has its place has left.
+// free checks that no message is expected before the previous micro-batch in its place has left.
 func free(t *testing.T, p *codegen.Program, todo [][]act) {
 	last := codegen.Releases(p.Plan, true)
 	for r := range todo {
@@ -109,31 +109,31 @@ func free(t *testing.T, p *codegen.Program, todo [][]act) {
 			if a.op != ir.OpInvalid {
 				continue
 			}
-			chunk, room := p.Stages[s.Stage].RoomFor(a.letter.send)
-			if room == 0 || a.letter.microBatch < room {
+			chunk, room := p.Stages[s.Stage].RoomFor(a.message.send)
+			if room == 0 || a.message.microBatch < room {
 				continue
 			}
 			left := -1
 			for i, task := range s.Tasks {
-				if task.Phase == last && task.Chunk == chunk && task.MicroBatch == a.letter.microBatch-room {
+				if task.Phase == last && task.Chunk == chunk && task.MicroBatch == a.message.microBatch-room {
 					left = i
 				}
 			}
-			require.Less(t, left, a.task, "rank %d: micro-batch %d", r, a.letter.microBatch)
+			require.Less(t, left, a.task, "rank %d: micro-batch %d", r, a.message.microBatch)
 		}
 	}
 }
 
-// meet runs all acts.
+// meet runs all acts of all ranks.
 func meet(t *testing.T, p *codegen.Program, todo [][]act, rng *rand.Rand) {
-	sent, taken := map[letter]bool{}, map[letter]bool{}
+	sent, taken := map[message]bool{}, map[message]bool{}
 	try := func(r int) bool {
 		a := todo[r][0]
-		l := a.letter
+		l := a.message
 		switch a.op {
 		case ir.OpInvalid:
 			require.False(t, sent[l], "expected twice: %+v", l)
-			if from := todo[l.from]; len(from) == 0 || from[0].op != ir.OpSend || from[0].letter != l {
+			if from := todo[l.from]; len(from) == 0 || from[0].op != ir.OpSend || from[0].message != l {
 				return false
 			}
 			todo[l.from] = todo[l.from][1:]
@@ -167,20 +167,20 @@ func meet(t *testing.T, p *codegen.Program, todo [][]act, rng *rand.Rand) {
 				moved = true
 			}
 		}
-		for r := range todo { // none stands still for want of luck
+		for r := range todo { // no rank stands still only because of the random numbers
 			moved = moved || len(todo[r]) > 0 && try(r)
 		}
 	}
 	for r := range todo {
 		if len(todo[r]) > 0 {
-			t.Fatalf("rank %d waits for ever at task %d: %s %+v", r, todo[r][0].task, todo[r][0].op, todo[r][0].letter)
+			t.Fatalf("rank %d waits for ever at task %d: %s %+v", r, todo[r][0].task, todo[r][0].op, todo[r][0].message)
 		}
 	}
 	require.Equal(t, sent, taken)
 }
 
-// TestExpectedInTime: a message is expected one task before the one that takes it, or two where it
-// comes before its turn. So no receive that waits for its sender holds a GPU for longer.
+// TestExpectedInTime: a message is expected one task before the one that takes it, or two if it arrives early.
+// So a posted receive does not occupy a GPU for longer.
 func TestExpectedInTime(t *testing.T) {
 	for _, p := range []*partition.Plan{plan(1, 1, 4, 1, 8, partition.OneFOneB, false), pipeline(1, 1, 4, 1, 1, 8, false)} {
 		prog := generate(t, trainGraph(t, 8), p)
@@ -188,13 +188,13 @@ func TestExpectedInTime(t *testing.T) {
 		require.NoError(t, err)
 		ahead := map[int]int{}
 		for r := range expects {
-			where := map[letter]int{}
+			where := map[message]int{}
 			for _, a := range acts(prog, r, expects[r]) {
 				switch a.op {
 				case ir.OpInvalid:
-					where[a.letter] = a.task
+					where[a.message] = a.task
 				case ir.OpRecv:
-					ahead[a.task-where[a.letter]]++
+					ahead[a.task-where[a.message]]++
 				}
 			}
 		}

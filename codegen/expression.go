@@ -9,17 +9,17 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// expr is a value as an expression over parameters, inputs and constants. Equal
-// expressions are the same expr, so equality is a comparison of pointers.
+// expr is a value as an expression over parameters, inputs and constants. Expressions are interned: equal ones
+// are the same pointer.
 type expr struct {
 	id    int
 	op    ir.Op
 	attr  ir.Attr
-	index int // which result of op
+	index int // index of the result of op
 	args  []*expr
-	name  string // of the value first found to be this
+	name  string // name of the first value found to be this expression
 	made  site   // where a program first computed it
-	known bool   // a value of the traced graph
+	known bool   // whether a value of the traced graph is this expression
 }
 
 // site is a place in a program.
@@ -34,22 +34,20 @@ type exprKey struct {
 	op    ir.Op
 	attr  ir.Attr
 	index int
-	leaf  string // name of a parameter or input, and its type
-	args  string // their ids
+	leaf  string // for a leaf: its type, and its name unless it is a constant
+	args  string // ids of the operands
 }
 
-// expressions interns expressions (hash-consing). Five rewrites make equal what
-// a partition may write in several ways:
+// expressions interns expressions (hash-consing). Five rewrites make equal what a partition may write in
+// several ways:
 //
-//   - communication is the identity: it moves parts of a value, which stays what
-//     it was (what it does to placements is checked apart); but for the fold of
-//     context parallelism, see ofFolded;
-//   - add_n is a multiset of terms, and flat, so that sums of sums of each stage
-//     are the sum of all;
-//   - a cast of a sum is the sum of the casts, up to rounding: stages cast their
-//     terms before they exchange them;
-//   - what slices of the loss make is part of what the whole makes: see ofSliced;
-//   - constants are their value, and the copies name@sN of a leaf are the leaf.
+//   - Communication is the identity: it moves parts of a value, but the value stays the same. (What it does to
+//     placements is checked separately.) The exception is the fold of context parallelism: see ofFolded.
+//   - add_n is a flat multiset of terms, so that the sum of the stages' sums equals the sum of all terms.
+//   - A cast of a sum is the sum of the casts, up to rounding: stages cast their terms before they exchange
+//     them.
+//   - What a slice of the loss makes is part of what the whole loss makes: see ofSliced.
+//   - Constants are their value, and the copies name@sN of a leaf are the leaf.
 type expressions struct {
 	table map[exprKey]*expr
 	key   []byte
@@ -62,7 +60,7 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 	n := v.Def
 	k := exprKey{op: n.Op, attr: n.Attr, leaf: v.Type.String()}
 	if attr, ok := n.Attr.(ir.ParamAttr); ok {
-		attr.Host = false // where it lives is not what it is
+		attr.Host = false // where it is stored does not change what it is
 		k.attr = attr
 	}
 	if n.Op != ir.OpConst {
@@ -71,7 +69,7 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 	return x.intern(k, nil, partition.BaseName(n.Name))
 }
 
-// result returns the expression of result i of a node, given its operands'.
+// result returns the expression of result i of a node, given those of its operands.
 func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
 	if sliced, ok := x.ofSliced(n, i, args); ok {
 		return sliced
@@ -121,7 +119,7 @@ func (x *expressions) intern(k exprKey, args []*expr, name string) *expr {
 	return e
 }
 
-// trace interns every value of an unpartitioned graph.
+// trace interns every value of an unpartitioned graph and marks it as known.
 func (x *expressions) trace(g *ir.Graph) map[*ir.Value]*expr {
 	of := map[*ir.Value]*expr{}
 	for _, n := range g.Nodes {
@@ -141,9 +139,9 @@ func (x *expressions) trace(g *ir.Graph) map[*ir.Value]*expr {
 	return of
 }
 
-// difference returns the deepest sub-expression at which found departs from
-// want, and what is wrong there. Operands that the traced graph has too are
-// right by themselves: they only stand at the wrong place.
+// difference returns the deepest sub-expression at which found departs from want, and what is wrong there. It
+// does not descend into operands that the traced graph has too: those are right by themselves and only stand in
+// the wrong place.
 func difference(want, found *expr) (at *expr, why string) {
 	for {
 		switch {
@@ -174,7 +172,7 @@ func difference(want, found *expr) (at *expr, why string) {
 				next = i
 			}
 		}
-		if next < 0 { // leaves of one op and attribute: a name or a type
+		if next < 0 { // leaves with one op and attribute: the name or the type differs
 			return found, fmt.Sprintf("is %s, want %s", found.name, want.name)
 		}
 		if found.args[next].known {

@@ -6,18 +6,18 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Context parallelism keeps sequences folded: rows in another order than their
-// positions. In expressions a folded value is fold(x) of the value x that the
-// traced graph has. Ops that do not care for the order of rows commute with it;
-// dropout and attention do if they are told of the same fold; whatever else reads
-// a folded value stays an expression that the traced graph does not have.
+// Context parallelism stores sequences folded: their rows are in another order than their positions. In
+// expressions a folded value is fold(x), where x is the value of the traced graph. Ops that do not depend on
+// the order of rows commute with fold. Dropout and attention do if their attributes name the same fold.
+// Anything else that reads a folded value yields an expression that the traced graph does not have, so the
+// proof fails.
 
-// fold returns the expression of x with dimension dim folded.
+// fold returns the expression of a value with dimension dim folded in a number of parts.
 func (x *expressions) fold(of *expr, dim, parts int) *expr {
 	return x.intern(exprKey{op: ir.OpFold, attr: ir.CommAttr{Dim: dim, Parts: parts}}, []*expr{of}, of.name+"@fold")
 }
 
-// unfolded returns what a folded expression is a fold of, and how.
+// unfolded returns the value that a folded expression is the fold of, and the dimension and parts of the fold.
 func unfolded(e *expr) (of *expr, how ir.CommAttr, ok bool) {
 	if e.op != ir.OpFold {
 		return e, ir.CommAttr{}, false
@@ -25,9 +25,8 @@ func unfolded(e *expr) (of *expr, how ir.CommAttr, ok bool) {
 	return e.args[0], e.attr.(ir.CommAttr), true
 }
 
-// ofFolded returns the expression of result i of a node that folds, unfolds or
-// reads something folded; ok is false for other nodes, and for those that do not
-// commute with the fold.
+// ofFolded returns the expression of result i of a node that folds, unfolds or reads something folded. ok is
+// false for other nodes, and for nodes that do not commute with the fold.
 func (x *expressions) ofFolded(n *ir.Node, i int, args []*expr) (result *expr, ok bool) {
 	if n.Op == ir.OpFold || n.Op == ir.OpUnfold {
 		attr := n.Attr.(ir.CommAttr)
@@ -67,8 +66,8 @@ func (x *expressions) ofFolded(n *ir.Node, i int, args []*expr) (result *expr, o
 	return result, true
 }
 
-// foldedDims returns the dimensions that operands have folded, in the same number
-// of parts, as all operands that have them do.
+// foldedDims returns the dimensions of the signature that are folded in the operands, and the number of parts.
+// ok is false unless all operands with such a dimension have it folded in the same number of parts.
 func foldedDims(sig *ir.Signature, args []*expr) (dims map[int]bool, parts int, ok bool) {
 	dims = map[int]bool{}
 	for k, a := range args {
@@ -91,11 +90,11 @@ func foldedDims(sig *ir.Signature, args []*expr) (dims map[int]bool, parts int, 
 	return dims, parts, true
 }
 
-// commutes reports whether a node computes of folded operands the fold of what it
-// computes of the operands, provided that it is told of the fold if it has to be.
+// commutes reports whether a node applied to folded operands yields the fold of what it yields for the
+// operands, provided that its attributes name the fold where they must.
 func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool) bool {
 	if n.Op == ir.OpAttentionKV || n.Op == ir.OpAttentionKVGrad {
-		for d, dim := range sig.Dims { // of queries and of keys
+		for d, dim := range sig.Dims { // exactly the positions of queries and of keys must be folded
 			if (dim.Name == "t" || dim.Name == "s") != dims[d] {
 				return false
 			}
@@ -103,7 +102,7 @@ func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool) bool {
 		return true
 	}
 	for d := range dims {
-		// v is what ids and targets count.
+		// v is the dimension that ids and targets index.
 		if sig.Dims[d].Frozen || sig.Dims[d].Name == "v" {
 			return false
 		}
@@ -111,8 +110,8 @@ func commutes(n *ir.Node, sig *ir.Signature, dims map[int]bool) bool {
 	return len(dims) == 1
 }
 
-// positional returns the attributes of dropout or attention as the traced graph
-// has them if they tell of the fold, and otherwise some that it never has.
+// positional returns the attributes of dropout or attention as the traced graph has them, if they name the
+// fold. Otherwise it returns attributes that the traced graph never has.
 func positional(n *ir.Node, sig *ir.Signature, a ir.DropoutAttr, dims map[int]bool, parts int) ir.DropoutAttr {
 	if a.Fold != parts || n.Op == ir.OpDropout && (a.Dim >= len(sig.Args[0]) || !dims[sig.Args[0][a.Dim]]) {
 		a.Fold = -1 - a.Fold
@@ -122,8 +121,7 @@ func positional(n *ir.Node, sig *ir.Signature, a ir.DropoutAttr, dims map[int]bo
 	return a
 }
 
-// inPlaceOf returns the expression that the traced graph has in place of result i
-// of a node on unfolded operands.
+// inPlaceOf returns the expression that the traced graph has for result i of a node, given unfolded operands.
 func (x *expressions) inPlaceOf(n *ir.Node, i int, attr ir.Attr, args []*expr) (*expr, bool) {
 	name := n.Results[i].Name()
 	keysOf := func(kv, qkv *expr) bool { return kv.op == ir.OpKeysValues && kv.args[0] == qkv }

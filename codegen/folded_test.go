@@ -11,8 +11,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestFoldIsProven: a program of context-parallel ranks is proven to be the traced
-// graph, and no longer when one instruction misses the fold.
+// TestFoldIsProven: a program with context parallelism is equivalent to the traced graph, and no longer so if
+// one instruction lacks the fold.
 func TestFoldIsProven(t *testing.T) {
 	const batch = 4
 	cfg := gpt.Config{

@@ -5,12 +5,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Compile applies a plan to a traced graph, as [partition.Apply] does, and generates
-// its program. batch is the global batch.
+// Compile applies a plan to a traced graph, as [partition.Apply] does, and generates the program. batch is the
+// global batch in sequences. It returns the errors of partition.Apply.
 //
-// When share is not nil the program runs in the same arenas as share, between
-// its steps (evaluation between training steps): parameters lie where share has
-// them, and everything else reuses the rest of the arena.
+// With share not nil the program runs in the arenas of share, between its steps (evaluation between training
+// steps): parameters lie where share has them, and everything else reuses the rest of the arena. See also
+// [CheckShared].
 func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Program, error) {
 	parts, err := partition.Apply(g, p, batch)
 	if err != nil {
@@ -25,7 +25,7 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 		st.settle(prog.Mesh)
 		st.allocate(shared)
 	}
-	// Ranks of a stage that run as many micro-batches run the same tasks.
+	// Ranks of a stage that run the same number of micro-batches run the same tasks.
 	type alike struct{ stage, microBatches int }
 	orders := map[alike][]Task{}
 	training := prog.Training()
@@ -44,9 +44,9 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 	return prog, nil
 }
 
-// Draft compiles a plan as [Compile] does, but for the schedules of the ranks and for where
-// buffers lie: what each stage runs, and when every buffer is live. Where they would lie, on
-// this mesh or another, [Program.Longer] tells.
+// Draft compiles a plan as [Compile] does, but without the schedules of ranks and without offsets of buffers:
+// it yields what each stage runs and when every buffer is live. [Program.Longer] computes the memory that this
+// takes, on this mesh or another one.
 func Draft(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
 	parts, err := partition.Apply(g, p, batch)
 	if err != nil {

@@ -2,20 +2,18 @@ package codegen
 
 import "github.com/autopar/autopar/ir"
 
-// join puts collectives of the update of a stage together, where [stageBuilder.overlap]
-// has not. The gradient of every parameter is reduced, and every updated one gathered, by
-// itself in the graph: most are small, and then for ranks to meet, or a message to go round
-// them, takes longer than what they do when they have met (DDP puts gradients in buckets
-// for the same reason: Li et al. VLDB'20, section 3.2.3).
+// join buckets collectives of the update, in plans where [stageBuilder.overlap] does not. In the graph the
+// gradient of each parameter is reduced, and each updated parameter gathered, by a collective of its own. Most
+// of these are so small that their latency exceeds the transfer itself (DDP buckets gradients for the same
+// reason: Li et al. VLDB'20, section 3.2.3).
 //
-// A collective is made with the ones before it of its kind, axis and block, if what it reads
-// has been made by then, and nothing is sent to another stage or received in between. Buckets
-// are of one block, or of what is in none, as those of overlap: every inner block then adds
-// the same instructions to the update, whatever the sizes, and the planner counts on it.
+// A collective joins the last bucket of its op, axis and block if its operand is made before that bucket, and
+// no send or receive lies in between. A bucket never spans blocks, as in overlap: every inner block then adds
+// the same instructions to the update, whatever the sizes, which the planner relies on.
 //
-// In a pipeline all are made one by one: its stages come to the update at different times, and
-// where their ranks share cores, steps take 3 to 5 % longer with buckets (nanoGPT's model for a
-// CPU, dp 2, pp 2 on two cores, 2026-11-22), most of it at the gathers.
+// With pipeline parallelism nothing is joined. The stages reach the update at different times, and where their
+// ranks share cores, steps take 3 to 5 % longer with buckets, mostly at the gathers (nanoGPT's model for a CPU,
+// dp 2, pp 2 on two cores, 2026-11-22).
 func (b *stageBuilder) join() {
 	if b.prog.Plan.Overlap || b.prog.Plan.PP() > 1 {
 		return
@@ -25,10 +23,10 @@ func (b *stageBuilder) join() {
 		axis, block string
 		chunk       int
 	}
-	var places []int        // of the update in the stage's nodes
-	var groups [][]*ir.Node // what is there now, and then goes there, in order
-	group := b.at           // by node, from 1 on: 0 is before the update
-	open := map[kind]int{}  // the last bucket of a kind that may grow
+	var places []int        // indices in b.nodes of the update's nodes
+	var groups [][]*ir.Node // what goes to those places, in order
+	group := b.at           // by node: its group, counted from 1; 0 is before the update
+	open := map[kind]int{}  // the last bucket of each kind: it may still grow
 	next := func(n *ir.Node) {
 		groups = append(groups, []*ir.Node{n})
 		group[n.ID()] = len(groups)

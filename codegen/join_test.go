@@ -13,9 +13,9 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestJoin: in the update all of a block that is communicated alike is in one bucket, a chain
-// of reductions in one for each link, and what is in no block beside; nothing is in a pipeline
-// or where the communication stream has it.
+// TestJoin: in the update, all collectives of one kind of a block are in one bucket. A chain of reductions has
+// one bucket per link, and what belongs to no block has buckets of its own. There are no buckets in a pipeline,
+// or where the communication stream has taken the collectives.
 func TestJoin(t *testing.T) {
 	g := trainGraph(t, 2)
 	all := func(op, axis string) []string {
@@ -81,8 +81,8 @@ func TestJoin(t *testing.T) {
 	}
 }
 
-// TestGradientsAreReducedOnce: the norm takes a gradient where the optimizer wants it, also one of a
-// few elements, which it could as well have whole: then context-parallel ranks would add it up twice.
+// TestGradientsAreReducedOnce: the norm reads each gradient in the placement that the optimizer needs. That
+// also holds for a small gradient, which it could have whole: context-parallel ranks would then sum it twice.
 func TestGradientsAreReducedOnce(t *testing.T) {
 	c := model(1)
 	c.NHead, c.NKVHead, c.NEmbd, c.Float = 1, 1, 2, ir.BF16
@@ -113,7 +113,7 @@ func TestGradientsAreReducedOnce(t *testing.T) {
 	}
 }
 
-// TestJoinMutants breaks buckets of the update. Each must be refused with its place named.
+// TestJoinMutants breaks buckets of the update. Each must be refused, and the error must name the place.
 func TestJoinMutants(t *testing.T) {
 	traced := trainGraph(t, 2)
 	const second = "h.1.attn.c_attn/matmul@dw@accumulate_mb@reduce_scatter_dp"
@@ -122,7 +122,8 @@ func TestJoinMutants(t *testing.T) {
 		names   string
 	}{
 		"operand is free before the bucket ends": {func(s *codegen.Stage, instrs []codegen.Instr, at int) {
-			// The first of the gathers' operands, as if each ended with its own.
+			// The operand of the first gather ends with its own gather, as if each instruction of the bucket
+			// ended by itself
 			for i := range instrs {
 				if instrs[i].Node.Op == ir.OpAllGather && len(codegen.Bucket(instrs, i)) > 1 {
 					s.Buffers[instrs[i].Args[0]].To = i
@@ -131,7 +132,7 @@ func TestJoinMutants(t *testing.T) {
 			}
 		}, "which is live from"},
 		"result where another reads": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
-			// In order it would do: nothing reads the whole gradient again.
+			// In order it would be right: nothing reads the whole gradient later
 			from, to := instrs[at+1].Results[0], instrs[at].Args[0]
 			for i := range instrs[at+1:] {
 				for _, ids := range [][]int{instrs[at+1+i].Args, instrs[at+1+i].Results} {
@@ -149,7 +150,7 @@ func TestJoinMutants(t *testing.T) {
 		}, "both are no collectives"},
 		"before its operand is there": {func(_ *codegen.Stage, instrs []codegen.Instr, at int) {
 			i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == "grad_norm/add_n@all_reduce_dp" })
-			instrs[i].Fused = true // with what is before it
+			instrs[i].Fused = true // with the previous instruction
 		}, "grad_norm/add_n"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -7,49 +7,51 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// stageBuilder lays out one stage.
+// This file builds the bodies of one stage and assigns each value a buffer in a region. It decides which values
+// share a buffer (in-place results, accumulators, updated parameters), runs the passes that reorder or overlap
+// communication, writes the instructions, and computes lifetimes. Offsets come later, in allocate.go.
+// stageBuilder builds one stage.
 type stageBuilder struct {
 	*Stage
 	*tables
 	prog     *Program
 	training bool
-	nodes    []*ir.Node
-	numbers  []int   // room for the operands and results of instructions
-	accums   []Accum // the same, for what they do to their results
+	nodes    []*ir.Node // of the stage, in the order in which their instructions run
+	numbers  []int      // backing array of Args and Results of all instructions
+	accums   []Accum    // backing array of their Accum
 }
 
-// tables is what is known of the nodes and values of a graph, by ID. A node and what
-// it makes belong to one stage, so all stages share them.
+// tables holds what is known about the nodes and values of the graph, indexed by ID. A node and its results
+// belong to one stage, so the builders of all stages share the tables.
 type tables struct {
 	of      []int      // value -> buffer, or unplaced
-	uses    []int      // operands that read the value, updates and outputs included
+	uses    []int      // number of operands that read the value, plus updates and outputs
 	keep    []bool     // values read after the step
-	next    []bool     // what a parameter becomes
-	saved   []bool     // made for a micro-batch in one phase, read in a later one
+	next    []bool     // new values of parameters
+	saved   []bool     // values made for a micro-batch in one phase and read in a later one
 	lastUse []*ir.Node // the last of the stage's nodes to read a value
-	at      []int      // node -> place among the stage's nodes
-	folded  []bool     // nodes: accumulations done by the kernel that makes the operand
-	fused   []bool     // nodes: collectives made with the one before
-	modes   []Accum    // of values
+	at      []int      // node -> index among the stage's nodes
+	folded  []bool     // nodes: sums that the kernels which make their operands accumulate themselves
+	fused   []bool     // nodes: collectives that share a bucket with the previous one
+	modes   []Accum    // of values: how the kernel that makes it writes its buffer
 
-	// Of overlap, nil without.
+	// For overlap.go; nil in plans without overlap.
 	spots   []spot       // of nodes
-	readers [][]*ir.Node // of values
+	readers [][]*ir.Node // of values: the nodes that read it
 
-	// Of overlap of tensor parallelism, nil without: of collectives how many instructions
-	// run beside them, and of those the collective. See beside.go.
-	along  []int
-	during []*ir.Node
+	// For beside.go; nil in plans without overlap of tensor parallelism. kernelsBeside is, for a collective, the
+	// number of instructions that run beside it; besideOf is, for each of those, the collective.
+	kernelsBeside []int
+	besideOf      []*ir.Node
 
-	sent []bool // values that a posted send may read, nil without: see posted.go
+	sent []bool // values that a posted send may read, nil if there are none: see posted.go
 
-	pieces []*ir.Node // of each of two nodes in a row that are made in parts the other, nil without: see pieces.go
+	pieces []*ir.Node // for two adjacent nodes that are made in parts, the other one of the two; nil if there are none: see pieces.go
 }
 
 const unplaced = -1
 
-// newTables reads a partitioned graph and sorts its nodes by position in the
-// pipeline.
+// newTables reads a partitioned graph and returns, besides the tables, its nodes by position in the pipeline.
 func newTables(prog *Program) (*tables, [][]*ir.Node) {
 	g, plan := prog.Graph, prog.Plan
 	n := g.IDs()
@@ -102,6 +104,9 @@ func newTables(prog *Program) (*tables, [][]*ir.Node) {
 	return t, nodes
 }
 
+// build runs all passes over the nodes of the stage. Their order matters: accumulators needs the buffers of
+// persistent; overlap needs to know which accumulations are folded; beside and inPieces look for what overlap
+// has left in order.
 func (b *stageBuilder) build() {
 	params := 0
 	for _, n := range b.nodes {
@@ -141,11 +146,11 @@ func (b *stageBuilder) build() {
 	}
 }
 
-// inOrder sorts the nodes as they run for a micro-batch: by phase, and by chunk
-// within the phase.
+// inOrder sorts the nodes in the order in which they run for a micro-batch: by phase, and within a phase by
+// chunk.
 func (b *stageBuilder) inOrder() {
 	chunks := b.prog.Plan.Chunks()
-	tasks := make([][]*ir.Node, 1+int(ir.NumPhases)*chunks) // the first of what has no instruction
+	tasks := make([][]*ir.Node, 1+int(ir.NumPhases)*chunks) // the first list is for nodes without an instruction
 	for _, n := range b.nodes {
 		at := 0
 		if !b.silent(n) {
@@ -160,13 +165,13 @@ func (b *stageBuilder) inOrder() {
 	b.nodes = slices.Concat(tasks...)
 }
 
-// silent reports whether a node has no instruction: its value is there before the step.
+// silent reports whether a node has no instruction, because its value is in memory before the step starts.
 func (b *stageBuilder) silent(n *ir.Node) bool {
 	return n.Op.Class() == ir.Leaf && !(n.Op == ir.OpInput && b.overTime(n.Results[0]))
 }
 
-// buffer makes a buffer for v. Its size is that at the first position of every
-// axis, which holds the largest slice.
+// buffer makes a buffer for v and assigns it. Its size is that of the slice at the first position of every
+// axis, which is the largest one.
 func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
 	b.Buffers = append(b.Buffers, Buffer{Region: r, Size: b.elems(v) * v.Type.DType.Size(), Body: body, Chunk: b.chunk(v.Def), Value: v, From: -1, To: -1})
 	id := len(b.Buffers) - 1
@@ -174,7 +179,8 @@ func (b *stageBuilder) buffer(v *ir.Value, r Region, body ir.Phase) int {
 	return id
 }
 
-// elems returns how many elements of a value the first position of every axis has.
+// elems returns the number of elements of the largest slice of a value: that of the first position of every
+// axis.
 func (b *stageBuilder) elems(v *ir.Value) int64 {
 	return b.prog.Mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{})
 }
@@ -189,7 +195,7 @@ func (b *stageBuilder) overTime(v *ir.Value) bool {
 	return axis >= 0 && v.Spec[axis].Kind == ir.Shard
 }
 
-// persistent makes the buffers of leaves and of what outlives its body.
+// persistent makes the buffers of leaves, of received values and of everything that outlives its body.
 func (b *stageBuilder) persistent() {
 	for _, n := range b.nodes {
 		v := n.Results[0]
@@ -218,14 +224,14 @@ func (b *stageBuilder) persistent() {
 			}
 			b.buffer(v, region, n.Phase)
 		case ir.OpRecv:
-			// The sender writes here ahead of the receiver's program, so nothing
-			// else may: the buffer is live as long as its slot or inbox.
+			// The sender writes here at a time that the receiver's program does not determine, so nothing else
+			// may use the memory: the buffer is live as long as its slot or inbox is reserved.
 			switch n.Phase {
 			case ir.Update:
 				b.buffer(v, Persist, n.Phase)
 			case ir.Forward:
 				b.buffer(v, Inbox, n.Phase)
-			default: // its slot is taken by then
+			default: // a backward pass: the slot is already reserved by the forward pass
 				b.buffer(v, Slot, n.Phase)
 			}
 		default:
@@ -236,7 +242,8 @@ func (b *stageBuilder) persistent() {
 	}
 }
 
-// sums is the region of what passes make for the update. Stages of a pipeline are seldom without other micro-batches.
+// sums returns the region of values that passes make for the update. Stages of a pipeline keep them in Persist:
+// they rarely run only one micro-batch.
 func (b *stageBuilder) sums() Region {
 	if len(b.prog.Plan.Stages) > 1 {
 		return Persist
@@ -244,7 +251,7 @@ func (b *stageBuilder) sums() Region {
 	return Sums
 }
 
-// SumsOn is the region of [Sums] on a mesh.
+// SumsOn returns the region that [Sums] stands for on a mesh.
 func SumsOn(mesh ir.Mesh) Region {
 	if mesh.Size(partition.AxisMB) == 1 {
 		return Slot
@@ -252,8 +259,8 @@ func SumsOn(mesh ir.Mesh) Region {
 	return Persist
 }
 
-// accumulators folds accumulations into the kernels that can add into their
-// result, and merges the accumulators of one gradient that has several terms.
+// accumulators folds accumulations into kernels that can add into their result. Where a gradient is the sum of
+// several terms, it lets the terms share one accumulator.
 func (b *stageBuilder) accumulators() {
 	for _, n := range b.nodes {
 		if n.Op != ir.OpAddN || n.Phase != ir.Update || b.keep[n.ID()] {
@@ -297,9 +304,9 @@ func (b *stageBuilder) accumulators() {
 	}
 }
 
-// orderMerged lets, of several terms merged into one accumulator, the one that
-// runs first in a micro-batch be the one that overwrites. Again where nodes have moved: a kernel that
-// makes such a term, as of a slice of the loss, may have been put off behind another.
+// orderMerged chooses, among terms merged into one accumulator, the one that runs first in a micro-batch as the
+// one that overwrites. It runs again after nodes have moved, because the kernel that makes the first term, say
+// of a slice of the loss, may now come after another term's.
 func (b *stageBuilder) orderMerged() {
 	first := map[int]bool{}
 	for _, n := range b.nodes {
@@ -322,7 +329,7 @@ func (b *stageBuilder) orderMerged() {
 	}
 }
 
-// updates makes the new value of a parameter share its buffer.
+// updates lets the new value of a parameter share the buffer of the old one.
 func (b *stageBuilder) updates() {
 	for _, u := range b.prog.Graph.Updates {
 		if u.Param.Def.Stage != b.Index || u.New == u.Param {
@@ -339,9 +346,8 @@ func (b *stageBuilder) updates() {
 	}
 }
 
-// inPlaceUpdate reports whether the new value may be written over the old one:
-// nothing reads the old one afterwards, and the op that makes the new one either
-// does not read it or renews that operand.
+// inPlaceUpdate reports whether the new value may be written over the old one: nothing reads the old one later,
+// and the op that makes the new one either does not read it or may write over that operand.
 func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 	n := u.New.Def
 	if position, _ := b.prog.Plan.Position(n.Stage); position != b.Index {
@@ -358,7 +364,7 @@ func (b *stageBuilder) inPlaceUpdate(u ir.StateUpdate) bool {
 	return true
 }
 
-// bodies places the remaining values and writes the instructions.
+// bodies assigns buffers to the remaining values and writes the instructions.
 func (b *stageBuilder) bodies() {
 	var lengths [ir.NumPhases]int
 	operands, results := 0, 0
@@ -373,7 +379,7 @@ func (b *stageBuilder) bodies() {
 		b.Bodies[phase].Instrs = make([]Instr, 0, n)
 	}
 	b.numbers, b.accums = make([]int, operands), make([]Accum, results)
-	var first *ir.Node // of two that are made in parts
+	var first *ir.Node // the first of two nodes that are made in parts
 	for _, n := range b.nodes {
 		if n.Op == ir.OpInput && b.overTime(n.Results[0]) {
 			b.append(b.instr(n))
@@ -382,31 +388,7 @@ func (b *stageBuilder) bodies() {
 		if n.Op.Class() == ir.Leaf || b.folded[n.ID()] {
 			continue
 		}
-		for i, r := range n.Results {
-			if b.of[r.ID] != unplaced {
-				continue
-			}
-			if n.Op == ir.OpSend {
-				b.of[r.ID] = b.of[n.Args[0].ID]
-				continue
-			}
-			region := Temp
-			switch {
-			case r.OnHost():
-				region = Host
-			case b.saved[r.ID]:
-				region = Slot
-			case b.bodyOf(n) != n.Phase:
-				region = b.sums() // made in a pass, read in the update
-			case b.isSent(r):
-				region = Persist
-			}
-			if b.canOverwrite(n, i, region) {
-				b.of[r.ID] = b.of[n.Args[i].ID]
-				continue
-			}
-			b.buffer(r, region, n.Phase)
-		}
+		b.place(n)
 		switch {
 		case first != nil:
 			b.emitPieces(first, n)
@@ -425,9 +407,38 @@ func (b *stageBuilder) bodies() {
 	}
 }
 
-// canOverwrite reports whether result i of n may take the buffer of operand i, the
-// first or any of AdamW's: nothing reads the operand again, its slice has as many
-// elements of at least the size, and its buffer lives as long as the result must.
+// place assigns buffers to the results of a node that have none yet.
+func (b *stageBuilder) place(n *ir.Node) {
+	for i, r := range n.Results {
+		if b.of[r.ID] != unplaced {
+			continue
+		}
+		if n.Op == ir.OpSend {
+			b.of[r.ID] = b.of[n.Args[0].ID]
+			continue
+		}
+		region := Temp
+		switch {
+		case r.OnHost():
+			region = Host
+		case b.saved[r.ID]:
+			region = Slot
+		case b.bodyOf(n) != n.Phase:
+			region = b.sums() // made in a pass, read in the update
+		case b.isSent(r):
+			region = Persist
+		}
+		if b.canOverwrite(n, i, region) {
+			b.of[r.ID] = b.of[n.Args[i].ID]
+			continue
+		}
+		b.buffer(r, region, n.Phase)
+	}
+}
+
+// canOverwrite reports whether result i of n may take over the buffer of operand i (i is 0, except for AdamW).
+// That requires that nothing reads the operand later, that both have equally many elements and the operand's
+// are at least as wide, and that the operand's buffer lives as long as the result must.
 func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	updates := n.Op == ir.OpAdamW
 	if !updates && (i > 0 || !n.Op.InPlace() && n.Op != ir.OpAllReduce && n.Op != ir.OpToPartial) {
@@ -435,7 +446,7 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	}
 	x, r := n.Args[i], n.Results[i]
 	if b.isSent(x) || b.isSent(r) && region == Persist {
-		return false // it may be on its way, or lies apart to be sent
+		return false // x may still be being sent, or r needs a buffer of its own to be sent from
 	}
 	if b.lastUse[x.ID] != n || b.keep[x.ID] || b.next[x.ID] || x.Def.Op.Class() == ir.Leaf {
 		return false
@@ -443,18 +454,18 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 	if b.readers != nil {
 		for _, r := range b.readers[x.ID] {
 			if r != n && b.spots[r.ID()].async {
-				return false // it may still be reading
+				return false // the stream may still read it
 			}
 		}
 	}
-	if b.during != nil && b.during[n.ID()] != nil && b.during[n.ID()].Args[0] == x || b.inPiecesWith(x.Def) == n {
-		return false // it is being communicated, or made
+	if b.besideOf != nil && b.besideOf[n.ID()] != nil && b.besideOf[n.ID()].Args[0] == x || b.inPiecesWith(x.Def) == n {
+		return false // a collective that runs at the same time reads it, or it is made in parts
 	}
 	id := b.of[x.ID]
 	switch buf := b.Buffers[id]; buf.Region {
 	case Persist, Sums:
 		if n.Phase != ir.Update {
-			return false // the accumulator of other micro-batches too
+			return false // it also accumulates other micro-batches
 		}
 	case Slot, Inbox:
 	case Temp:
@@ -469,11 +480,11 @@ func (b *stageBuilder) canOverwrite(n *ir.Node, i int, region Region) bool {
 			return false
 		}
 	}
-	// A narrower result takes the first part of its operand's place.
+	// A result of a narrower type takes the start of its operand's space.
 	return x.Type.DType.Size() >= r.Type.DType.Size() && slices.Equal(x.Type.Shape, r.Type.Shape) && b.elems(x) == b.elems(r)
 }
 
-// append appends an instruction to its body.
+// append appends an instruction to the body of its node.
 func (b *stageBuilder) append(in Instr) {
 	body := &b.Bodies[b.bodyOf(in.Node)]
 	body.Instrs = append(body.Instrs, in)
@@ -482,9 +493,9 @@ func (b *stageBuilder) append(in Instr) {
 // instr returns the instruction of a node.
 func (b *stageBuilder) instr(n *ir.Node) Instr {
 	s := b.spot(n)
-	in := Instr{Node: n, Chunk: b.partOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
-	if b.along != nil {
-		in.Beside = b.along[n.ID()]
+	in := Instr{Node: n, Chunk: b.chunkBodyOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
+	if b.kernelsBeside != nil {
+		in.Beside = b.kernelsBeside[n.ID()]
 	}
 	if n.Op != ir.OpRecv { // its operand is the sender's
 		in.Args = b.list(len(n.Args))
@@ -501,7 +512,7 @@ func (b *stageBuilder) instr(n *ir.Node) Instr {
 	return in
 }
 
-// list returns room for n numbers, nil for none.
+// list takes n numbers from the backing array; nil for none.
 func (b *stageBuilder) list(n int) []int {
 	if n == 0 {
 		return nil
@@ -511,7 +522,7 @@ func (b *stageBuilder) list(n int) []int {
 	return room
 }
 
-// liveness sets From and To of all but persistent buffers.
+// liveness sets From and To of all buffers.
 func (b *stageBuilder) liveness() {
 	before := 0 // instructions in earlier bodies
 	for k := range b.Bodies {
@@ -545,13 +556,13 @@ func (b *stageBuilder) liveness() {
 		before += len(body.Instrs)
 	}
 	for id := range b.Buffers {
-		if buf := &b.Buffers[id]; buf.Region == Sums && buf.From >= 0 { // what reduces it may run on until the update
+		if buf := &b.Buffers[id]; buf.Region == Sums && buf.From >= 0 { // an asynchronous reduction of it may run until the update starts
 			buf.To = max(buf.To, b.beforeUpdate())
 		}
 	}
 }
 
-// beforeUpdate is how many instructions the bodies before the update have.
+// beforeUpdate returns the number of instructions in the bodies before the update.
 func (s *Stage) beforeUpdate() int {
 	n := 0
 	for _, body := range s.Bodies[:ir.Update] {

@@ -10,10 +10,9 @@ import (
 
 func sorted(m map[string]int) []string { return slices.Sorted(maps.Keys(m)) }
 
-// meetings makes sure that the ranks which communicate mean the same: for each
-// collective, that all members put in the same value at the same point of their
-// order; for each transfer, that a rank's peer sends what the peer of the first
-// rank of its class sends. Ranks of one class do the same by construction.
+// meetings makes sure that ranks which communicate mean the same value. For each collective, all members must
+// enter with the same value at the same point of their order. For each transfer, a rank's peer must send what
+// the peer of the first rank of its class sends. Within a class this holds by construction.
 func (e *equivalence) meetings() error {
 	agreed := map[[3]any]bool{}
 	for r := range e.prog.Schedules {
@@ -43,7 +42,7 @@ func (e *equivalence) meetings() error {
 				continue
 			}
 			agreed[key] = true
-			if err := e.sameLetters(peer, usual, s.Stage, r); err != nil {
+			if err := e.sameSends(peer, usual, s.Stage, r); err != nil {
 				return err
 			}
 		}
@@ -65,8 +64,8 @@ func (e *equivalence) agree(a, b *class, axis string) error {
 	return e.compare(a, b, over(a), over(b), fmt.Sprintf("of its group over %s", axis))
 }
 
-// sameLetters compares what two classes send to a stage.
-func (e *equivalence) sameLetters(a, b *class, stage, receiver int) error {
+// sameSends compares what two classes send to a stage.
+func (e *equivalence) sameSends(a, b *class, stage, receiver int) error {
 	to := func(c *class) []event {
 		var list []event
 		for _, ev := range c.events {
@@ -79,7 +78,7 @@ func (e *equivalence) sameLetters(a, b *class, stage, receiver int) error {
 	return e.compare(a, b, to(a), to(b), fmt.Sprintf("with rank %d as receiver", receiver))
 }
 
-// compare finds the first difference between the communication of two classes.
+// compare returns an error for the first difference between the communication of two classes.
 func (e *equivalence) compare(a, b *class, as, bs []event, what string) error {
 	for i := range max(len(as), len(bs)) {
 		if i >= len(as) || i >= len(bs) {
@@ -102,8 +101,8 @@ func (e *equivalence) compare(a, b *class, as, bs []event, what string) error {
 	return nil
 }
 
-// checkWorld makes sure that the ranks of every stage are the devices of its
-// mesh, each once, and that both ends of what ranks call a group or a peer agree.
+// checkWorld makes sure that the ranks of every stage are exactly the devices of its mesh, and that groups and
+// peers are symmetric.
 func checkWorld(p *Program) error {
 	held := map[[2]int]int{}
 	for r := range p.Schedules {
@@ -140,14 +139,14 @@ func checkWorld(p *Program) error {
 	return nil
 }
 
-// checkTiling makes sure that the parts of every value that ranks and
-// micro-batches hold tile it, and that every rank runs all its micro-batches.
+// checkTiling makes sure that the parts of every value, over ranks and micro-batches, tile it, and that every
+// rank runs all its micro-batches.
 func checkTiling(p *Program) error {
 	type cut struct {
 		axis, size int
 	}
 	tiles := map[cut]bool{}
-	// tile checks one dimension cut by the axes of a spec, from the coarsest on.
+	// tile checks one dimension that the axes of a spec cut, the coarsest first.
 	var tile func(axes []int, size int) error
 	tile = func(axes []int, size int) error {
 		if len(axes) == 0 || tiles[cut{axes[0], size}] && len(axes) == 1 {
@@ -199,7 +198,7 @@ func checkTiling(p *Program) error {
 	return checkMicroBatches(p)
 }
 
-// checkMicroBatches makes sure that no rank leaves out a part of its batch.
+// checkMicroBatches makes sure that every rank runs all micro-batches that have a part of its inputs.
 func checkMicroBatches(p *Program) error {
 	for r := range p.Schedules {
 		s := &p.Schedules[r]
@@ -211,7 +210,7 @@ func checkMicroBatches(p *Program) error {
 		}
 		for _, in := range p.Stages[s.Stage].Bodies[ir.Forward].Instrs {
 			if in.Node.Op != ir.OpInput && in.Node.Op != ir.OpRecv {
-				continue // made of those
+				continue // everything else is made from those
 			}
 			for _, v := range in.Node.Results {
 				for at, a := range p.Mesh.Axes {

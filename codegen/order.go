@@ -7,13 +7,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Order returns the tasks in one step of a rank at a position of the pipeline that
-// runs m micro-batches.
+// Order returns the tasks of one step, in order, for a rank at a position of the pipeline that runs m
+// micro-batches.
 //
-// Interleaving is made for a multiple of as many micro-batches as there are
-// positions. Other numbers run as the next multiple does, without the tasks of
-// the micro-batches that are not there: leaving out tasks makes no rank wait for
-// what it did not wait for before.
+// The interleaved schedule is defined for multiples of the pipeline depth. For any other m the tasks are those
+// of the next multiple, without the micro-batches that do not exist. That is safe: leaving out tasks makes no
+// rank wait for anything that it did not wait for before.
 func Order(p *partition.Plan, position, m int, training bool) []Task {
 	n, k := p.PP(), p.Chunks()
 	rounded := (m + n - 1) / n * n
@@ -37,8 +36,8 @@ func Order(p *partition.Plan, position, m int, training bool) []Task {
 			add(pass(ir.Forward, next, n, k))
 		}
 		add(pass(ir.Backward, i, n, k))
-		// Later positions have fewer micro-batches in flight, so they can keep
-		// those longer: gradients of weights lag by as many as the position.
+		// A later position has fewer micro-batches in flight, so it can keep each of them longer: its
+		// weight-gradient passes lag behind its backward passes by its index.
 		if mb := i - position; split && mb >= 0 {
 			add(Task{Phase: ir.WeightGrad, MicroBatch: mb})
 		}
@@ -49,10 +48,9 @@ func Order(p *partition.Plan, position, m int, training bool) []Task {
 	return append(tasks, Task{Phase: ir.Update})
 }
 
-// warmUp returns how many forward passes a position runs before it alternates
-// forward and backward passes: as many as positions come after it under 1F1B, and
-// with k chunks over n positions n(k-1) + 2(n-1-i) at position i (Narayanan et al.
-// SC'21, section 2.2).
+// warmUp returns the number of forward passes that a position runs before it alternates forward and backward
+// passes. Under 1F1B that is the number of positions after it; with k chunks over n positions it is n(k-1) +
+// 2(n-1-i) at position i (Narayanan et al. SC'21, section 2.2).
 func warmUp(p *partition.Plan, position, m int) int {
 	n, k := p.PP(), p.Chunks()
 	switch p.Schedule {
@@ -64,9 +62,8 @@ func warmUp(p *partition.Plan, position, m int) int {
 	return min(n-1-position, m)
 }
 
-// pass returns pass i of one phase over k chunks in the order of interleaving: n
-// micro-batches at a time go through the first chunk of every rank, then through the
-// second.
+// pass returns pass number i of one phase in the interleaved order over n positions with k chunks each: groups
+// of n micro-batches go through the first chunk of every rank, then through the second, and so on.
 func pass(phase ir.Phase, i, n, k int) Task {
 	chunk := i / n % k
 	if phase == ir.Backward {
@@ -75,10 +72,9 @@ func pass(phase ir.Phase, i, n, k int) Task {
 	return Task{Phase: phase, Chunk: chunk, MicroBatch: i/(n*k)*n + i%n}
 }
 
-// InFlight returns how many micro-batches each chunk of a position keeps the
-// activations of at once, at most: all of them under GPipe, as many as there are
-// positions from here to the end under 1F1B. Fewer than m micro-batches never need
-// more.
+// InFlight returns, for each chunk of a position, the largest number of micro-batches whose activations it
+// keeps at once: all m of them under GPipe, the number of positions from here to the end under 1F1B, and never
+// more than m.
 func InFlight(p *partition.Plan, position, m int, training bool) []int {
 	switch {
 	case !training:
@@ -90,8 +86,9 @@ func InFlight(p *partition.Plan, position, m int, training bool) []int {
 	case p.Schedule == partition.ZeroBubble:
 		return []int{min(m, p.PP())}
 	}
-	// A chunk keeps the most when its first backward pass begins: then n follow in a row,
-	// with no more forward passes between them, and all is as n micro-batches before.
+	// A chunk holds the most when its first backward pass begins. From then on n backward passes follow in a
+	// row, with no more than n forward passes between them, and after those the state is that of n
+	// micro-batches before.
 	n, k := p.PP(), p.Chunks()
 	most := make([]int, k)
 	for c := range most {
@@ -101,8 +98,8 @@ func InFlight(p *partition.Plan, position, m int, training bool) []int {
 	return most
 }
 
-// Room returns how many slots and inboxes each chunk of a position has: as many
-// slots as micro-batches are in flight, and one inbox more.
+// Room returns the number of slots and inboxes of each chunk of a position: one slot for each micro-batch in
+// flight, and one inbox more than that.
 func Room(p *partition.Plan, position, m int, training bool) []Chunk {
 	slots := InFlight(p, position, m, training)
 	room := make([]Chunk, len(slots))
@@ -112,8 +109,7 @@ func Room(p *partition.Plan, position, m int, training bool) []Chunk {
 	return room
 }
 
-// Releases returns the phase whose pass is the last to use the activations of a
-// micro-batch.
+// Releases returns the phase of the last pass that reads the saved activations of a micro-batch.
 func Releases(p *partition.Plan, training bool) ir.Phase {
 	switch {
 	case !training:

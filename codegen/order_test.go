@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// outline is a plan of which only the pipeline is filled in.
+// outline is a plan with only the fields of the pipeline.
 func outline(n, k int, schedule partition.Schedule) *partition.Plan {
 	p := &partition.Plan{Schedule: schedule, Stages: make([]partition.Stage, n*k)}
 	if k > 1 {
@@ -22,8 +22,8 @@ func outline(n, k int, schedule partition.Schedule) *partition.Plan {
 	return p
 }
 
-// leading counts the forward passes before the first backward pass: those of the
-// warm-up, and one more if there is one.
+// leading counts the forward passes before the first backward pass: those of the warm-up, and one more if there
+// is one.
 func leading(tasks []codegen.Task) int {
 	n := 0
 	for n < len(tasks) && tasks[n].Phase == ir.Forward {
@@ -32,8 +32,8 @@ func leading(tasks []codegen.Task) int {
 	return n
 }
 
-// TestInterleavedWarmUp holds the warm-up of interleaved 1F1B against Narayanan et
-// al. SC'21: min(n(k-1) + 2(n-1-i), m k) (row 30).
+// TestInterleavedWarmUp compares the warm-up of interleaved 1F1B with Narayanan et al. SC'21: min(n(k-1) +
+// 2(n-1-i), m k) (row 30).
 func TestInterleavedWarmUp(t *testing.T) {
 	for n := 2; n <= 6; n++ {
 		for k := 2; k <= 5; k++ {
@@ -44,8 +44,8 @@ func TestInterleavedWarmUp(t *testing.T) {
 					tasks := codegen.Order(p, i, m, true)
 					want := min(n*(k-1)+2*(n-1-i), m*k)
 					require.Equal(t, min(want+1, m*k), leading(tasks), "%d ranks, %d chunks, %d micro-batches, rank %d", n, k, m, i)
-					// Peak live micro-batches of all chunks: the warm-up and the one that
-					// the first backward pass follows, if rounds are whole.
+					// The peak of live micro-batches over all chunks: the warm-up and the pass before the first
+					// backward pass, if rounds are complete.
 					live, most := 0, 0
 					for _, x := range tasks {
 						switch x.Phase {
@@ -63,10 +63,9 @@ func TestInterleavedWarmUp(t *testing.T) {
 	}
 }
 
-// TestOrders: under every schedule each rank runs every micro-batch through every
-// chunk once in each direction, the gradients of weights after those of
-// activations, and never has more in flight than there are slots, nor than with
-// more micro-batches.
+// TestOrders: under every schedule each rank runs every micro-batch through every chunk once forward and once
+// backward, weight gradients after gradients of activations. It never has more micro-batches in flight than
+// slots, nor more than with a larger number of micro-batches.
 func TestOrders(t *testing.T) {
 	type pass struct {
 		phase     ir.Phase
@@ -117,9 +116,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// TestZeroBubbleOrder: the warm-up is that of 1F1B, the gradients of weights lag
-// behind by the position, and no more is in flight than on the first rank under
-// 1F1B (Qi et al. 2024, ZB-H1).
+// TestZeroBubbleOrder: the warm-up is that of 1F1B, weight gradients lag behind by the position, and no rank
+// has more in flight than the first rank under 1F1B (Qi et al. 2024, ZB-H1).
 func TestZeroBubbleOrder(t *testing.T) {
 	const n, m = 4, 9
 	p := outline(n, 1, partition.ZeroBubble)
@@ -141,8 +139,8 @@ func TestZeroBubbleOrder(t *testing.T) {
 	}
 }
 
-// pipeline is a plan of stages as equal as the layers allow, interleaved if there
-// are several chunks.
+// pipeline is a plan with stages as equal as the number of layers allows, interleaved if there are several
+// chunks.
 func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Plan {
 	p := plan(dp, tp, pp*chunks, mb, layers, partition.ZeroBubble, recompute)
 	p.PlanNGPUs, p.RuntimeNGPUs = dp*tp*pp, dp*tp*pp
@@ -152,8 +150,8 @@ func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Pla
 	return p
 }
 
-// TestPipelinesAreSound checks interleaved and zero-bubble programs at every number
-// of micro-batches, multiple of the ranks or not, with all that is sharded beside.
+// TestPipelinesAreSound checks interleaved and zero-bubble programs for every number of micro-batches, whether
+// or not it is a multiple of the ranks, together with all other kinds of parallelism.
 func TestPipelinesAreSound(t *testing.T) {
 	const layers = 12
 	g := trainGraph(t, layers)
@@ -189,8 +187,8 @@ func TestPipelinesAreSound(t *testing.T) {
 	t.Logf("%d programs", cases)
 }
 
-// TestUnevenInterleaving: no number of micro-batches deadlocks. Only the pipeline
-// matters, so the model is as small as one can be.
+// TestUnevenInterleaving: no number of micro-batches deadlocks. Only the pipeline matters here, so the model is
+// as small as possible.
 func TestUnevenInterleaving(t *testing.T) {
 	for _, x := range [][2]int{{2, 2}, {3, 3}, {4, 3}, {5, 2}} {
 		pp, chunks := x[0], x[1]

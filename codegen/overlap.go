@@ -6,51 +6,47 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Overlap moves communication that nothing waits for at once to the rank's
-// communication stream, beside the kernels (Li et al. VLDB'20, section 3.2.3; Zhao
-// et al. VLDB'23, section 3.3). A body falls into segments: its repeated blocks,
-// and what lies before, between and after them. Of each segment
+// With [partition.Plan.Overlap], communication whose result is not needed at once moves to the rank's
+// communication stream and runs at the same time as kernels (Li et al. VLDB'20, section 3.2.3; Zhao et al.
+// VLDB'23, section 3.3). A body is cut into segments: its repeated blocks, and what lies before, between and
+// after them. For each segment
 //
-//   - the parameters gathered for it (ZeRO 3) are gathered while the segment
-//     before computes,
-//   - the gradients that it completes are reduced while the next one computes:
-//     where they are accumulated over micro-batches first, in the last
-//     micro-batch only, after the segment has rounded them if their type is
-//     narrower than that of the sum, and otherwise in each, to be accumulated a
-//     segment later,
-//   - the weights that it updates are gathered (ZeRO 1 and 2) while the next one
-//     updates.
+//   - the parameters that it needs (ZeRO 3) are gathered while the previous segment computes;
+//   - the gradients that it completes are reduced while the next segment computes. Gradients that are first
+//     accumulated over micro-batches are reduced in the last micro-batch only, after the segment has rounded
+//     them if the reduced type is narrower than that of the sum. Others are reduced in each micro-batch and
+//     accumulated one segment later;
+//   - the weights that it updates (ZeRO 1 and 2) are gathered while the next segment updates.
 //
-// Collectives of one kind over one axis that a segment hands over together are
-// made in one go. Blocks are alike, so every inner block adds the same
-// instructions to a body: the planner counts on it.
+// Collectives of one kind over one axis that a segment hands over together form a bucket. Blocks are alike, so
+// every inner block adds the same instructions to a body, which the planner relies on.
 //
-// The body of each chunk falls into segments of its own. What runs in the last
-// micro-batch only is waited for before the update, not at the end of its task: of
-// interleaved stages the gradients of one are reduced while the next go on, and
-// under a zero-bubble schedule those that are complete first while the others are made.
+// Each chunk's share of a body has segments of its own. What runs only in the last micro-batch is awaited
+// before the update, not at the end of its task. So with interleaved stages the gradients of one chunk are
+// reduced while the next chunks run, and under a zero-bubble schedule the gradients that are complete first are
+// reduced while the others are computed.
 
-// spot is where the instruction of a node stands, if not simply at the place of
-// the node in the body of its phase.
+// spot is the place of a node's instruction, where it is not simply the place of the node in the body of its
+// phase.
 type spot struct {
 	async, last bool
-	part        part // of an asynchronous node
+	in          chunkBody // where it stands, if it is async or last
 	segment     int
-	await       *ir.Node // it does not start before this asynchronous node is done
+	await       *ir.Node // an asynchronous node that must be done before this one starts
 }
 
-// bodyOf returns the body that the instruction of a node belongs to.
-func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase { return b.partOf(n).phase }
+// bodyOf returns the phase of the body that contains a node's instruction.
+func (b *stageBuilder) bodyOf(n *ir.Node) ir.Phase { return b.chunkBodyOf(n).phase }
 
-// partOf returns the part of that body.
-func (b *stageBuilder) partOf(n *ir.Node) part {
+// chunkBodyOf returns that phase, and the chunk.
+func (b *stageBuilder) chunkBodyOf(n *ir.Node) chunkBody {
 	if s := b.spot(n); s.async || s.last {
-		return s.part
+		return s.in
 	}
-	return part{n.Phase, b.chunk(n)}
+	return chunkBody{n.Phase, b.chunk(n)}
 }
 
-// spot returns where a node stands, the zero spot without overlap.
+// spot returns the spot of a node; it is zero without overlap.
 func (b *stageBuilder) spot(n *ir.Node) spot {
 	if b.spots == nil {
 		return spot{}
@@ -58,17 +54,17 @@ func (b *stageBuilder) spot(n *ir.Node) spot {
 	return b.spots[n.ID()]
 }
 
-// segment is a stretch of a body.
+// segment is a stretch of a chunk's share of a body.
 type segment struct {
 	nodes   []*ir.Node
-	gathers []*ir.Node // what must be gathered before it
-	narrows []*ir.Node // gradients that are rounded at its end, in the last micro-batch
-	reduces []*ir.Node // what can be communicated after it
-	sums    []*ir.Node // accumulations that wait for those
+	gathers []*ir.Node // gathers that must be done before it starts
+	narrows []*ir.Node // casts of gradients at its end, in the last micro-batch
+	reduces []*ir.Node // collectives whose operands it makes
+	sums    []*ir.Node // accumulations that wait for reduces
 }
 
-// overlap reorders the nodes of the stage, and says which run on the
-// communication stream. It needs to know which accumulations are folded.
+// overlap reorders the nodes of the stage and decides which of them run on the communication stream. It must
+// run after accumulators, because it needs to know which accumulations are folded.
 func (b *stageBuilder) overlap() {
 	if !b.prog.Plan.Overlap {
 		return
@@ -86,7 +82,7 @@ func (b *stageBuilder) overlap() {
 	b.nodes = leaves
 	for phase, nodes := range bodies {
 		for len(nodes) > 0 {
-			of, length := part{phase: ir.Phase(phase)}, len(nodes)
+			of, length := chunkBody{phase: ir.Phase(phase)}, len(nodes)
 			if of.phase != ir.Update {
 				of.chunk = b.chunk(nodes[0])
 				if other := slices.IndexFunc(nodes, func(n *ir.Node) bool { return b.chunk(n) != of.chunk }); other > 0 {
@@ -99,26 +95,26 @@ func (b *stageBuilder) overlap() {
 	}
 }
 
-// hoist finds the reductions of the update whose operand is complete when the
-// last micro-batch has gone backward, with the rounding of operands before them,
-// and the part of a body in which that happens: one chunk must make all of it.
-func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]part {
-	hoisted := map[*ir.Node]part{}
-	complete := map[*ir.Value]part{}
+// hoist finds nodes of the update that can already run during the last micro-batch: reductions whose operand is
+// complete after a pass of it, together with the casts of such operands. It returns the chunk and pass in
+// which each of them becomes ready. A single chunk must make all operands.
+func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]chunkBody {
+	hoisted := map[*ir.Node]chunkBody{}
+	complete := map[*ir.Value]chunkBody{}
 	for _, n := range b.nodes {
 		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward && !b.delayed(n) {
-			complete[n.Results[0]] = part{n.Phase, b.chunk(n)}
+			complete[n.Results[0]] = chunkBody{n.Phase, b.chunk(n)}
 		}
 	}
 	for _, n := range update {
-		var of part
+		var of chunkBody
 		for i, a := range n.Args {
 			p, ok := complete[a]
 			if !ok || i > 0 && p.chunk != of.chunk {
 				of.phase = ir.Update
 				break
 			}
-			of = part{max(of.phase, p.phase), p.chunk}
+			of = chunkBody{max(of.phase, p.phase), p.chunk}
 		}
 		switch {
 		case len(n.Args) == 0 || of.phase == ir.Update:
@@ -132,25 +128,24 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]part {
 	return hoisted
 }
 
-// reduces reports whether a node sums what ranks have.
+// reduces reports whether a node is a collective that sums over ranks.
 func reduces(n *ir.Node) bool { return n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter }
 
-// delayed reports whether an accumulation adds up what a reduction of every
-// micro-batch makes.
+// delayed reports whether an accumulation adds the result of a reduction that runs in every micro-batch.
 func (b *stageBuilder) delayed(n *ir.Node) bool {
 	d := n.Args[0].Def
 	return !b.folded[n.ID()] && d.Phase == n.Phase && reduces(d)
 }
 
-// stream returns the nodes of a part of a body in the order in which they are given to
-// the streams, those hoisted from the update included.
-func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
+// stream returns the nodes of a chunk's body in the order in which they are issued, including those hoisted from
+// the update.
+func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
 	phase := here.phase
 	segments, of := b.cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
-		b.spots[n.ID()] = spot{async: true, last: last, part: here}
+		b.spots[n.ID()] = spot{async: true, last: last, in: here}
 	}
-	readBy := map[*ir.Value]int{} // the first segment that reads a gathered value
+	readBy := map[*ir.Value]int{} // by gathered value: the first segment that reads it
 	for i := len(segments) - 1; i >= 0; i-- {
 		for _, n := range segments[i].nodes {
 			for _, a := range n.Args {
@@ -160,7 +155,8 @@ func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*
 			}
 		}
 	}
-	// made is the segment that makes a value, or if a pass before has, the first of its block.
+	// made returns the segment that makes a value. If an earlier pass makes it, that is the first segment of
+	// its block.
 	made := func(v *ir.Value) int {
 		if at, here := of[v.Def]; here {
 			return at
@@ -169,7 +165,7 @@ func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*
 			return slices.ContainsFunc(s.nodes, func(n *ir.Node) bool { return n.Op.Class() == ir.Compute && n.Block() == v.Def.Block() })
 		}))
 	}
-	for i := len(nodes) - 1; i >= 0; i-- { // chains of gathers: their readers first
+	for i := len(nodes) - 1; i >= 0; i-- { // backward: in a chain of gathers, readers come first
 		if n := nodes[i]; b.prefetched(n) {
 			at := readBy[n.Results[0]]
 			readBy[n.Args[0]] = at
@@ -195,7 +191,7 @@ func (b *stageBuilder) stream(here part, nodes, update []*ir.Node, hoisted map[*
 			of[n] = at
 			if n.Op == ir.OpCast {
 				segments[at].narrows = append(segments[at].narrows, n)
-				b.spots[n.ID()] = spot{last: true, part: here}
+				b.spots[n.ID()] = spot{last: true, in: here}
 				continue
 			}
 			segments[at].reduces = append(segments[at].reduces, n)
@@ -217,21 +213,21 @@ func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
 	return at
 }
 
-// remaining returns the nodes of a body that stay where they are.
-func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]part) []*ir.Node {
+// remaining returns the nodes of a body that are not moved.
+func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *ir.Node) bool {
 		_, up := hoisted[n]
 		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || n.Op == ir.OpAccumulate && b.delayed(n)
 	})
 }
 
-// prefetched reports whether a node gathers a parameter for a pass.
+// prefetched reports whether a node gathers a parameter for a pass, directly or as a step of a chain of
+// gathers.
 func (b *stageBuilder) prefetched(n *ir.Node) bool {
 	return n.Op == ir.OpAllGather && n.Phase != ir.Update && (n.Args[0].Def.Op == ir.OpParam || b.prefetched(n.Args[0].Def))
 }
 
-// reducedEach reports whether a node reduces a gradient in every micro-batch, for
-// nothing but to be accumulated.
+// reducedEach reports whether a node reduces a gradient in every micro-batch, only to be accumulated.
 func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 	if n.Phase == ir.Update || n.Phase == ir.Forward || !reduces(n) {
 		return false
@@ -245,8 +241,8 @@ func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 	return len(readers) > 0 && !b.keep[n.ID()]
 }
 
-// regathered reports whether a node makes an updated weight whole again, over one axis or, with
-// others after it, over several.
+// regathered reports whether a node gathers an updated weight, over one axis or as a step of a chain over
+// several.
 func (b *stageBuilder) regathered(n *ir.Node) bool {
 	readers := b.readers[n.ID()]
 	if n.Op != ir.OpAllGather || len(readers) == 0 {
@@ -255,9 +251,10 @@ func (b *stageBuilder) regathered(n *ir.Node) bool {
 	return !b.next[n.ID()] && !slices.ContainsFunc(readers, func(r *ir.Node) bool { return !b.regathered(r) })
 }
 
-// cutSegments cuts the nodes of a body where the block changes, or in the update,
-// which does one thing to the parameters of all blocks after the other: its step.
-// Communication belongs to who reads it, but what is summed or sent to who made it.
+// cutSegments cuts the nodes of a body where the block changes. The update does one step (see stepOf) for the
+// parameters of all blocks, then the next step; there it also cuts where the step changes. Communication
+// belongs to the segment that reads the result, except that accumulations and sends belong to the one that
+// makes the operand.
 func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]int) {
 	segments := []segment{{}}
 	of := make(map[*ir.Node]int, len(nodes))
@@ -299,7 +296,8 @@ func (b *stageBuilder) cutSegments(nodes []*ir.Node) ([]segment, map[*ir.Node]in
 	return segments, of
 }
 
-// stepOf is what an update does with a node: the op, but that new master copies are rounded as they are made.
+// stepOf returns the op that a node of the update counts as: its own, except that the cast of a new master
+// weight counts as part of AdamW.
 func stepOf(n *ir.Node) ir.Op {
 	if n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAdamW {
 		return ir.OpAdamW
@@ -307,17 +305,16 @@ func stepOf(n *ir.Node) ir.Op {
 	return n.Op
 }
 
-// computedWith reports whether a kernel reads what a node communicates, or what others that do no more make of it. If none does
-// that is a gradient, on its way to be summed.
+// computedWith reports whether a kernel reads what a node communicates, directly or after further
+// communication. If none does, the value is a gradient that is only going to be accumulated.
 func (b *stageBuilder) computedWith(n *ir.Node) bool {
 	return slices.ContainsFunc(b.readers[n.ID()], func(r *ir.Node) bool {
 		return r.Op.Class() == ir.Compute || r.Op.Class() == ir.Comm && r.Op != ir.OpAccumulate && b.computedWith(r)
 	})
 }
 
-// interleave puts the segments one after another, each after what is handed to
-// the communication stream at its start: the reductions of the segment before
-// and the gathers for the one after.
+// interleave concatenates the segments. Each is preceded by what the communication stream gets when it starts:
+// the reductions of the previous segment and the gathers for the next one.
 func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 	var nodes []*ir.Node
 	at := func(k int) *segment {
@@ -332,7 +329,7 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 		nodes = append(nodes, *async...)
 	}
 	for k := range segments {
-		slices.Reverse(segments[k].gathers) // they were found from the end
+		slices.Reverse(segments[k].gathers) // stream lists them last to first
 	}
 	hand(&at(0).gathers)
 	for k := range len(segments) + 2 {
@@ -354,8 +351,7 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 	return nodes
 }
 
-// hold makes the first of some nodes wait for all asynchronous ones of a list, but
-// those that do not run in every micro-batch.
+// hold makes the first of nodes wait for all asynchronous nodes of a list that run in every micro-batch.
 func (b *stageBuilder) hold(nodes, async []*ir.Node) {
 	if len(nodes) == 0 {
 		return
@@ -367,7 +363,7 @@ func (b *stageBuilder) hold(nodes, async []*ir.Node) {
 	}
 }
 
-// depth is how many others of a list a node reads from, one through the next.
+// depth returns the length of the chain of nodes of a list that ends with n's operand.
 func depth(n *ir.Node, list []*ir.Node) int {
 	if d := n.Args[0].Def; slices.Contains(list, d) {
 		return 1 + depth(d, list)
@@ -375,8 +371,8 @@ func depth(n *ir.Node, list []*ir.Node) int {
 	return 0
 }
 
-// bucket brings together what is made in one go, and marks all but the first of
-// each bucket.
+// bucket reorders asynchronous nodes so that those of one bucket are adjacent, and marks all but the first of
+// each bucket as fused.
 func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
 	var nodes []*ir.Node
 	taken := map[*ir.Node]bool{}
@@ -397,20 +393,19 @@ func (b *stageBuilder) bucket(async []*ir.Node) []*ir.Node {
 	return nodes
 }
 
-// together reports whether two nodes can be made in one collective.
+// together reports whether two nodes can share a bucket.
 func (b *stageBuilder) together(x, y *ir.Node) bool {
 	return x.Op == y.Op && x.Attr.(ir.CommAttr).Axis == y.Attr.(ir.CommAttr).Axis && b.spots[x.ID()].last == b.spots[y.ID()].last
 }
 
-// awaits says of every instruction of a task for how many of the task's asynchronous
-// ones it waits: those that make what it reads, and at the head of a segment those
-// that gather for it. An instruction that follows one which waits for as many
-// need not wait again.
+// awaits sets Await for the instructions of a task. An instruction waits for the asynchronous ones that make
+// its operands, and the first of a segment waits for the gathers of the segment. It need not wait if an earlier
+// instruction has waited for as many.
 func (b *stageBuilder) awaits(instrs []Instr) {
 	if b.spots == nil {
 		return
 	}
-	number := map[*ir.Node]int{} // of asynchronous instructions, with the rest of the bucket
+	number := map[*ir.Node]int{} // by node: the asynchronous instructions up to the end of its bucket
 	issued := 0
 	for i := range instrs {
 		if !instrs[i].Async {
@@ -443,13 +438,19 @@ func (b *stageBuilder) awaits(instrs []Instr) {
 	}
 }
 
-// joined returns for each instruction of a task the last position at which it may
-// still be running: its own, of a bucket that of the last in it, of a collective that of the
-// last kernel beside it, of an asynchronous one that before the first which waits for it, else the end, and of a posted send
-// the end. (What runs on beyond the end has buffers that last.)
+// joined returns, for each instruction of a task, the last index at which it may still be running:
+//
+//   - usually its own;
+//   - in a bucket, that of the bucket's last instruction;
+//   - for a collective with kernels beside it, that of the last of them;
+//   - for an asynchronous instruction, the index before the first one that waits for it, or the end of the
+//     task;
+//   - for a posted send, the end of the task.
+//
+// What runs beyond the end of the task uses buffers that live on.
 func joined(instrs []Instr) []int {
 	last := make([]int, len(instrs))
-	var running []int // asynchronous ones that nothing has waited for, in order
+	var running []int // asynchronous instructions that nothing has awaited yet, in order
 	done := 0
 	for i := range instrs {
 		for ; done < instrs[i].Await && len(running) > 0; done++ {

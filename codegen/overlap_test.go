@@ -13,22 +13,22 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// overlapped is a plan that communicates beside the kernels.
+// overlapped is a plan with a communication stream.
 func overlapped(dp, tp, pp, mb, layers, zero int) *partition.Plan {
 	p := plan(dp, tp, pp, mb, layers, partition.OneFOneB, false)
 	p.ZeRO, p.Overlap = zero, true
 	return p
 }
 
-// chunked has each rank of a plan run so many of its stages, instead of one.
+// chunked makes each rank of a plan run a number of its stages, instead of one.
 func chunked(p *partition.Plan, chunks int) *partition.Plan {
 	p.Schedule, p.Interleave, p.PlanNGPUs, p.RuntimeNGPUs = partition.Interleaved, chunks, p.PlanNGPUs/chunks, p.RuntimeNGPUs/chunks
 	return p
 }
 
-// TestVerifyAcceptsOverlap: programs with overlap are sound and compute the traced
-// graph, under every schedule, with uneven micro-batches and recomputation too, and
-// communicate the bytes that the same plan communicates without.
+// TestVerifyAcceptsOverlap: programs with overlap are sound and compute the traced graph, under every schedule,
+// also with uneven micro-batches and recomputation, and communicate the same bytes as the same plan without
+// overlap.
 func TestVerifyAcceptsOverlap(t *testing.T) {
 	const layers = 4
 	g := trainGraph(t, layers)
@@ -64,7 +64,7 @@ func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Sch
 						n, bytes := communicated(prog, r)
 						m, same := communicated(without, r)
 						require.Equal(t, same, bytes, "%s: rank %d", name, r)
-						if zero >= 2 { // otherwise those of an update may be in buckets without overlap too
+						if zero >= 2 { // otherwise the update may have buckets without overlap too
 							require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
 						}
 					}
@@ -74,7 +74,7 @@ func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Sch
 	}
 }
 
-// communicated returns the collectives that a rank makes in a step, and the bytes.
+// communicated returns the collectives that a rank makes in a step, and their bytes.
 func communicated(p *codegen.Program, rank int) (collectives int, bytes int64) {
 	s := &p.Schedules[rank]
 	for _, task := range s.Tasks {
@@ -90,8 +90,8 @@ func communicated(p *codegen.Program, rank int) (collectives int, bytes int64) {
 	return collectives, bytes
 }
 
-// TestOverlapOrder: what a block needs is gathered while the block before computes,
-// what it makes is reduced while the next one does, all of a block in one bucket.
+// TestOverlapOrder: the parameters of a block are gathered while the previous block computes, and its gradients
+// are reduced while the next one does, all of a block in one bucket.
 func TestOverlapOrder(t *testing.T) {
 	g := trainGraph(t, 3)
 	st := generate(t, g, overlapped(2, 1, 1, 2, 3, 3)).Stages[0]
@@ -133,8 +133,8 @@ func TestOverlapOrder(t *testing.T) {
 	}, text(ir.Backward))
 }
 
-// TestOverlapMemory: prefetching takes the memory of the parameters of one more
-// block, and no more than two blocks are ever gathered.
+// TestOverlapMemory: prefetching takes the memory of one more block's parameters, and never more than two
+// blocks are gathered.
 func TestOverlapMemory(t *testing.T) {
 	g := trainGraph(t, 4)
 	for _, s := range generate(t, g, overlapped(3, 1, 1, 7, 4, 3)).Stages {
@@ -162,8 +162,8 @@ func TestOverlapMemory(t *testing.T) {
 	}
 }
 
-// TestOverlapMutants breaks sound programs with overlap in the ways in which such
-// programs go wrong. Each must be refused with its place named.
+// TestOverlapMutants breaks sound programs with overlap in ways that such programs go wrong. Each must be
+// refused, and the error must name the place.
 func TestOverlapMutants(t *testing.T) {
 	traced := trainGraph(t, 3)
 	at := func(p *codegen.Program, match func(*codegen.Instr) bool) (*codegen.Stage, *codegen.Body, int) {
@@ -204,7 +204,7 @@ func TestOverlapMutants(t *testing.T) {
 		"await of what comes later": {3, func(p *codegen.Program) { _, b, i := at(p, named(norm)); b.Instrs[i].Await = 1000 }, norm},
 		"buffer reused too early": {3, func(p *codegen.Program) {
 			s, b, i := at(p, named("h.1.mlp.c_fc/matmul@dw@reduce_scatter_dp"))
-			s.Buffers[b.Instrs[i].Args[0]].To = i // free while it is being reduced
+			s.Buffers[b.Instrs[i].Args[0]].To = i // free while it is still being reduced
 		}, "h.1.mlp.c_fc/matmul@dw"},
 		"result placed too late": {3, func(p *codegen.Program) {
 			s, b, i := at(p, named(gathered))
@@ -264,8 +264,8 @@ func TestOverlapMutants(t *testing.T) {
 	}
 }
 
-// TestOverlapStreamsCheckThemselves: the checks of streams find by themselves what
-// the proof of equivalence, which runs instructions in order, cannot see.
+// TestOverlapStreamsCheckThemselves: the checks of streams find races that the proof of equivalence, which runs
+// instructions in order, cannot see.
 func TestOverlapStreamsCheckThemselves(t *testing.T) {
 	traced := trainGraph(t, 3)
 	p := generate(t, traced, overlapped(2, 1, 1, 2, 3, 3))
@@ -284,8 +284,8 @@ func TestOverlapStreamsCheckThemselves(t *testing.T) {
 	}
 }
 
-// TestLateStreamsAreChecked: what is reduced beside tasks of other chunks is not in memory
-// that those use.
+// TestLateStreamsAreChecked: what is reduced at the same time as tasks of other chunks is not in memory that
+// those use.
 func TestLateStreamsAreChecked(t *testing.T) {
 	traced := trainGraph(t, 4)
 	prog := generate(t, traced, chunked(overlapped(2, 1, 4, 1, 4, 1), 2))
@@ -303,9 +303,9 @@ func TestLateStreamsAreChecked(t *testing.T) {
 	require.ErrorContains(t, err, "of the temp region, and in use beyond the end of the task")
 }
 
-// TestOverlapRounds: gradients of 16-bit models are rounded as soon as those of their block
-// are whole, in the last micro-batch, and reduced beside the next block as others are. New weights are rounded as
-// they are made, and those of a block gathered in one go.
+// TestOverlapRounds: in 16-bit models the gradients of a block are rounded as soon as they are complete, in the
+// last micro-batch, and reduced while the next block computes. New weights are rounded as they are made, and
+// those of a block gathered in one bucket.
 func TestOverlapRounds(t *testing.T) {
 	c := model(3)
 	c.Float = ir.BF16

@@ -7,8 +7,9 @@ import (
 	"sort"
 )
 
-// pack assigns offsets to buffers with lifetimes and returns the space they take. Those of which none lives on when
-// the next begin, as most of what chunks need beside each other, know nothing of one another.
+// pack assigns offsets to buffers with lifetimes and returns the bytes they need. It first splits them, in
+// order of time, where no lifetime crosses, as between most chunks: buffers in different groups never constrain
+// each other.
 func pack(buffers []Buffer, ids []int) int64 {
 	order := slices.Clone(ids)
 	slices.SortFunc(order, func(x, y int) int { return cmp.Compare(buffers[x].From, buffers[y].From) })
@@ -24,8 +25,8 @@ func pack(buffers []Buffer, ids []int) int64 {
 	return total
 }
 
-// packTogether is pack for buffers whose lives hang together, in any order: the largest first, each at the lowest
-// offset at which nothing that was placed before lives when it does.
+// packTogether packs one such group: the largest buffer first, each at the lowest offset where no buffer placed
+// before it is live at the same time.
 func packTogether(buffers []Buffer, order []int) int64 {
 	place := new(placed).place
 	if len(order) > manyBuffers {
@@ -44,14 +45,17 @@ func packTogether(buffers []Buffer, order []int) int64 {
 	return total
 }
 
-// packedAtMost bounds pack from above. What lies on a buffer hangs together down to offset 0, so that no more is taken than all
-// have. And below a buffer there are only those that live when it does and are as large, with less than its size free under each.
+// packedAtMost returns an upper bound of pack without computing offsets. It is the smaller of two bounds.
+// First, every buffer rests on offset 0 or on another buffer, so a chain of buffers leads down to 0, and the
+// total is at most the sum of all sizes. Second, a buffer is placed above buffers that are live at the same
+// time and at least as large, and the free gap below each of these is smaller than the buffer itself; so its
+// offset is at most twice the sum of their sizes.
 func packedAtMost(buffers []Buffer, ids []int) int64 {
 	last := 0
 	for _, id := range ids {
 		last = max(last, buffers[id].To)
 	}
-	begun, ended := make([]int64, last+2), make([]int64, last+2) // bytes, before a time
+	begun, ended := make([]int64, last+2), make([]int64, last+2) // bytes that begin, or have ended, before a time
 	var all, most int64
 	for _, id := range ids {
 		b := &buffers[id]
@@ -72,19 +76,20 @@ func packedAtMost(buffers []Buffer, ids []int) int64 {
 	return min(all, most)
 }
 
-// manyBuffers is how many are placed faster by an [occupancy] than next to each other.
+// manyBuffers is the number of buffers above which an [occupancy] is faster than the list of [placed].
 const manyBuffers = 1024
 
-// placed is buffers that have been placed, by offset.
+// placed lists the buffers that have been placed, by offset.
 type placed []space
 
-// space is where a buffer lies, and when.
+// space is where a buffer lies, and its lifetime.
 type space struct {
 	span
 	from, to int
 }
 
-// place takes the lowest offset from which on so many bytes are free as long as a buffer lives, and returns it.
+// place finds the lowest offset with size free bytes throughout the lifetime of b, marks them as taken and
+// returns it.
 func (p *placed) place(size int64, b *Buffer) (at int64) {
 	for i := range *p {
 		other := &(*p)[i]
@@ -101,19 +106,20 @@ func (p *placed) place(size int64, b *Buffer) (at int64) {
 	return at
 }
 
-// occupancy says which offsets are taken when. It is a tree over time, of which a node stands for a stretch and its
-// children for the halves of that, so that few nodes know all that is in the way of a buffer, however many there are: what
-// blocks keep for their backward pass is one span of each.
+// occupancy records which offsets are taken at which time. It is a segment tree over time: each node stands for
+// an interval, its children for the halves of it. So the space that is free during a lifetime follows from few
+// nodes, however many buffers there are. What blocks keep for their backward pass merges into one span per
+// node.
 type occupancy struct {
-	times []int   // where lives begin or have ended
-	nodes []taken // those below node i are 2i and 2i+1; the last half stands for the times
+	times []int   // sorted: where lifetimes begin, and the times after they end
+	nodes []taken // the children of node i are 2i and 2i+1; the last half are the leaves, one for each of times
 	near  []spans // see place
 }
 
-// taken is what is taken in the stretch of a node.
+// taken is what is taken during the interval of a node.
 type taken struct {
-	always spans // by lives that last all of it, but not all of that above it
-	ever   spans // by any
+	always spans // by lifetimes that cover this interval, but not all of the parent's
+	ever   spans // by any lifetime that overlaps the interval
 }
 
 func newOccupancy(buffers []Buffer, ids []int) *occupancy {
@@ -126,7 +132,7 @@ func newOccupancy(buffers []Buffer, ids []int) *occupancy {
 	return &occupancy{times: times, nodes: make([]taken, 2<<bits.Len(uint(len(times)-1)))}
 }
 
-// place is that of [placed].
+// place does what [placed.place] does.
 func (o *occupancy) place(size int64, b *Buffer) int64 {
 	from, _ := slices.BinarySearch(o.times, b.From)
 	to, _ := slices.BinarySearch(o.times, b.To+1)
@@ -148,8 +154,8 @@ func (o *occupancy) place(size int64, b *Buffer) int64 {
 	return at
 }
 
-// each goes through the nodes, of the stretch of node i down, which lie in a stretch that begins with one time and ends
-// before another, and through those above them, of which it is not the whole.
+// each calls do for the nodes below and including node i, whose interval is [first, end), that make up the
+// interval [from, to), with whole set, and for the ancestors of those, without.
 func (o *occupancy) each(i, first, end, from, to int, do func(t *taken, whole bool)) {
 	if to <= first || end <= from {
 		return
@@ -162,13 +168,14 @@ func (o *occupancy) each(i, first, end, from, to int, do func(t *taken, whole bo
 	}
 }
 
-// span is bytes from an offset to before another.
+// span is a range of bytes: from offset at to before end.
 type span struct{ at, end int64 }
 
-// spans are some of which none touch, in order.
+// spans are sorted by offset; no two of them touch.
 type spans []span
 
-// lowest is the lowest offset from which on so many bytes are free in all of some, of which it leaves what lies after them.
+// lowest returns the lowest offset from which size bytes are free in all of the given spans. It consumes the
+// spans that it has passed.
 func lowest(all []spans, size int64) (at int64) {
 	for moved := true; moved; {
 		moved = false
@@ -183,7 +190,7 @@ func lowest(all []spans, size int64) (at int64) {
 	return at
 }
 
-// take adds bytes of which some may be taken.
+// take adds a range, some of which may be taken already.
 func (s *spans) take(at, end int64) {
 	i, _ := slices.BinarySearchFunc(*s, at, func(x span, at int64) int { return cmp.Compare(x.end, at) })
 	j := i

@@ -9,7 +9,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// TestPack: every buffer lies at the lowest offset at which nothing does that was placed before it, is larger or as large, and lives when it does.
+// TestPack: every buffer lies at the lowest offset that is free throughout its lifetime, given the buffers
+// placed before it, which are at least as large.
 func TestPack(t *testing.T) {
 	const seed = 7
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -34,12 +35,12 @@ func TestPack(t *testing.T) {
 		total := pack(buffers, ids)
 		require.LessOrEqual(t, total, packedAtMost(buffers, ids), "seed %d case %d: more than the bound", seed, k)
 		many, all := newOccupancy(buffers, ids), new(placed)
-		for _, id := range r.Perm(n) { // in any order
+		for _, id := range r.Perm(n) { // the order of ids does not matter
 			b := &buffers[id]
 			require.Equal(t, all.place(alignUp(b.Size), b), many.place(alignUp(b.Size), b), "seed %d case %d: among many", seed, k)
 		}
 		meet := func(a, b *Buffer) bool { return a.From <= b.To && b.From <= a.To }
-		first := func(a, b int) bool { // placed before it
+		first := func(a, b int) bool { // a is placed before b
 			x, y := &buffers[a], &buffers[b]
 			if x.Size != y.Size {
 				return x.Size > y.Size

@@ -7,28 +7,31 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Most kernels around a collective of tensor-parallel ranks wait for it: a product for what is
-// gathered, or the sum for the product that makes its terms. But neither needs all of the other: sequences are products
-// of their own. So a product and the collective next to it are made in parts of whole sequences, and each part of the
-// collective runs beside a part of the product that does not need it: that of the sequences before, which have been gathered,
-// or of those after, while these are summed (Wang et al. ASPLOS'23, "Overlap Communication with Dependent Computation
-// via Decomposition"; the pipelined overlap of Transformer Engine).
+// With [partition.Plan.TPPieces], a matrix product and a dependent tensor-parallel collective next to it are
+// made in parts that overlap. A product waits for what is gathered, and a sum over ranks for the product that
+// makes its terms. But each sequence of a micro-batch is independent: so both are made in parts of whole
+// sequences, and each part of the collective runs beside a part of the product that does not depend on it. That
+// is the part of the sequences that have been gathered before, or of those that are summed later (Wang et al.
+// ASPLOS'23, "Overlap Communication with Dependent Computation via Decomposition"; the pipelined overlap of
+// Transformer Engine).
 //
 //	gather 0 | gather 1 beside product 0 | gather 2 beside product 1 | product 2
 //
-// Sequences follow each other in memory, so that a part is where it belongs and nothing is copied: only tensors of
-// which every sequence starts where a tensor may are cut. What is cut does not depend on the size of
-// micro-batches: where there are fewer sequences than parts the last parts are empty. Gradients of weights, which are sums over
-// all sequences, are made whole.
+// Sequences are consecutive in memory, so each part is written in place and nothing is copied. A tensor is only
+// cut if each of its sequences starts at an aligned address. What is cut does not depend on the micro-batch
+// size: with fewer sequences than parts, the last parts are empty. Gradients of weights are sums over all
+// sequences and are made whole.
 //
-// A collective beside a whole product is hidden but for what it takes longer; of one in parts the first or the last part never is, and
-// the product is less efficient. So whole products are put beside collectives first, if the plan has that (beside.go), and in
-// parts are made those collectives and products for which that finds nothing: the forward pass, the gradient with which the
-// backward pass of a block begins, blocks that are recomputed, sums of products behind which nothing is put off, and under a
-// zero-bubble schedule, which runs nothing beside, all gradients of activations.
+// A collective beside an independent, whole product (beside.go) is hidden except for the time by which it is
+// longer. One in parts always exposes its first or its last part, and makes the product less efficient. So
+// beside.go goes first, if the plan has it, and parts are for the collectives that it cannot hide: those of the
+// forward pass, the gradient with which the backward pass of a block begins, recomputed blocks, and sums for
+// which nothing can be delayed. Under a zero-bubble schedule, which runs nothing beside collectives, they are
+// all gradients of activations.
 
-// inPieces notes which neighbours among the nodes are made in parts. What is made of weights alone, such as those that ZeRO
-// gathers, stands before them, so that all plans that cut weights alike make the same in parts.
+// inPieces marks the pairs of adjacent nodes that are made in parts. Nodes between the two that depend on
+// weights alone, such as gathers of ZeRO, are moved in front of them, so that all plans that shard weights
+// alike make the same pairs in parts.
 func (b *stageBuilder) inPieces() {
 	if b.prog.Plan.TPPieces < 2 {
 		return
@@ -39,7 +42,7 @@ func (b *stageBuilder) inPieces() {
 	first := -1
 	for i, n := range b.nodes {
 		switch {
-		case n.Op.Class() == ir.Leaf: // of no instruction, or of another block
+		case n.Op.Class() == ir.Leaf: // it has no instruction, or belongs to another block
 		case first >= 0 && b.makesPieces(b.nodes[first], n):
 			moved := b.nodes[first]
 			copy(b.nodes[first:i-1], b.nodes[first+1:i])
@@ -52,7 +55,7 @@ func (b *stageBuilder) inPieces() {
 	}
 }
 
-// inPiecesWith returns the node with which a node is made in parts, nil if it is made whole.
+// inPiecesWith returns the other node of a pair that is made in parts, or nil if n is made whole.
 func (b *stageBuilder) inPiecesWith(n *ir.Node) *ir.Node {
 	if b.pieces == nil {
 		return nil
@@ -60,7 +63,7 @@ func (b *stageBuilder) inPiecesWith(n *ir.Node) *ir.Node {
 	return b.pieces[n.ID()]
 }
 
-// instrs is how many instructions a node has.
+// instrs returns the number of instructions of a node.
 func (b *stageBuilder) instrs(n *ir.Node) int {
 	if b.inPiecesWith(n) != nil {
 		return b.prog.Plan.TPPieces
@@ -68,19 +71,20 @@ func (b *stageBuilder) instrs(n *ir.Node) int {
 	return 1
 }
 
-// ofWeights reports whether a node follows no batch: what it reads and makes is the same for all micro-batches.
+// ofWeights reports whether a node does not depend on the batch: its operands and results are the same for all
+// micro-batches.
 func (b *stageBuilder) ofWeights(n *ir.Node) bool {
 	return n.Op != ir.OpSend && n.Op != ir.OpRecv && !slices.ContainsFunc(n.Args, b.overTime) && !slices.ContainsFunc(n.Results, b.overTime)
 }
 
-// makesPieces reports whether two nodes in a row are made in parts: a product and a collective of tensor-parallel
-// ranks, beside which nothing runs yet, in a block.
+// makesPieces reports whether two adjacent nodes of a block are made in parts: one is a product, the other a
+// tensor-parallel collective that nothing runs beside yet, and the second reads the first.
 func (b *stageBuilder) makesPieces(first, second *ir.Node) bool {
 	c, product := first, second
 	if !Collective(c.Op) {
 		c, product = second, first
 	}
-	enters := c == first && first.Phase == ir.Backward && first.Block() != second.Block() // it is called after the block that made it
+	enters := c == first && first.Phase == ir.Backward && first.Block() != second.Block() // the collective is named after the block that made its operand
 	switch x, y := b.spot(first), b.spot(second); {
 	case first.Phase > ir.Backward || first.Phase != second.Phase || first.Stage != second.Stage:
 		return false
@@ -90,16 +94,16 @@ func (b *stageBuilder) makesPieces(first, second *ir.Node) bool {
 		return false
 	case !b.ofTensorParallel(c) || product.Op != ir.OpMatMul:
 		return false
-	case c == first && c.Op == ir.OpAllReduce: // it is made in place, where the parts to come have to stay
+	case c == first && c.Op == ir.OpAllReduce: // an all_reduce is in place, and would overwrite parts that are still to come
 		return false
-	case b.along != nil && (b.along[c.ID()] > 0 || b.during[product.ID()] != nil):
+	case b.kernelsBeside != nil && (b.kernelsBeside[c.ID()] > 0 || b.besideOf[product.ID()] != nil):
 		return false
 	}
 	return bySequence(b.prog.Mesh, c) && bySequence(b.prog.Mesh, product) && b.aligned(c) && b.aligned(product)
 }
 
-// bySequence reports whether a node makes every sequence of its results of the same sequence of its
-// operands: whether it is cut into micro-batches in the first dimension, and the ranks of a collective exchange another.
+// bySequence reports whether a node makes each sequence of its results from the same sequence of its operands:
+// micro-batches cut its first dimension, and a collective exchanges another one.
 func bySequence(mesh ir.Mesh, n *ir.Node) bool {
 	if attr, ok := n.Attr.(ir.CommAttr); ok && (n.Op == ir.OpAllToAll || n.Op != ir.OpAllReduce && attr.Dim == 0) {
 		return false
@@ -113,8 +117,8 @@ func bySequence(mesh ir.Mesh, n *ir.Node) bool {
 	return !slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return r.Spec[mb] != ir.ShardOn(0) })
 }
 
-// aligned reports whether every sequence of what a node reads and writes by sequence starts where a
-// tensor may, whatever the size of the mesh: as dimensions that no axis cuts have it.
+// aligned reports whether every sequence of the operands and results of a node starts at an aligned address on
+// a mesh of any size. It counts only the dimensions that no axis shards.
 func (b *stageBuilder) aligned(n *ir.Node) bool {
 	for _, v := range slices.Concat(n.Args, n.Results) {
 		if !sequenceWise(b.prog.Mesh, v) {
@@ -133,14 +137,14 @@ func (b *stageBuilder) aligned(n *ir.Node) bool {
 	return true
 }
 
-// sequenceWise reports whether a value is one of every sequence by itself, so that an instruction
-// in parts has only some of it.
+// sequenceWise reports whether a value consists of independent sequences in its first dimension, so that an
+// instruction in parts touches only some of it.
 func sequenceWise(mesh ir.Mesh, v *ir.Value) bool {
 	mb := mesh.Axis(partition.AxisMB)
 	return mb >= 0 && v.Spec[mb] == ir.ShardOn(0)
 }
 
-// emitPieces writes the instructions of two nodes of which the second reads what the first makes, in parts.
+// emitPieces writes the instructions of a pair in parts; second reads the result of first.
 func (b *stageBuilder) emitPieces(first, second *ir.Node) {
 	one, two := b.instr(first), b.instr(second)
 	parts := b.prog.Plan.TPPieces
@@ -161,7 +165,7 @@ func (b *stageBuilder) emitPieces(first, second *ir.Node) {
 	part(two, parts-1, 0)
 }
 
-// Share returns which of so many sequences an instruction has to do with.
+// Share returns the range of a number of sequences that the instruction makes.
 func (in *Instr) Share(sequences int) ir.Span {
 	if in.Parts == 0 {
 		return ir.Span{Len: sequences}
@@ -169,8 +173,8 @@ func (in *Instr) Share(sequences int) ir.Span {
 	return ir.Axis{Size: in.Parts}.Cut(sequences, in.Part)
 }
 
-// ShareOf returns which of the sequences of a value that a position of a mesh holds an instruction has to do
-// with; ok is false where it has to do with all of the value.
+// ShareOf returns the range of sequences of a value, counted within what mesh position at holds, that the
+// instruction touches. ok is false if it touches the whole value.
 func (in *Instr) ShareOf(mesh ir.Mesh, v *ir.Value, at ir.Coord) (share ir.Span, ok bool) {
 	if in.Parts == 0 || !sequenceWise(mesh, v) {
 		return ir.Span{}, false
@@ -178,7 +182,7 @@ func (in *Instr) ShareOf(mesh ir.Mesh, v *ir.Value, at ir.Coord) (share ir.Span,
 	return in.Share(sequences(mesh, v, at)), true
 }
 
-// sequences is how many of the sequences of a value a position of a mesh holds.
+// sequences returns the number of sequences of a value that a mesh position holds.
 func sequences(mesh ir.Mesh, v *ir.Value, at ir.Coord) int {
 	n := v.Type.Shape[0]
 	for a, p := range v.Spec {
@@ -189,7 +193,7 @@ func sequences(mesh ir.Mesh, v *ir.Value, at ir.Coord) int {
 	return n
 }
 
-// Elems returns how many elements of value v an instruction reads or writes at a position of the mesh.
+// Elems returns the number of elements of v that the instruction reads or writes at a mesh position.
 func (in *Instr) Elems(mesh ir.Mesh, v *ir.Value, at ir.Coord) int64 {
 	elems := mesh.LocalElems(v.Type.Shape, v.Spec, at)
 	if share, ok := in.ShareOf(mesh, v, at); ok && elems > 0 {
@@ -198,7 +202,7 @@ func (in *Instr) Elems(mesh ir.Mesh, v *ir.Value, at ir.Coord) int64 {
 	return elems
 }
 
-// Slab returns the part of value v that an instruction reads or writes at position c of the mesh.
+// Slab returns the part of v that the instruction reads or writes at mesh position c.
 func (in *Instr) Slab(mesh ir.Mesh, v *ir.Value, c ir.Coord) ir.Slab {
 	slab := mesh.Local(v.Type.Shape, v.Spec, c)
 	if share, ok := in.ShareOf(mesh, v, c); ok {
@@ -209,8 +213,8 @@ func (in *Instr) Slab(mesh ir.Mesh, v *ir.Value, c ir.Coord) ir.Slab {
 	return slab
 }
 
-// checkParts makes sure that a node that runs in parts may, and tells how often it runs in a task: once for each part,
-// from the first on.
+// checkParts makes sure that a node is only made in parts if it may be, and that each task makes every part
+// once, in order. runs are the node's instructions.
 func (c *code) checkParts(n *ir.Node, runs []*Instr) error {
 	parts := runs[0].Parts
 	for i, in := range runs {

@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// evenGraph is trainGraph with sequences that start where tensors may.
+// evenGraph is trainGraph with sequences that start at aligned addresses.
 func evenGraph(t testing.TB, layers int) *ir.Graph {
 	m := model(layers)
 	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead = 16, 48, 3, 3
@@ -22,8 +22,8 @@ func evenGraph(t testing.TB, layers int) *ir.Graph {
 	return g
 }
 
-// pieces returns what a body makes in parts: the instructions in a row, with a line before those beside which the
-// next runs.
+// pieces returns what a body makes in parts: consecutive instructions, with a bar in front of each one that the
+// next one runs beside.
 func pieces(instrs []codegen.Instr) (all []string) {
 	for _, in := range instrs {
 		if in.Parts == 0 {
@@ -38,7 +38,8 @@ func pieces(instrs []codegen.Instr) (all []string) {
 	return all
 }
 
-// TestAllReduceBeforeAProduct: what tensor-parallel ranks that share a head's keys sum before a product is summed in place, and so whole.
+// TestAllReduceBeforeAProduct: a sum over tensor-parallel ranks that share a head of keys is made in place
+// before a product, and so not in parts.
 func TestAllReduceBeforeAProduct(t *testing.T) {
 	m := model(2)
 	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead, m.Position = 16, 64, 4, 1, gpt.RoPE
@@ -46,7 +47,7 @@ func TestAllReduceBeforeAProduct(t *testing.T) {
 	require.NoError(t, err)
 	p := plan(1, 4, 1, 2, 2, partition.OneFOneB, false)
 	p.TPPieces = 2
-	for i, spec := range []string{"[tp,_,_,_]", "[tp,_,_]", "[_,tp,_,_]"} { // queries of a group, in place of heads of keys
+	for i, spec := range []string{"[tp,_,_,_]", "[tp,_,_]", "[_,tp,_,_]"} { // sharded by queries of a group, instead of heads of keys
 		p.Placements[i].Spec = spec
 	}
 	prog := generate(t, g, p)
@@ -56,8 +57,8 @@ func TestAllReduceBeforeAProduct(t *testing.T) {
 	}
 }
 
-// TestVerifyAcceptsPieces: programs that make products and collectives in parts are sound and compute the traced graph,
-// and communicate as many bytes as without.
+// TestVerifyAcceptsPieces: programs that make products and collectives in parts are sound and compute the
+// traced graph, and communicate the same bytes as without parts.
 func TestVerifyAcceptsPieces(t *testing.T) {
 	const layers = 4
 	g := evenGraph(t, layers)
@@ -77,13 +78,13 @@ func TestVerifyAcceptsPieces(t *testing.T) {
 				made[phase] += len(pieces(st.Bodies[phase].Instrs))
 			}
 		}
-		pairs := 2 * layers // the sums after attention and the MLP
+		pairs := 2 * layers // sums after attention and the MLP
 		if p.SequenceParallel {
-			pairs = 4 * layers // and the gathers before them
+			pairs = 4 * layers // also the gathers before them
 		}
 		require.Equal(t, pairs*2*p.TPPieces, made[ir.Forward], name)
 		switch {
-		case p.Schedule == partition.ZeroBubble: // the same collectives of gradients
+		case p.Schedule == partition.ZeroBubble: // the same collectives for gradients
 			require.Equal(t, made[ir.Forward], made[ir.Backward], name)
 		case p.SequenceParallel: // at least the first gathers
 			require.GreaterOrEqual(t, made[ir.Backward], layers*2*p.TPPieces, name)
@@ -100,8 +101,8 @@ func TestVerifyAcceptsPieces(t *testing.T) {
 	}
 }
 
-// TestPieces: each part of a gather runs beside the part of the product before it, and each part of a product beside
-// the sum of the one before; values of which sequences do not start where a tensor may stay whole.
+// TestPieces: each part of a gather runs beside the part of the product before it, and each part of a product
+// beside the sum of the previous part. Values whose sequences do not start at aligned addresses stay whole.
 func TestPieces(t *testing.T) {
 	p := plan(1, 2, 1, 2, 2, partition.OneFOneB, false)
 	p.OverlapTP, p.TPPieces, p.SequenceParallel = true, 3, true
@@ -123,18 +124,19 @@ func TestPieces(t *testing.T) {
 	require.Empty(t, block(trainGraph(t, 2)))
 }
 
-// gathered is what [pieces] says of a product in three parts and the gather before it.
+// gathered is what [pieces] returns for a product in three parts and the gather before it.
 func gathered(gather, product string) []string {
 	return []string{gather + " 0/3", "| " + gather + " 1/3", product + " 0/3", "| " + gather + " 2/3", product + " 1/3", product + " 2/3"}
 }
 
-// summed is the same of a product and the sum after it.
+// summed is what it returns for a product in three parts and the sum after it.
 func summed(product, sum string) []string {
 	return []string{product + " 0/3", "| " + sum + " 0/3", product + " 1/3", "| " + sum + " 1/3", product + " 2/3", sum + " 2/3"}
 }
 
-// TestPiecesBackward: beside whole products the backward pass has the gradient with which a block begins in parts, and what
-// a block that is recomputed gathers and sums again; where nothing is put off it has all gradients of activations in parts.
+// TestPiecesBackward: with products beside collectives, the backward pass makes in parts the gradient with
+// which a block begins, and what a recomputed block gathers and sums again. If no products are delayed, it
+// makes all gradients of activations in parts.
 func TestPiecesBackward(t *testing.T) {
 	m := model(3)
 	m.BlockSize, m.NEmbd, m.NHead, m.NKVHead, m.Dropout = 16, 48, 3, 3, 0
@@ -167,14 +169,14 @@ func TestPiecesBackward(t *testing.T) {
 	), backward(plan(1, 2, 3, 2, 3, partition.ZeroBubble, false))[48:])
 }
 
-// TestPiecesAreChecked: programs in which parts are missing, come in another order or disturb each other are refused, by
-// the check of soundness and by that of what is computed.
+// TestPiecesAreChecked: programs in which parts are missing, come in another order or race with each other are
+// refused, by the check of soundness or by the proof of equivalence.
 func TestPiecesAreChecked(t *testing.T) {
 	traced := evenGraph(t, 2)
 	// The instructions are gather 0, gather 1 beside product 0, gather 2 beside product 1, product 2.
 	for name, m := range map[string]struct {
 		breakIt        func(in []codegen.Instr)
-		says, computes string // "" where what is computed is right
+		says, computes string // "" if the program computes the graph
 	}{
 		"a part is missing":             {func(in []codegen.Instr) { in[1].Part = 2 }, "runs part 2 of 3 after 1 of 3", "does not hold the 2 before of"},
 		"a part is made twice":          {func(in []codegen.Instr) { in[4].Part = 0 }, "runs part 0 of 3 after 1 of 3", "does not hold the 2 before of"},

@@ -2,21 +2,24 @@ package codegen
 
 import "github.com/autopar/autopar/ir"
 
-// With overlap of point-to-point communication ([partition.Plan.OverlapP2P]) a stage does not wait for what its passes send
-// to another stage: it hands the send to a transfer stream and goes on, as Megatron-LM does under interleaved schedules
-// (Narayanan et al. SC'21, section 4.1, and its --overlap-p2p-communication). The receiver needs nothing for that: it has had
-// room for a message to arrive early before.
+// With [partition.Plan.OverlapP2P] a stage does not wait until its sends to other stages are done. It hands
+// each send to a transfer stream and goes on, as Megatron-LM does under interleaved schedules (Narayanan et al.
+// SC'21, section 4.1, and its --overlap-p2p-communication). The receiver is unchanged: it has room for a
+// message that arrives early in any case.
 //
-// What is sent must last. It is made in a persistent buffer of its own, one for each chunk, pass and value, in place of a
-// temporary one; before the next task of the same chunk and phase, which writes there, the rank waits until the send before is
-// done. By then it mostly is: under a schedule without interleaving a backward pass lies between two forward passes.
-// A value that is kept for the backward pass lies in its slot anyway, and a forward pass sends it from there: the backward pass
-// of the micro-batch, before which nothing else is written to the slot, follows from its arrival. (Not in an evaluation, which
-// has none.)
+// The data that is being sent must not change. There are two cases.
 //
-// Sends of an update are waited for: nothing would run beside them.
+//   - A temporary value gets a persistent buffer of its own instead, one for each chunk, pass and value. Before
+//     the next task of the same chunk and phase, which writes that buffer again, the rank waits until the
+//     previous send is done. Mostly it is done by then: without interleaving, a backward pass lies between two
+//     forward passes.
+//   - A value that is kept for the backward pass is sent from its slot, by the forward pass. Nothing else is
+//     written to the slot before the backward pass of the micro-batch, and that can only start after the
+//     message has arrived. This does not hold in an evaluation, which has no backward pass.
+//
+// Sends of the update are awaited: nothing could run at the same time.
 
-// sentInPasses marks the values that passes send, by ID, nil where all sends are waited for.
+// sentInPasses marks, by ID, the values that passes send. It is nil if all sends are awaited.
 func sentInPasses(prog *Program) []bool {
 	if !prog.Plan.OverlapP2P {
 		return nil
@@ -30,23 +33,25 @@ func sentInPasses(prog *Program) []bool {
 	return sent
 }
 
-// isSent reports whether a pass sends a value, without waiting for it where it lies right for that.
+// isSent reports whether a pass may post a send of a value.
 func (b *stageBuilder) isSent(v *ir.Value) bool { return b.sent != nil && b.sent[v.ID] }
 
-// posts reports whether an instruction is a send that the rank need not wait for.
+// posts reports whether an instruction is a send that the rank does not wait for.
 func (b *stageBuilder) posts(in *Instr) bool {
 	return in.Node.Op == ir.OpSend && b.isSent(in.Node.Args[0]) && in.Node.Phase != ir.Update &&
 		b.stays(in.Args[0], in.Node.Phase, b.training)
 }
 
-// stays reports whether what a pass of a phase sends from a buffer stays there until it is sent.
+// stays reports whether the contents of a buffer, sent by a pass of a phase, stay unchanged until they are
+// sent.
 func (s *Stage) stays(buffer int, phase ir.Phase, training bool) bool {
 	r := s.Buffers[buffer].Region
 	return r == Persist || phase == ir.Forward && r.InFlight() && training
 }
 
-// checkPosted makes sure that nothing is written to what a posted send may be reading: in its own task after it, or, of what is
-// in a persistent buffer, in a task of another chunk or phase, which does not wait for it.
+// checkPosted makes sure that nothing writes the operand of a posted send while the send may still read it: no
+// later instruction of its own task, and for a persistent buffer no task of another chunk or phase, because
+// those do not wait for the send.
 func checkPosted(s *Stage, training bool) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
@@ -81,7 +86,7 @@ func checkPosted(s *Stage, training bool) error {
 	return nil
 }
 
-// writesNone makes sure that instructions write nothing to what a send reads.
+// writesNone makes sure that none of the instructions writes what a send reads.
 func (s *Stage) writesNone(instrs []Instr, send *Instr) error {
 	for i := range instrs {
 		in := &instrs[i]

@@ -12,8 +12,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// posted is a plan of several stages that do not wait for what they send: k goes through schedules, tensor and data parallelism,
-// ZeRO, overlap and recomputation.
+// posted is a plan with several stages that do not wait for their sends. k varies the schedule, tensor and data
+// parallelism, ZeRO, overlap and recomputation.
 func posted(k, layers int) *partition.Plan {
 	stages := 2 + k/4%2*2
 	p := plan(1+k%2, 1+k/2%2, stages, 1+k%2, layers, []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}[k%3], k/8%2 == 1)
@@ -26,9 +26,9 @@ func posted(k, layers int) *partition.Plan {
 	return p
 }
 
-// TestVerifyAcceptsPosted: programs whose passes post what they send are sound and compute the traced graph, under every
-// schedule. All that passes send is posted, from memory that lasts, and nothing else is; it is as much as the same plan sends
-// without. So it is in an evaluation.
+// TestVerifyAcceptsPosted: programs whose passes post their sends are sound and compute the traced graph, under
+// every schedule. All sends of passes are posted, from memory that lasts, and no other instruction is. The
+// bytes are those of the same plan without posted sends. The same holds for evaluation.
 func TestVerifyAcceptsPosted(t *testing.T) {
 	const layers = 8
 	train := trainGraph(t, layers)
@@ -62,7 +62,7 @@ func TestVerifyAcceptsPosted(t *testing.T) {
 	}
 }
 
-// sentBy lists what a body sends, in order.
+// sentBy lists the sends of a body, in order.
 func sentBy(b codegen.Body) (names []string) {
 	for i := range b.Instrs {
 		if n := b.Instrs[i].Node; n.Op == ir.OpSend {
@@ -72,7 +72,7 @@ func sentBy(b codegen.Body) (names []string) {
 	return names
 }
 
-// TestPostedIsChecked: a program that may write to what is still being sent is refused.
+// TestPostedIsChecked: a program that may overwrite what is still being sent is refused.
 func TestPostedIsChecked(t *testing.T) {
 	const layers = 4
 	traced := trainGraph(t, layers)
@@ -118,7 +118,7 @@ func TestPostedIsChecked(t *testing.T) {
 			p.OverlapP2P = true
 			prog := generate(t, traced, p)
 			require.NoError(t, codegen.Verify(prog, traced))
-			st := prog.Stages[1] // it sends in both chunks backward, and in the first forward
+			st := prog.Stages[1] // it sends in both chunks backward, and in the first chunk forward
 			body := st.Bodies[ir.Backward].Instrs
 			for i := range body {
 				if body[i].Posted {

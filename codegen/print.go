@@ -116,11 +116,10 @@ func names(buffers []int) string {
 	return strings.Join(text, " ")
 }
 
-// HostCopy reports whether the op copies between the device and the host memory of
-// a rank.
+// HostCopy reports whether the op copies between the device memory and the host memory of a rank.
 func HostCopy(op ir.Op) bool { return op == ir.OpFetch || op == ir.OpStash }
 
-// Collective reports whether the op makes a group of ranks communicate.
+// Collective reports whether the op is a collective of a group of ranks.
 func Collective(op ir.Op) bool {
 	switch op {
 	case ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll:

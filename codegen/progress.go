@@ -7,55 +7,55 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// walker runs the communication of all ranks, without data, under the rules of
-// the runtime: a collective needs all its members, a receive needs its message,
-// a send needs the receiver's slot to be free, because it writes there, and an
-// instruction that awaits asynchronous ones needs those to be done, as does the end of
-// a task, or the update for what runs in the last micro-batch only. These go
-// through the rank's communication stream one after another, and meet those of
-// the other ranks' streams.
+// walker executes only the communication of all ranks, without data, to find deadlocks. It follows the rules of
+// the runtime:
 //
-// It goes in rounds, in each of which a rank ends at most one task, and sends what it
-// sends when all others have come as far as they do: much as if all tasks took as long.
+//   - A collective needs all its members, a receive needs its message.
+//   - A send writes into the receiver's slot, so that slot must be free.
+//   - Asynchronous collectives go through the rank's communication stream, one after another, and meet those of
+//     the other members' streams. An instruction with Await waits for them, as does the end of the task; those
+//     that run in the last micro-batch only are awaited by the update instead.
+//
+// It runs in rounds. In a round every rank ends at most one task, and makes its sends once all other ranks have
+// come as far as they can. That is roughly the order of a run in which all tasks take equally long.
 type walker struct {
 	prog    *Program
-	stops   []map[part][]stop // by stage: the instructions that may wait
-	last    ir.Phase          // the pass that frees a slot
-	at      []place           // by rank
-	streams [][]entry         // by rank: asynchronous collectives that are not done
-	freed   [][]int           // by rank and chunk: micro-batches that have left
-	rooms   map[*ir.Node]room // of sends
-	sent    map[channel]int   // messages delivered
-	groups  [][]int           // by rank and axis, flat
+	stops   []map[chunkBody][]stop // by stage: the instructions that may wait, for each part of a body
+	last    ir.Phase               // the pass that frees a slot
+	at      []place                // by rank: the next task, and the next of its stops
+	streams [][]entry              // by rank: asynchronous collectives that are not done, in order
+	freed   [][]int                // by rank and chunk: the number of micro-batches that have left
+	rooms   map[*ir.Node]room      // by send
+	sent    map[channel]int        // messages sent and not received
+	groups  [][]int                // by rank and axis, flattened: world ranks of the group
 	axes    int
-	waiting []string // by rank: what it waits for, for the report
+	waiting []string // by rank: what it waits for, for error messages
 
 	round   int
-	ended   []int                  // by rank: the round in which it has ended a task last
-	moves   int                    // what all have done
-	sending []int                  // ranks that stand at a send
-	expect  func(to int, e Expect) // is told of messages, if set
+	ended   []int                  // by rank: the last round in which it ended a task
+	moves   int                    // steps made by all ranks: progress if it grows
+	sending []int                  // ranks that are about to send
+	expect  func(to int, e Expect) // called before each message is sent, if not nil
 }
 
-// part is a chunk's part of a body.
-type part struct {
+// chunkBody is a chunk's share of a body.
+type chunkBody struct {
 	phase ir.Phase
 	chunk int
 }
 
-// room is where a send goes: see [Stage.RoomFor].
+// room is the chunk that receives a send, and its number of slots or inboxes: see [Stage.RoomFor].
 type room struct{ chunk, size int }
 
 type place struct{ task, instr int }
 
-// stop is an instruction that may wait. number counts the asynchronous ones of
-// its task.
+// stop is an instruction that may wait. number counts the asynchronous instructions of the task up to it.
 type stop struct {
 	*Instr
 	number int
 }
 
-// entry is an asynchronous collective given to a stream.
+// entry is an asynchronous collective on a stream.
 type entry struct {
 	node   *ir.Node
 	task   Task
@@ -78,7 +78,7 @@ func newWalker(p *Program) *walker {
 		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		stops := map[part][]stop{}
+		stops := map[chunkBody][]stop{}
 		for phase := range ir.NumPhases {
 			for _, instrs := range s.runs(phase) {
 				number := 0
@@ -88,9 +88,9 @@ func newWalker(p *Program) *walker {
 						number++
 					}
 					if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
-						of := part{phase, in.Chunk}
+						of := chunkBody{phase, in.Chunk}
 						if phase == ir.Update {
-							of.chunk = 0 // one task has them all
+							of.chunk = 0 // one task runs all of them
 						}
 						stops[of] = append(stops[of], stop{in, number})
 					}
@@ -115,7 +115,7 @@ func newWalker(p *Program) *walker {
 	return w
 }
 
-// run runs all ranks to their ends.
+// run runs all ranks to their ends, or returns an error for one that gets stuck.
 func (w *walker) run() error {
 	p := w.prog
 	for start := -1; w.moves > start; w.deliver() {
@@ -144,7 +144,7 @@ func (w *walker) run() error {
 	return nil
 }
 
-// stuck returns what a rank has not got past, nil at its end.
+// stuck returns the task and node at which a rank waits, or a nil node at its end.
 func (w *walker) stuck(r int) (Task, *ir.Node) {
 	if s := w.streams[r]; len(s) > 0 {
 		return s[0].task, s[0].node
@@ -155,9 +155,9 @@ func (w *walker) stuck(r int) (Task, *ir.Node) {
 	return Task{}, nil
 }
 
-// here returns the instruction that may wait at which a rank stands, or nil at
-// the end of its schedule, of a task that waits for its stream, before an update that
-// does, or at the end of what it does in this round.
+// here returns the stop at which a rank stands, and ends the rank's task if there are no more stops. The stop
+// is nil if the rank is at the end of its schedule, of a task that waits for its stream, or of its task of this
+// round, and before an update that waits for the stream.
 func (w *walker) here(r int) (Task, *stop) {
 	s := &w.prog.Schedules[r]
 	if w.at[r].task == len(s.Tasks) {
@@ -171,7 +171,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	if task.Phase == ir.Update && len(stream) > 0 && stream[0].task != task {
 		return task, nil
 	}
-	stops := w.stops[s.Stage][part{task.Phase, task.Chunk}]
+	stops := w.stops[s.Stage][chunkBody{task.Phase, task.Chunk}]
 	for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
 		w.at[r].instr++
 	}
@@ -190,7 +190,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	return task, nil
 }
 
-// advance moves a rank as far as it goes in a round without another rank moving, or to a send.
+// advance moves a rank as far as it can go in this round by itself, up to its next send.
 func (w *walker) advance(r int) error {
 	for {
 		for len(w.streams[r]) > 0 {
@@ -230,13 +230,13 @@ func (w *walker) advance(r int) error {
 			return err
 		}
 		w.moves++
-		if in.Async || !Collective(in.Node.Op) { // meet has moved all members
+		if in.Async || !Collective(in.Node.Op) { // meet has advanced all members
 			w.at[r].instr++
 		}
 	}
 }
 
-// deliver makes the sends at which ranks stand, one after another, as far as they find room.
+// deliver makes the sends of all ranks that are about to send, as far as the receivers have room.
 func (w *walker) deliver() {
 	for len(w.sending) > 0 {
 		r := w.sending[0]
@@ -257,7 +257,7 @@ func (w *walker) deliver() {
 	}
 }
 
-// room reports whether a message would find room at its receiver.
+// room reports whether the receiver has room for a message.
 func (w *walker) room(r int, task Task, n *ir.Node) bool {
 	to := w.prog.Peer(&w.prog.Schedules[r], n)
 	if to < 0 || to >= len(w.prog.Schedules) {
@@ -287,9 +287,9 @@ func (w *walker) receive(r int, n *ir.Node) bool {
 	return true
 }
 
-// meet lets all members of a collective pass together, those of their streams or
-// of what runs in order. Members that stand at different collectives of the same
-// group will never meet.
+// meet lets all members of a collective pass it together: the heads of their streams if async, else what they
+// stand at. It returns an error if a member stands at another collective of the same group, because then they
+// never meet.
 func (w *walker) meet(r int, task Task, n *ir.Node, async bool) (bool, error) {
 	s := &w.prog.Schedules[r]
 	axis := w.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
@@ -332,12 +332,12 @@ func (w *walker) stands(r int, async bool) (Task, *ir.Node) {
 	}
 	task, in := w.here(r)
 	if in == nil || in.Async || w.held(r, in) {
-		return task, nil // on its way there
+		return task, nil // it is not there yet
 	}
 	return task, in.Node
 }
 
-// held reports whether an instruction of a rank awaits its stream.
+// held reports whether an instruction of a rank waits for the rank's stream.
 func (w *walker) held(r int, in *stop) bool {
 	if in.Await == 0 || len(w.streams[r]) == 0 {
 		return false

@@ -7,8 +7,11 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Repeat says that a block of a program, by its number in the graph, stands for so
-// many more in a row that are like it.
+// This file computes the memory of a stage with many blocks, or many chunks, from a compiled one with few. All
+// inner blocks of a model are alike, so a block whose neighbours have the same instructions and lifetimes can
+// stand for any number of copies of itself. The planner prices large models this way without compiling them.
+// Repeat says that a block of a program, given by its number in the graph, stands for itself and More copies
+// that follow it.
 type Repeat struct{ Block, More int }
 
 // Regions is the memory of a stage, in bytes: see [Stage].
@@ -26,23 +29,23 @@ func (r *Regions) Arena() int64 {
 	return bytes
 }
 
-// Longer is a stage with more blocks or chunks than have been compiled: the lives of its
-// buffers in its bodies.
+// Longer is a stage with more blocks or chunks than have been compiled. It knows the lifetimes of their
+// buffers.
 type Longer struct {
 	tape    *tape
-	shared  *tape // of the program that shares its arenas, nil for none
+	shared  *tape // of the program whose arenas it uses, nil if it has its own
 	repeats []Repeat
 }
 
-// Longer repeats blocks of a stage of a program. share is the program that shares its
-// arenas, nil for none; sums is where [Sums] are: see [SumsOn]. It returns false when the neighbours of a block do not
-// show that it can be repeated: when the lives of their buffers are not those of its own.
+// Longer repeats blocks of a stage of a program. share is the program whose arenas it uses, nil if it has its
+// own; sums is the region of [Sums]: see [SumsOn]. It returns false if a block cannot be repeated, because the
+// lifetimes in its neighbours are not those of its own.
 func (p *Program) Longer(stage int, sums Region, repeats []Repeat, share *Program) (*Longer, bool) {
 	return p.longer(stage, false, sums, repeats, share)
 }
 
-// MoreChunks is [Program.Longer] with a chunk of the stage that stands for so many more after it, all of
-// its blocks and what comes with them.
+// MoreChunks is like [Program.Longer], but repeats a whole chunk of the stage, with all of its blocks, more
+// times.
 func (p *Program) MoreChunks(stage, chunk, more int, share *Program) (*Longer, bool) {
 	return p.longer(stage, true, Persist, []Repeat{{chunk, more}}, share)
 }
@@ -52,7 +55,7 @@ func (p *Program) longer(stage int, chunks bool, sums Region, repeats []Repeat, 
 	if share != nil {
 		l.shared = newTape(share, stage, chunks, sums)
 	}
-	// From the last on, the numbers of the others stay what they are.
+	// Last block first, so that the numbers of the others stay valid.
 	for _, r := range slices.SortedFunc(slices.Values(repeats), func(a, b Repeat) int { return b.Block - a.Block }) {
 		if r.More > 0 && l.tape.has(r.Block) && !l.tape.repeat(r.Block, r.More) {
 			return nil, false
@@ -61,11 +64,11 @@ func (p *Program) longer(stage int, chunks bool, sums Region, repeats []Repeat, 
 	return l, true
 }
 
-// Regions returns the memory of the stage on a mesh that has the axes of the program's, with sums where the
-// stage has them: what [Compile] would say of it.
+// Regions returns the memory that [Compile] would give the longer stage on a mesh with the axes of the
+// program's. Sums lie in the region that Longer was given.
 func (l *Longer) Regions(mesh ir.Mesh) Regions { return l.regions(mesh, pack) }
 
-// AtMost bounds Regions from above, without laying anything out.
+// AtMost returns an upper bound of Regions, without packing buffers.
 func (l *Longer) AtMost(mesh ir.Mesh) Regions { return l.regions(mesh, packedAtMost) }
 
 func (l *Longer) regions(mesh ir.Mesh, pack func([]Buffer, []int) int64) Regions {
@@ -86,31 +89,31 @@ func (l *Longer) regions(mesh ir.Mesh, pack func([]Buffer, []int) int64) Regions
 	return r
 }
 
-// tape is the bodies of a stage as runs of instructions of one block each, and the
-// lives of its buffers in them. With chunks each of those counts as a block.
+// tape describes the bodies of a stage as runs of instructions of one block each, and the lifetimes of its
+// buffers in terms of those. With chunks set, each chunk counts as one block.
 type tape struct {
 	stage   *Stage
 	chunks  bool
-	sums    Region         // where those are
-	ordinal map[string]int // of blocks
+	sums    Region         // the region of [Sums]
+	ordinal map[string]int // numbers of blocks by name
 	bodies  [ir.NumPhases][]run
 	lives   []life
-	// apart are, with chunks, those of what each keeps in flight: for it others are of no account.
+	// apart has, with chunks set, the lifetimes in slots and inboxes. Each chunk has its own, so they are not
+	// repeated.
 	apart []life
 }
 
-// run is so many instructions, one after another, of a block; of none where block is
-// negative.
+// run is n consecutive instructions of one block, or of no block if block is negative.
 type run struct{ block, n int }
 
-// mark is an instruction of a run of a body.
+// mark identifies an instruction: number at of a run of a body.
 type mark struct {
 	body ir.Phase
 	run  int
 	at   int
 }
 
-// life is a buffer that is packed: from the first to the last of its instructions.
+// life is the lifetime of a buffer: its first and last instruction.
 type life struct {
 	buffer   int
 	from, to mark
@@ -123,7 +126,7 @@ func (t *tape) block(n *ir.Node) int {
 	return -1
 }
 
-// newTape cuts the bodies of a stage into runs and marks the lives.
+// newTape cuts the bodies of a stage into runs and records the lifetimes.
 func newTape(p *Program, stage int, chunks bool, sums Region) *tape {
 	t := &tape{stage: p.Stages[stage], chunks: chunks, sums: sums, ordinal: map[string]int{}}
 	for i, b := range partition.Blocks(p.Graph) {
@@ -164,7 +167,7 @@ func newTape(p *Program, stage int, chunks bool, sums Region) *tape {
 	return t
 }
 
-// region is where a buffer is.
+// region returns the region of a buffer; that of sums is chosen by t.sums.
 func (t *tape) region(b *Buffer) Region {
 	if b.Region == Sums {
 		return t.sums
@@ -172,7 +175,7 @@ func (t *tape) region(b *Buffer) Region {
 	return b.Region
 }
 
-// sizeOn returns the bytes of a buffer on a mesh: none if it is a view there.
+// sizeOn returns the bytes of a buffer on a mesh, 0 if it is a view there.
 func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 	v := b.Value
 	if b.View && Fits(mesh, s.Buffers[b.Of].Value, v) {
@@ -181,11 +184,11 @@ func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 	return mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()
 }
 
-// blocks returns the block for which each instruction of a body is there: that of the
-// kernel before it, its own in the update, or in a body with a stream that of the segment during which it
-// is handed over.
+// blocks returns the block that each instruction of a body counts as part of: that of the last kernel before
+// it; in the update its own; and in a body with a communication stream that of the segment during which it is
+// issued.
 func (t *tape) blocks(phase ir.Phase, instrs []Instr) []int {
-	if t.chunks && phase != ir.Update { // where what every chunk does stands together
+	if t.chunks && phase != ir.Update { // instructions of one chunk are adjacent
 		all := make([]int, len(instrs))
 		for i := range instrs {
 			all[i] = instrs[i].Chunk
@@ -240,8 +243,8 @@ func (t *tape) has(block int) bool {
 	return false
 }
 
-// beside returns the run of the same section as run k of a body that belongs to
-// another block: sections go through blocks in order, or against it.
+// beside returns the run of another block that corresponds to run k of a body: the one in the same section. A
+// section is a sequence of consecutive runs whose blocks go up, or down, by one.
 func (t *tape) beside(body ir.Phase, k, block int) (int, bool) {
 	runs := t.bodies[body]
 	for _, dir := range []int{1, -1} {
@@ -259,16 +262,16 @@ func (t *tape) beside(body ir.Phase, k, block int) (int, bool) {
 	return 0, false
 }
 
-// relative is the life of a buffer seen from the block where it begins.
+// relative is a lifetime described relative to the block in which it begins.
 type relative struct {
 	size     int64
 	region   Region
-	from, to mark // the runs are those of the block in the sections of the marks
-	blocks   int  // from the first to the last
+	from, to mark // marks of the same section, but in the runs of the block that it is compared with
+	blocks   int  // number of blocks from the one where it begins to the one where it ends
 }
 
-// relativeTo describes a life that begins in a block as if it were that of another;
-// false where it ends outside of blocks that have neighbours.
+// relativeTo describes a lifetime that begins in one block as if it began in another. It returns false if the
+// corresponding runs of the other block do not exist.
 func (t *tape) relativeTo(l life, block, as int) (relative, bool) {
 	b := &t.stage.Buffers[l.buffer]
 	r := relative{size: b.Size, region: b.Region, from: l.from, to: l.to}
@@ -285,8 +288,9 @@ func (t *tape) relativeTo(l life, block, as int) (relative, bool) {
 	return r, ok
 }
 
-// lengthened returns the runs with more copies of a block, and where each run has gone: of the
-// block, its first copy. It fails where the block's neighbours run otherwise.
+// lengthened returns the runs with more copies of a block after it, and the new index of each old run (for the
+// block itself, that of the first copy). ok is false if the runs of the neighbours differ from those of the
+// block.
 func (t *tape) lengthened(block, more int) (bodies [ir.NumPhases][]run, moved [ir.NumPhases][]int, ok bool) {
 	for phase, runs := range t.bodies {
 		for k, r := range runs {
@@ -320,7 +324,7 @@ func (t *tape) lengthened(block, more int) (bodies [ir.NumPhases][]run, moved [i
 	return bodies, moved, true
 }
 
-// beginning lists the lives that begin in a block.
+// beginning lists the lifetimes that begin in a block.
 func (t *tape) beginning(block int) []life {
 	var all []life
 	for _, l := range t.lives {
@@ -331,7 +335,7 @@ func (t *tape) beginning(block int) []life {
 	return all
 }
 
-// twins returns the lives that begin in a block. It fails where a neighbour of the block lacks one.
+// twins returns the lifetimes that begin in a block. ok is false if a neighbour of the block lacks one of them.
 func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
 	begin := t.beginning(block)
 	twins = make(map[relative]bool, len(begin))
@@ -342,7 +346,7 @@ func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
 		}
 		twins[r] = true
 	}
-	for _, near := range []int{-1, 1} { // each has what the block has
+	for _, near := range []int{-1, 1} { // each must have what the block has
 		begin := t.beginning(block + near)
 		found := make(map[relative]bool, len(begin))
 		for _, l := range begin {
@@ -359,7 +363,7 @@ func (t *tape) twins(block int) (twins map[relative]bool, ok bool) {
 	return twins, true
 }
 
-// repeat makes a block stand for more like it, if its neighbours are like it.
+// repeat inserts copies of a block after it. It returns false if the neighbours of the block are not like it.
 func (t *tape) repeat(block, more int) bool {
 	bodies, moved, ok := t.lengthened(block, more)
 	if !ok {
@@ -369,40 +373,7 @@ func (t *tape) repeat(block, more int) bool {
 	if !ok {
 		return false
 	}
-	// place returns where an instruction has gone that belongs to a block after it has
-	// been moved by so many.
-	place := func(m mark, by int) (mark, bool) {
-		now := t.bodies[m.body][m.run].block
-		switch {
-		case now < 0 || now < block && by == 0:
-			m.run = moved[m.body][m.run]
-			return m, true
-		case now > block && by == more:
-			m.run = moved[m.body][m.run]
-			return m, true
-		}
-		to := now + by
-		from := to
-		switch {
-		case to >= block && to <= block+more:
-			from = block
-		case to > block+more:
-			from = to - more
-		}
-		k, ok := t.beside(m.body, m.run, from)
-		if !ok {
-			return m, false
-		}
-		m.run = moved[m.body][k]
-		if from == block {
-			if up := t.bodies[m.body][k-1].block < block; up {
-				m.run += to - block
-			} else {
-				m.run -= to - block
-			}
-		}
-		return m, true
-	}
+	grown := insertion{t, block, more, moved}
 	lives := make([]life, 0, len(t.lives)+more*len(t.beginning(block)))
 	for _, l := range t.lives {
 		first, last := t.bodies[l.from.body][l.from.run].block, t.bodies[l.to.body][l.to.run].block
@@ -416,21 +387,19 @@ func (t *tape) repeat(block, more int) bool {
 		for c := range copies + 1 {
 			next := l
 			var ok [2]bool
-			next.from, ok[0] = place(l.from, by+c)
+			next.from, ok[0] = grown.place(l.from, by+c)
 			switch r, alike := t.relativeTo(l, first, block); {
-			case last < 0:
-				next.to, ok[1] = place(l.to, 0)
-			case first != block && (first < block && last > block || first > block && last < block) && !(first >= 0 && alike && twins[r]):
-				// Handed on from block to block it lives through all of them.
+			case last < 0: // it ends outside of blocks
+				next.to, ok[1] = grown.place(l.to, 0)
+			case (first < block && last > block || first > block && last < block) && !(first >= 0 && alike && twins[r]):
+				// It begins and ends around the block, or is passed on from block to block: it lives through all copies.
 				by := 0
 				if last > block {
 					by = more
 				}
-				next.to, ok[1] = place(l.to, by)
-			case first < 0 && last > block:
-				next.to, ok[1] = place(l.to, more)
-			default:
-				next.to, ok[1] = place(l.to, by+c)
+				next.to, ok[1] = grown.place(l.to, by)
+			default: // it ends relative to where it begins
+				next.to, ok[1] = grown.place(l.to, by+c)
 			}
 			if !ok[0] || !ok[1] {
 				return false
@@ -447,8 +416,45 @@ func (t *tape) repeat(block, more int) bool {
 	return true
 }
 
-// keep adds what is kept across micro-batches or steps, as [Stage.allocate] lays
-// it out.
+// insertion says how the runs of a tape move when more copies of a block are inserted after it.
+type insertion struct {
+	*tape       // before that
+	block, more int
+	moved       [ir.NumPhases][]int // see [tape.lengthened]
+}
+
+// place returns the mark, in the longer bodies, of an instruction whose block is now by blocks further along, or of
+// its counterpart in such a block.
+func (x *insertion) place(m mark, by int) (mark, bool) {
+	now := x.bodies[m.body][m.run].block
+	if now < 0 || now < x.block && by == 0 || now > x.block && by == x.more {
+		m.run = x.moved[m.body][m.run]
+		return m, true
+	}
+	to := now + by
+	from := to // the block that was in the place of block to, or that it is a copy of
+	switch {
+	case to >= x.block && to <= x.block+x.more:
+		from = x.block
+	case to > x.block+x.more:
+		from = to - x.more
+	}
+	k, ok := x.beside(m.body, m.run, from)
+	if !ok {
+		return m, false
+	}
+	m.run = x.moved[m.body][k]
+	if from == x.block {
+		if up := x.bodies[m.body][k-1].block < x.block; up {
+			m.run += to - x.block
+		} else {
+			m.run -= to - x.block
+		}
+	}
+	return m, true
+}
+
+// keep adds the bytes that are kept across micro-batches or steps, as [Stage.allocate] lays them out.
 func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	used := t.stage.used()
 	for id := range t.stage.Buffers {
@@ -481,7 +487,7 @@ func (t *tape) keep(mesh ir.Mesh, repeats []Repeat, shared *Stage, r *Regions) {
 	}
 }
 
-// pack adds the space that a way of packing gives to what is not kept.
+// pack adds the bytes of all other regions, as computed by the given packing function.
 func (t *tape) pack(mesh ir.Mesh, r *Regions, pack func([]Buffer, []int) int64) {
 	var starts [ir.NumPhases][]int
 	at := 0
@@ -493,7 +499,7 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions, pack func([]Buffer, []int) int64) 
 	}
 	position := func(m mark) int { return starts[m.body][m.run] + m.at }
 	lives := slices.Concat(t.lives, t.apart)
-	buffers := make([]Buffer, len(lives)) // of as many bytes and the same start those of earlier blocks first
+	buffers := make([]Buffer, len(lives)) // copies of a block come in the order of blocks: that breaks ties of size and start
 	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
 	var temp [ir.NumPhases][]int
 	for i, l := range lives {

@@ -6,16 +6,18 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// sharedFirst puts what blocks share and is made of no batch, such as the positions of a rank's tokens, before the first block that
-// reads it, where anything runs beside something else. Inside that block it would be between nodes that in all others are next to
-// each other, and part of what one block hides alone; the first block of a stage must be like the others. It comes before overlap,
-// which then has it head the block's segment and wait for what is gathered for that.
+// sharedFirst moves nodes that blocks share and that do not depend on the batch, such as the positions of a
+// rank's tokens, in front of the first block that reads them. It does so only in plans that overlap something.
+// Inside that block such a node would stand between nodes that are adjacent in all other blocks, and would
+// count as work that this block alone can hide communication behind; but the planner needs the first block of a
+// stage to be like the others. It runs before overlap, which then puts the node at the head of the block's
+// segment and makes it wait for what is gathered for the segment.
 func (b *stageBuilder) sharedFirst() {
 	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
 		return
 	}
 	b.leavesFirst()
-	read := make([]bool, len(b.of)) // by a block, or what of such nodes is
+	read := make([]bool, len(b.of)) // values read by a block, or by a shared node that a block reads
 	shared := func(n *ir.Node) bool {
 		return n.Block() == "" && n.Phase <= ir.Backward && launched(n) && read[n.Results[0].ID] && b.movable(n) && b.ofWeights(n)
 	}
@@ -26,7 +28,7 @@ func (b *stageBuilder) sharedFirst() {
 			}
 		}
 	}
-	from := 0 // of the block
+	from := 0 // first node of the current block
 	for i := 1; i < len(b.nodes); i++ {
 		before, n := b.nodes[i-1], b.nodes[i]
 		together := before.Op != ir.OpRecv && before.Phase == n.Phase && before.Stage == n.Stage
@@ -39,4 +41,16 @@ func (b *stageBuilder) sharedFirst() {
 			from = i
 		}
 	}
+}
+
+// leavesFirst moves nodes without an instruction to the front, so that they do not stand between nodes that
+// have one. Weights that ZeRO shards are an example.
+func (b *stageBuilder) leavesFirst() {
+	at := func(n *ir.Node) int {
+		if b.silent(n) {
+			return 0
+		}
+		return 1
+	}
+	slices.SortStableFunc(b.nodes, func(x, y *ir.Node) int { return at(x) - at(y) })
 }

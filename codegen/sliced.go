@@ -6,22 +6,24 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// The head and the loss may run in slices of the positions of sequences (see partition.Plan.LossSlices). In expressions what a
-// slice makes is rows(x) of the value x that the traced graph has: an op commutes with taking rows where its signature says
-// that every position is made of the same position of its operands. Where an op sums over the positions, a slice makes a
-// part of the sum. All rows joined, and the sum of all parts, are the value again.
+// The head and the loss may run in slices of the positions of sequences (see partition.Plan.LossSlices). In
+// expressions what a slice makes is rows(x), where x is the value of the traced graph. An op commutes with
+// taking rows if, by its signature, each position of the result depends only on the same position of the
+// operands. If an op sums over positions, a slice makes a part of the sum. All rows joined, and the sum of all
+// parts, are the whole value again.
 
-// partOf returns the expression of a slice's part of a sum over positions.
+// partOf returns the expression of the part of a sum over positions that a slice makes.
 func (x *expressions) partOf(sum *expr, rows ir.RowsAttr) *expr {
 	return x.intern(exprKey{op: ir.OpToPartial, attr: rows}, []*expr{sum}, sum.name+"@slice")
 }
 
-// rowsOf returns the expression of some rows of a value.
+// rowsOf returns the expression of the given rows of a value.
 func (x *expressions) rowsOf(of *expr, rows ir.RowsAttr) *expr {
 	return x.intern(exprKey{op: ir.OpRows, attr: rows}, []*expr{of}, of.name+"@slice")
 }
 
-// sliced returns what rows, or a part of a sum over rows, are of; ok is false for other expressions.
+// sliced takes apart the expression of some rows (op is OpRows) or of a part of a sum (OpToPartial). ok is
+// false for other expressions.
 func sliced(e *expr, op ir.Op) (of *expr, rows ir.RowsAttr, ok bool) {
 	rows, ok = e.attr.(ir.RowsAttr)
 	if !ok || e.op != op {
@@ -30,8 +32,8 @@ func sliced(e *expr, op ir.Op) (of *expr, rows ir.RowsAttr, ok bool) {
 	return e.args[0], rows, true
 }
 
-// ofSliced returns the expression of result i of a node that takes or joins rows or reads some; ok is false for other nodes,
-// and for those that do not commute with it.
+// ofSliced returns the expression of result i of a node that takes, joins or reads rows. ok is false for other
+// nodes, and for nodes that do not commute with taking rows.
 func (x *expressions) ofSliced(n *ir.Node, i int, args []*expr) (result *expr, ok bool) {
 	switch n.Op {
 	case ir.OpRows:
@@ -71,7 +73,7 @@ func (x *expressions) ofSliced(n *ir.Node, i int, args []*expr) (result *expr, o
 	if !splits {
 		return nil, false
 	}
-	for k, a := range args { // all that have the positions have those of the slice
+	for k, a := range args { // operands that have positions must all be the slice's
 		if _, _, ok := sliced(a, ir.OpRows); ok != (places[k] == ir.ShardOn(1)) {
 			return nil, false
 		}
@@ -86,7 +88,7 @@ func (x *expressions) ofSliced(n *ir.Node, i int, args []*expr) (result *expr, o
 	return nil, false
 }
 
-// whole is the expression of result i of a node if its operands were whole.
+// whole returns the expression of result i of a node for whole operands.
 func (x *expressions) whole(n *ir.Node, i int, args []*expr) *expr {
 	if n.Op == ir.OpCast {
 		return x.cast(n, args[0])
@@ -94,7 +96,7 @@ func (x *expressions) whole(n *ir.Node, i int, args []*expr) *expr {
 	return x.intern(exprKey{op: n.Op, attr: n.Attr, index: i}, args, n.Results[i].Name())
 }
 
-// joined replaces all parts of a sum among terms by the sum.
+// joined replaces complete sets of parts among the terms of a sum by the sum that they are parts of.
 func (x *expressions) joined(terms []*expr) []*expr {
 	type key struct {
 		of    *expr
@@ -115,7 +117,7 @@ func (x *expressions) joined(terms []*expr) []*expr {
 		if !ok || len(found[k]) < rows.Parts {
 			continue
 		}
-		for _, part := range found[k] { // one of each
+		for _, part := range found[k] { // one term for each part
 			at := slices.Index(terms, part)
 			terms = slices.Delete(slices.Clone(terms), at, at+1)
 		}

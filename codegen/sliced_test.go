@@ -14,7 +14,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestLossSlices: programs that run the head and the loss in slices are the traced graph, under plans of every kind.
+// TestLossSlices: programs that run the head and the loss in slices compute the traced graph, under plans of
+// every kind.
 func TestLossSlices(t *testing.T) {
 	const layers = 2
 	g := trainGraph(t, layers)
@@ -31,8 +32,9 @@ func TestLossSlices(t *testing.T) {
 	}
 }
 
-// TestLossSlicesOutOfOrder: the gradient of the head's weight is summed over slices in the order in which they run, and products
-// of some are put off to run beside what tensor-parallel ranks gather, that of the first, which overwrites, and that of the last, too.
+// TestLossSlicesOutOfOrder: the gradient of the head's weight is summed over slices in the order in which they
+// run. Some of its products are delayed to run beside tensor-parallel gathers, including those of the first
+// slice, which overwrites, and of the last.
 func TestLossSlicesOutOfOrder(t *testing.T) {
 	for _, tied := range []bool{true, false} {
 		m := model(2)
@@ -43,10 +45,10 @@ func TestLossSlicesOutOfOrder(t *testing.T) {
 		for _, parts := range []int{3, 11} {
 			p := plan(2, 2, 1, 2, 2, partition.OneFOneB, false)
 			p.LossSlices, p.SequenceParallel, p.OverlapTP = parts, true, true
-			p.Placements[len(p.Placements)-1].Spec = "[_,_]" // of the vocabulary
+			p.Placements[len(p.Placements)-1].Spec = "[_,_]" // replicates the table of the vocabulary
 			prog := generate(t, g, p)
 			require.NoError(t, codegen.Check(prog), "%d slices, tied %v", parts, tied)
-			next := 0 // slice
+			next := 0 // number of the next slice
 			for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
 				if strings.HasPrefix(in.Node.Name, "lm_head/matmul@dw@slice") {
 					if in.Node.Name != fmt.Sprintf("lm_head/matmul@dw@slice%d", next) {
@@ -61,7 +63,8 @@ func TestLossSlicesOutOfOrder(t *testing.T) {
 	}
 }
 
-// TestLossSlicesInHalves: gradients that are rounded or cast before they are added up are so slice by slice.
+// TestLossSlicesInHalves: gradients that are rounded or cast before they are added up are rounded slice by
+// slice.
 func TestLossSlicesInHalves(t *testing.T) {
 	for _, float := range []ir.DType{ir.BF16, ir.F16} {
 		for _, noMaster := range []bool{false, float == ir.BF16} {
@@ -79,7 +82,8 @@ func TestLossSlicesInHalves(t *testing.T) {
 	}
 }
 
-// TestLossSlicesAreProven: programs in which a slice is missing, or stands in the place of another, are not the traced graph.
+// TestLossSlicesAreProven: programs in which a slice is missing or takes the place of another one do not
+// compute the traced graph.
 func TestLossSlicesAreProven(t *testing.T) {
 	g := trainGraph(t, 2)
 	for name, c := range map[string]struct {

@@ -11,7 +11,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestSumsInSlots: gradients of the only micro-batch of a step lie where its activations were, those of several beside them.
+// TestSumsInSlots: in a step of one micro-batch gradients take the place of activations; with several
+// micro-batches they have memory of their own.
 func TestSumsInSlots(t *testing.T) {
 	g := trainGraph(t, 4)
 	for _, overlap := range []bool{false, true} {
@@ -48,7 +49,8 @@ func TestSumsInSlots(t *testing.T) {
 	}
 }
 
-// TestSumsAreChecked: the next micro-batch would write over sums in a slot, and so would the update while they are reduced.
+// TestSumsAreChecked: the next micro-batch would overwrite sums in a slot, and so would the update while they
+// are being reduced.
 func TestSumsAreChecked(t *testing.T) {
 	g := trainGraph(t, 4)
 	prog := generate(t, g, plan(1, 1, 1, 4, 4, partition.OneFOneB, false))

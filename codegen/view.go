@@ -6,19 +6,20 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// views finds buffers that need no place of their own: parts of values that are gathered to the whole. So are the shares of
-// parameters under ZeRO 1 and 2, or what they are rounded to: a rank makes its share, and the ranks gather them into the
-// parameter, where the share has a place already. There it is made; and where it is first cut out of the old parameter, that
-// moves nothing either. NCCL calls the gather one in place.
+// views finds buffers that need no memory of their own because they are part of a larger buffer: shards that
+// are gathered into the whole value. Under ZeRO 1 and 2 these are the shards of parameters, or of their rounded
+// copies: each rank updates its shard, and an all_gather completes the parameter, in which the shard already
+// has its place. The shard is computed there directly, so the all_gather is in place (in NCCL's sense), and if
+// the shard was first sliced out of the old parameter, that slice has nothing to do.
 //
-// From the first instruction that touches the part to the gather nothing else may touch the whole, and after it nothing the
-// part. [checkViews] and [code.aliases] prove it of every program.
+// From the first instruction that touches the shard until the gather, nothing else may touch the whole; after
+// the gather, nothing may touch the shard. [checkViews] and [code.aliases] prove this for every program.
 func (s *Stage) views() {
 	instrs := s.Bodies[ir.Update].Instrs
 	if !slices.ContainsFunc(instrs, func(in Instr) bool { return in.Node.Op == ir.OpAllGather }) {
 		return
 	}
-	touched := make([][]int, len(s.Buffers)) // by which instructions, in order
+	touched := make([][]int, len(s.Buffers)) // by buffer: the indices of instructions that touch it, in order
 	for i := range instrs {
 		in := &instrs[i]
 		for _, ids := range [2][]int{in.Args, in.Results} {
@@ -59,13 +60,15 @@ func (s *Stage) views() {
 	}
 }
 
-// alike reports whether a value lies in a buffer as the value that the buffer is named for.
+// alike reports whether v lies in a buffer in the same way (type and placement) as the value that the buffer
+// was made for.
 func (s *Stage) alike(buffer int, v *ir.Value) bool {
 	b := s.Buffers[buffer].Value
 	return v.Type.Equal(b.Type) && v.Spec == b.Spec
 }
 
-// settle gives up views that do not fit on a mesh, that of the program, and puts sums where they belong on it.
+// settle completes the stage of a [Draft] for the mesh of its program: views that do not fit there become
+// ordinary buffers, and Sums gets its region.
 func (s *Stage) settle(mesh ir.Mesh) {
 	sums := SumsOn(mesh)
 	for id := range s.Buffers {
@@ -87,7 +90,7 @@ func (s *Stage) settle(mesh ir.Mesh) {
 	}
 }
 
-// inPlace returns the buffers of an instruction of which one is a view of the other.
+// inPlace returns the buffers of an instruction that is InPlace: the whole, and the part that is a view of it.
 func (in *Instr) inPlace() (whole, part int) {
 	if in.Node.Op == ir.OpSlice {
 		return in.Args[0], in.Results[0]
@@ -95,11 +98,12 @@ func (in *Instr) inPlace() (whole, part int) {
 	return in.Results[0], in.Args[0]
 }
 
-// Idle reports whether an instruction of a program has nothing to do: it cuts out what lies where it belongs.
+// Idle reports whether an instruction has nothing to do: it slices a part out of a buffer that the part remains
+// in.
 func (in *Instr) Idle() bool { return in.InPlace && in.Node.Op == ir.OpSlice }
 
-// Moves reports whether an instruction has to move all of the part that it cuts out or gathers, on a mesh: it is not
-// [Instr.InPlace], or the part does not fit.
+// Moves reports whether an instruction has to move all of the part that it slices out or gathers: it is not
+// [Instr.InPlace], or the part does not fit as a view on this mesh.
 func (in *Instr) Moves(mesh ir.Mesh) bool {
 	if !in.InPlace {
 		return true
@@ -111,11 +115,13 @@ func (in *Instr) Moves(mesh ir.Mesh) bool {
 	return !Fits(mesh, whole, part)
 }
 
-// Fits reports whether a part of a value can be a view of the whole on a mesh: if on every device it is in one piece there and
-// starts where a tensor may. It is the same for all ranks of a stage, as they share its code.
+// Fits reports whether a part of a value can be a view of the whole on a mesh: whether on every device the part
+// is contiguous in the whole and starts at an aligned address. The answer is one for all ranks of a stage,
+// because they share its code.
 //
-// An axis cuts into larger parts and then smaller ones, so that its first two positions and its last two tell of all: their
-// sizes are the two there are, and every part begins as many of those further on as lie before it.
+// Not every position has to be tried. An axis cuts a dimension into larger parts followed by smaller ones, so
+// there are two sizes, and all parts of one size start at equal distances. So the first two and the last two
+// positions of each axis decide for all.
 func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 	size := part.Type.DType.Size()
 	at := ir.Coord{}
@@ -132,7 +138,7 @@ func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 		case part.Spec[axis].Kind != ir.Shard:
 			n = 1
 		case whole.Spec[axis] == part.Spec[axis]:
-			near = 1 // where the part begins in the whole depends on their sizes alone
+			near = 1 // where the part begins in the whole depends only on their sizes
 		}
 		defer func(was int) { at[axis] = was }(at[axis])
 		for i := 0; i < n; i++ {
@@ -148,13 +154,13 @@ func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 	return every(0)
 }
 
-// Place returns at which element of a whole that lies in memory its part begins; false unless the part is in one piece there.
-// An empty part begins at its start.
+// Place returns the index, among the elements of a whole that lies in memory, at which its part begins. ok is
+// false if the part is not contiguous there. An empty part begins at 0.
 func Place(whole, part ir.Slab) (elem int64, ok bool) {
 	if part.Elems() == 0 {
 		return 0, true
 	}
-	several := false // elements in a dimension before
+	several := false // whether an earlier dimension of the part has more than one element
 	for d, n := range part.Local {
 		from := part.Offset[d] - whole.Offset[d]
 		if from < 0 || from+n > whole.Local[d] || several && n < whole.Local[d] {
@@ -166,7 +172,7 @@ func Place(whole, part ir.Slab) (elem int64, ok bool) {
 	return elem, true
 }
 
-// Offset returns where a buffer lies in its arena in a task of a rank.
+// Offset returns the byte offset of a buffer, views included, in its arena in a task of a rank.
 func (p *Program) Offset(s *Schedule, t Task, buffer int) int64 {
 	st := p.Stages[s.Stage]
 	b := &st.Buffers[buffer]

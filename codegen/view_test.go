@@ -14,8 +14,8 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// TestViews: a part that is gathered is a view of the whole if nothing else uses the whole from where the part is made to
-// where it is gathered, and nothing the part after that.
+// TestViews: a shard that is gathered is a view of the whole, if nothing else uses the whole from where the
+// shard is made to where it is gathered, and nothing uses the shard after that.
 func TestViews(t *testing.T) {
 	const whole, part, other = 0, 1, 2
 	v := &ir.Value{Type: ir.Type{DType: ir.F32, Shape: []int{4, 16}}}
@@ -51,7 +51,7 @@ func TestViews(t *testing.T) {
 	}
 }
 
-// TestPlace: a part in one piece has a place in the whole.
+// TestPlace: a contiguous part has a place in the whole.
 func TestPlace(t *testing.T) {
 	whole := ir.Slab{Global: []int{16, 32}, Offset: []int{4, 0}, Local: []int{8, 32}}
 	for name, c := range map[string]struct {
@@ -72,7 +72,8 @@ func TestPlace(t *testing.T) {
 	}
 }
 
-// TestFits: parts have to be in one piece and start where a tensor may on all ranks, those of the smaller parts included.
+// TestFits: a view must be contiguous and start at an aligned address on all ranks, including those with
+// smaller parts.
 func TestFits(t *testing.T) {
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "dp", Size: 3}, {Name: "tp", Size: 2}}}
 	spec := func(dp, tp int) (s ir.ShardSpec) {
@@ -103,7 +104,7 @@ func TestFits(t *testing.T) {
 	}
 }
 
-// TestFitsEverywhere: the positions that Fits looks at tell of all of them.
+// TestFitsEverywhere: the positions that Fits tries decide for all positions.
 func TestFitsEverywhere(t *testing.T) {
 	const seed = 4
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -136,7 +137,7 @@ func TestFitsEverywhere(t *testing.T) {
 	require.Greater(t, fit, 500)
 }
 
-// viewed is a program whose ranks update shares of wide parameters in their places.
+// viewed is a program whose ranks update shards of wide parameters in place.
 func viewed(t *testing.T, half bool, tokens int, p *partition.Plan) (*codegen.Program, *ir.Graph) {
 	m := model(2)
 	m.NEmbd = 48
@@ -150,13 +151,14 @@ func viewed(t *testing.T, half bool, tokens int, p *partition.Plan) (*codegen.Pr
 	return prog, g
 }
 
-// TestViewsInPrograms: under ZeRO 1 and 2 shares of parameters take no bytes, where they begin on lines of cache.
+// TestViewsInPrograms: under ZeRO 1 and 2 shards of parameters take no memory of their own, if they start at
+// aligned addresses.
 func TestViewsInPrograms(t *testing.T) {
 	for _, half := range []bool{false, true} {
 		for _, zero := range []int{1, 2} {
 			p := plan(3, 1, 1, 3, 2, partition.GPipe, false)
 			p.ZeRO = zero
-			prog, g := viewed(t, half, 2, p) // so short that the update needs the most
+			prog, g := viewed(t, half, 2, p) // so short that the update needs the most memory
 			st := prog.Stages[0]
 			draft, err := codegen.Draft(g, p, batch)
 			require.NoError(t, err)
@@ -191,7 +193,7 @@ func TestViewsInPrograms(t *testing.T) {
 	}
 }
 
-// TestViewMutants: what a program says of a view wrongly is refused.
+// TestViewMutants: a program is refused if what it says about a view is wrong.
 func TestViewMutants(t *testing.T) {
 	p := plan(2, 1, 1, 2, 2, partition.GPipe, false)
 	p.ZeRO = 1
@@ -255,7 +257,7 @@ func TestViewMutants(t *testing.T) {
 	}
 }
 
-// TestViewsOnStreams: what the communication stream may be reading is not written by the name of a view.
+// TestViewsOnStreams: nothing writes through a view what the communication stream may still be reading.
 func TestViewsOnStreams(t *testing.T) {
 	v := &ir.Value{Type: ir.Type{DType: ir.F32, Shape: []int{4, 16}}, Def: &ir.Node{Name: "v"}}
 	st := &codegen.Stage{
@@ -267,6 +269,6 @@ func TestViewsOnStreams(t *testing.T) {
 		{Node: &ir.Node{Op: ir.OpCast, Phase: ir.Update, Args: []*ir.Value{v}, Results: []*ir.Value{v}}, Args: []int{1}, Results: []int{1}},
 	}
 	require.NoError(t, st.CheckStreams())
-	st.Buffers[1].View = true // of the first
+	st.Buffers[1].View = true // of the first buffer
 	require.ErrorContains(t, st.CheckStreams(), "may still be using")
 }

@@ -1,22 +1,21 @@
 package ir
 
-// Arena allocates nodes and values, many in one allocation: a graph lives and dies
-// as a whole. The zero Arena is ready for use.
+// Arena allocates nodes and values in batches, since a graph is freed as a whole. The zero Arena is ready for
+// use.
 type Arena struct {
 	nodes  slab[Node]
 	values slab[Value]
 	lists  slab[*Value]
 }
 
-// Expect makes room for so many nodes of a training step at once, most of which have one result.
+// Expect reserves space for that many nodes of a training step, most of which have one result.
 func (a *Arena) Expect(nodes int) {
 	a.nodes.expect(nodes)
 	a.values.expect(nodes * 5 / 4)
 	a.lists.expect(3 * nodes)
 }
 
-// Node returns a copy of n with room for its operands and results: nil ones, to be
-// filled in.
+// Node returns a copy of n with space for its operands and results, which are nil until they are filled in.
 func (a *Arena) Node(n Node, args, results int) *Node {
 	m := &a.nodes.take(1)[0]
 	*m = n
@@ -31,7 +30,7 @@ func (a *Arena) Value(v Value) *Value {
 	return w
 }
 
-// List returns n nil values. It must not be appended to in place: it has no room.
+// List returns n nil values. It has no spare capacity: append would copy it.
 func (a *Arena) List(n int) []*Value {
 	if n == 0 {
 		return nil
@@ -39,7 +38,7 @@ func (a *Arena) List(n int) []*Value {
 	return a.lists.take(n)
 }
 
-// slab hands out pieces of allocations that grow with what was taken before.
+// slab allocates from chunks that grow with what was taken before.
 type slab[T any] struct {
 	free []T
 	size int

@@ -2,13 +2,13 @@ package ir
 
 import "fmt"
 
-// nodeDecl is a node as a file declares it, before its operands are found and
-// its types inferred. The text and the JSON form both decode to it.
+// nodeDecl is a node as a file declares it, before its operands are looked up and its types inferred. The text
+// form and the JSON form both decode to it.
 type nodeDecl struct {
 	op      Op
 	attr    Attr
 	name    string
-	named   bool // name is given; it is the op's otherwise
+	named   bool // whether name is given; otherwise it is the op's
 	phase   Phase
 	stage   int
 	pos     string
@@ -18,12 +18,12 @@ type nodeDecl struct {
 
 type resultDecl struct {
 	id   int
-	typ  *Type  // nil: whatever inference says
+	typ  *Type  // nil: inferred
 	spec string // empty: replicated
 }
 
-// assembler builds a graph from declarations through the same [Graph.Leaf] and
-// [Graph.Add] as tracing, and checks that the declared results agree.
+// assembler builds a graph from declarations with [Graph.Leaf] and [Graph.Add], as tracing does, and checks the
+// declared results.
 type assembler struct {
 	g      *Graph
 	values map[int]*Value
@@ -61,7 +61,7 @@ func (a *assembler) node(d nodeDecl) error {
 	if err != nil {
 		return err
 	}
-	a.g.nextID = next // result counts the IDs declared
+	a.g.nextID = next // IDs come from the declarations: see result
 	n.Phase, n.Stage, n.Pos = d.phase, d.stage, d.pos
 	if len(n.Results) != len(d.results) {
 		return fmt.Errorf("%s has %d results, not %d", d.op, len(n.Results), len(d.results))
@@ -77,7 +77,7 @@ func (a *assembler) node(d nodeDecl) error {
 	return a.check.results(n)
 }
 
-// build appends the node with the types of inference.
+// build appends the node, with inferred types.
 func (a *assembler) build(d nodeDecl) (*Node, error) {
 	var args []*Value
 	for _, id := range d.args {

@@ -26,30 +26,30 @@ type ParamAttr struct {
 	State bool
 	// Frozen marks a weight that is not trained: it has no gradient and no optimizer state.
 	Frozen bool
-	// Master names the weight of which this state is the copy in full precision:
-	// both start as the same number, and the weight is this one rounded.
+	// Master names the weight that this state is the full-precision copy of. Both start as the same number; the
+	// weight is the copy, rounded.
 	Master string
-	// Host says that it lives in the host memory of its rank, where only OpFetch
-	// reads it and OpStash writes it.
+	// Host says that the parameter is kept in the host memory of its rank, where only OpFetch reads it and
+	// OpStash writes it.
 	Host bool
 }
 
 // ConstAttr belongs to OpConst.
 type ConstAttr struct{ Value float64 }
 
-// MatMulForm says how the operands of a matmul lie. In each form the M, N and K
-// stand for groups of dimensions: y[M,N] = sum over K.
+// MatMulForm says in which order the operands of a matmul have their dimensions. M, N and K stand for groups of
+// dimensions: y[M,N] = sum over K.
 type MatMulForm uint8
 
-// The forms: those of a linear layer, its input gradient and weight gradient.
+// The forms: those of a linear layer, of its input gradient and of its weight gradient.
 const (
 	MatMulNT MatMulForm = iota // a[M,K] b[N,K]: y = x wᵀ
 	MatMulNN                   // a[M,K] b[K,N]: dx = dy w
 	MatMulTN                   // a[K,M] b[K,N]: dw = dyᵀ x
 )
 
-// MatMulAttr belongs to OpMatMul. K is how many dimensions are contracted. With
-// Frac, in form TN only, the result is fixed point: see [GradientFrac].
+// MatMulAttr belongs to OpMatMul. K is the number of contracted dimensions. With Frac, in form TN only, the
+// result is fixed point: see [GradientFrac].
 type MatMulAttr struct {
 	Form MatMulForm
 	K    int
@@ -86,25 +86,23 @@ type RMSNormAttr struct {
 	Frac int
 }
 
-// GELUAttr belongs to OpGELU and OpGELUGrad: the tanh approximation or erf.
+// GELUAttr belongs to OpGELU and OpGELUGrad. Tanh selects the tanh approximation instead of erf.
 type GELUAttr struct{ Tanh bool }
 
-// RoPEAttr belongs to OpRoPE. Theta is the base of the angles; Inverse turns the
-// other way, which is the gradient.
+// RoPEAttr belongs to OpRoPE. Theta is the base of the angles. Inverse rotates in the opposite direction, which
+// is the gradient.
 type RoPEAttr struct {
 	Theta   float64
 	Inverse bool
 }
 
-// DropoutAttr belongs to OpDropout and to attention and its gradient. Key names
-// the random stream: the structural name of the forward site, so that gradient
-// and recomputation draw the same mask.
+// DropoutAttr belongs to OpDropout and to attention and its gradient. Key names the random stream. It is the
+// structural name of the forward node, so that gradient and recomputation draw the same mask.
 type DropoutAttr struct {
 	P   float64
 	Key string
-	// Fold, when not zero, says that the sequence, dimension Dim of dropout's
-	// operand, is folded for so many parts: see [FoldRuns]. The mask is that of
-	// the positions, not of the rows.
+	// Fold, if not zero, says that the sequence is folded for that many parts: see [FoldRuns]. For dropout it
+	// is dimension Dim of the operand. The mask belongs to positions, not to rows.
 	Fold, Dim int
 }
 
@@ -114,14 +112,14 @@ type AdamWAttr struct{ Beta1, Beta2, Eps, WeightDecay float64 }
 // CastAttr belongs to OpCast: the floating-point type of the result.
 type CastAttr struct{ To DType }
 
-// LossScaleAttr belongs to OpLossScale: after Interval steps in a row with finite
-// gradients the scale is multiplied by Growth, after one without by Backoff.
+// LossScaleAttr belongs to OpLossScale. After Interval consecutive steps with finite gradients the scale is
+// multiplied by Growth, after a step without by Backoff.
 type LossScaleAttr struct {
 	Growth, Backoff float64
 	Interval        int
 }
 
-// RowsAttr belongs to OpRows: part number Part of Parts equal ones.
+// RowsAttr belongs to OpRows: part number Part, from 0, of Parts equal parts.
 type RowsAttr struct{ Part, Parts int }
 
 // CommAttr belongs to the ops that partition inserts, except send, recv, fetch and

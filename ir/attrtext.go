@@ -191,8 +191,7 @@ func isBareByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' || strings.IndexByte("_./#@+-", c) >= 0
 }
 
-// setAttr sets one attribute of op from its text; value is unquoted, and
-// hasValue tells key= from key.
+// setAttr sets one attribute of an op from its unquoted text. hasValue distinguishes key= from key.
 func setAttr(attr reflect.Value, key, value string, hasValue bool) error {
 	for i := range attr.NumField() {
 		if attrKey(attr.Type(), i) != key {

@@ -1,19 +1,17 @@
 package ir
 
-// Run is consecutive rows of a folded sequence that stand for consecutive
-// positions: rows Row to Row+Len hold positions Pos to Pos+Len.
+// Run is a range of consecutive rows of a folded sequence that hold consecutive positions: rows Row to Row+Len
+// hold positions Pos to Pos+Len.
 type Run struct{ Row, Pos, Len int }
 
-// FoldRuns returns the runs of rows off to off+n of a sequence of size positions
-// that is folded for parts ranks, in row order.
+// FoldRuns returns, in row order, the runs of rows off to off+n of a sequence of size positions that is folded
+// for a number of parts (ranks).
 //
-// Under the causal mask a position sees all before it, so contiguous shards of a
-// sequence have unequal work. The fold pairs early positions with late ones (the
-// zigzag of Llama 3, Grattafiori et al. 2024, section 3.3.2): the sequence is cut
-// into 2·parts chunks, and the rows of part i hold chunk i, then chunk
-// 2·parts-1-i. Rows are cut over parts as [Axis.Cut] does; of a part with L rows
-// the first ⌈L/2⌉ come from the front, so sizes that nothing divides fold too.
-// Parts of 0 or 1 is the order of positions.
+// Under the causal mask a position attends to all positions before it, so contiguous shards of a sequence have
+// unequal work. The fold pairs early positions with late ones (the zigzag of Llama 3, Grattafiori et al. 2024,
+// section 3.3.2). The sequence is cut into 2·parts chunks, and the rows of part i hold chunk i, then chunk
+// 2·parts-1-i. Rows are cut over parts as [Axis.Cut] does, and the first ⌈L/2⌉ of the L rows of a part come
+// from the front, so any size can be folded. With parts 0 or 1 rows are in the order of positions.
 func FoldRuns(size, parts, off, n int) []Run {
 	var runs []Run
 	add := func(r Run) {

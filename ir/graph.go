@@ -7,10 +7,10 @@ import (
 
 // Value is one result of one node.
 type Value struct {
-	ID    int // position in the graph's numbering, as printed: %ID
+	ID    int // number in the graph, printed as %ID; below Graph.IDs
 	Type  Type
 	Def   *Node
-	Index int       // which result of Def
+	Index int       // index of the result among those of Def
 	Spec  ShardSpec // meaningful once the graph is partitioned
 }
 
@@ -23,8 +23,7 @@ func (v *Value) Name() string {
 	return fmt.Sprintf("%s#%d", v.Def.Name, v.Index)
 }
 
-// OnHost reports whether the value lies in the host memory of its rank instead of
-// on its device.
+// OnHost reports whether the value is in the host memory of its rank instead of device memory.
 func (v *Value) OnHost() bool {
 	attr, isParam := v.Def.Attr.(ParamAttr)
 	return isParam && attr.Host || v.Def.Op == OpStash
@@ -37,22 +36,21 @@ type Node struct {
 	Attr    Attr
 	Args    []*Value
 	Results []*Value
-	// Name is structural and unique in the graph: module path, '/', op and
-	// occurrence, as in h.3.attn.c_attn/matmul; gradients add @d and what they
-	// are a gradient of. Parameters and inputs have the bare path.
+	// Name is structural and unique in the graph: module path, '/', op and occurrence, as in
+	// h.3.attn.c_attn/matmul. Gradients append @d and the name of what they are a gradient of. Parameters and
+	// inputs have the bare path.
 	Name  string
 	Stage int    // pipeline stage, once partitioned
 	Pos   string // source position file:line of the user's code, if any
 
-	sig *Signature // of a node made by Add, and of its copies
+	sig *Signature // cached for nodes made by Add, and their copies
 }
 
-// ID returns a number of the node that no other node of its graph has: the ID of
-// its first result. Every node has one.
+// ID returns a number that identifies the node in its graph: the ID of its first result, which every node has.
 func (n *Node) ID() int { return n.Results[0].ID }
 
-// Copy returns a node with the same op, attributes and names, and no operands or
-// results: those of the same types may be filled in.
+// Copy returns a node with the same op, attributes and names but without operands and results, to be filled in
+// with values of the same types.
 func (n *Node) Copy() *Node {
 	m := *n
 	m.Args, m.Results = nil, nil
@@ -65,7 +63,7 @@ func (n *Node) Block() string { return BlockOf(n.Name) }
 
 // BlockOf returns the block part of a structural name. See [Node.Block].
 func BlockOf(name string) string {
-	digits := true // only, in the path element so far
+	digits := true // whether the path element so far has only digits
 	for i, start := 0, 0; i < len(name); i++ {
 		switch c := name[i]; {
 		case c == '.' || c == '/':
@@ -89,7 +87,7 @@ type Output struct {
 	Value *Value
 }
 
-// StateUpdate makes New the value of Param for the next step.
+// StateUpdate says that New is the value of Param in the next step.
 type StateUpdate struct{ Param, New *Value }
 
 // Graph is a straight-line program: every node's operands are defined before it.
@@ -111,7 +109,7 @@ func NewGraph(name string) *Graph {
 	return &Graph{Name: name}
 }
 
-// Expect makes room for so many nodes of a training step.
+// Expect reserves space for that many nodes of a training step.
 func (g *Graph) Expect(nodes int) {
 	g.Nodes = slices.Grow(g.Nodes, nodes)
 	g.arena.Expect(nodes)
@@ -145,8 +143,8 @@ func (g *Graph) Add(op Op, attr Attr, name string, phase Phase, args ...*Value) 
 	return n, nil
 }
 
-// AddLike appends a copy of a node with other operands: of the same types, or for an
-// add_n another number of them. Its name must not be taken.
+// AddLike appends a copy of a node with other operands, of the same types. An add_n may get another number of
+// them. The name must not be taken.
 func (g *Graph) AddLike(n *Node, args ...*Value) *Node {
 	m := g.arena.Node(*n, len(args), len(n.Results))
 	copy(m.Args, args)
@@ -225,7 +223,7 @@ func (g *Graph) Output(name string) *Value {
 // SignatureOf returns the signature of a compute or communication node. It is
 // shared: read only.
 func SignatureOf(n *Node) *Signature {
-	// A rewrite keeps types, but may drop operands of an add_n.
+	// A rewrite keeps types, but may change the number of operands of an add_n.
 	if n.sig != nil && len(n.sig.Args) == len(n.Args) {
 		return n.sig
 	}
@@ -240,12 +238,12 @@ func SignatureOf(n *Node) *Signature {
 	return s
 }
 
-// Sign notes the signature of a node that was put together by hand, which
-// [SignatureOf] otherwise finds anew each time that it is asked.
+// Sign caches the signature of a node that was built by hand. Otherwise [SignatureOf] resolves it again on
+// every call.
 func (n *Node) Sign() { n.sig = SignatureOf(n) }
 
-// Infer notes the signature of a node that was put together by hand, as [Node.Sign] does,
-// and makes the results that it has by its operands. It fails as [Resolve] does.
+// Infer caches the signature of a node that was built by hand, as [Node.Sign] does, and makes its results from
+// its operands. It returns the errors of [Resolve].
 func (n *Node) Infer() error {
 	types := make([]Type, len(n.Args))
 	for i, a := range n.Args {
@@ -262,10 +260,10 @@ func (n *Node) Infer() error {
 	return nil
 }
 
-// IDs returns the number that the IDs of all values are below.
+// IDs returns a bound that the IDs of all values are below, for tables indexed by ID.
 func (g *Graph) IDs() int { return g.nextID }
 
-// Clone copies a graph. The returned function leads from old values to new ones.
+// Clone copies a graph. The returned function maps values of g to those of the copy.
 func (g *Graph) Clone() (*Graph, func(*Value) *Value) {
 	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID}
 	args, results := 0, 0
@@ -317,7 +315,7 @@ func (g *Graph) Renumber() {
 	}
 }
 
-// Prune drops nodes that no output, update or send needs, and none of the values given. Leaves stay.
+// Prune drops all nodes that no output, update, send or value in also depends on. Leaves stay.
 func (g *Graph) Prune(also ...*Value) {
 	live := make([]bool, g.nextID) // by ID
 	for _, v := range also {

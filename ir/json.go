@@ -5,8 +5,8 @@ import (
 	"fmt"
 )
 
-// The JSON form has the fields of the text form under names; types, specs and
-// attributes are strings as in the text form.
+// The JSON form has named fields for the parts of the text form. Types, specs and attributes are strings, as in
+// the text form.
 type graphJSON struct {
 	Name    string       `json:"name"`
 	Mesh    []axisJSON   `json:"mesh,omitempty"`
@@ -49,7 +49,7 @@ type updateJSON struct {
 	New   int `json:"new"`
 }
 
-// MarshalJSON encodes a graph. It fails on one that [Graph.Verify] refuses.
+// MarshalJSON encodes a graph. It returns the error of [Graph.Verify] for an invalid one.
 func (g *Graph) MarshalJSON() ([]byte, error) {
 	if err := g.Verify(); err != nil {
 		return nil, err

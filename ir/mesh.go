@@ -6,24 +6,23 @@ import (
 	"strings"
 )
 
-// MaxAxes bounds the axes of a mesh, so that a ShardSpec is a comparable array.
+// MaxAxes is the largest number of axes of a mesh. It makes ShardSpec a comparable array.
 const MaxAxes = 5
 
 // Axis is one named axis of a mesh.
 type Axis struct {
 	Name string
 	Size int
-	// Chunk, when not zero, cuts a dimension into pieces of Chunk elements with
-	// a smaller last one, instead of into Size nearly equal pieces. Micro-batches
-	// are cut so.
+	// Chunk, if not zero, cuts a dimension into pieces of Chunk elements, of which the last may be smaller,
+	// instead of into Size nearly equal pieces. Micro-batches are cut this way.
 	Chunk int
-	// Time marks an axis whose positions are visited one after another by the
-	// same device (micro-batches), not held by different devices.
+	// Time marks an axis whose positions one device visits one after another (micro-batches), instead of
+	// different devices holding them.
 	Time bool
 }
 
-// Mesh is the grid over which values of one pipeline stage are placed. Ranks are
-// numbered row-major: the last device axis varies fastest.
+// Mesh is the grid of devices of one pipeline stage, over which values are placed. Devices are numbered
+// row-major: the last device axis varies fastest.
 type Mesh struct{ Axes []Axis }
 
 // Axis returns the index of the named axis, or -1.
@@ -107,7 +106,7 @@ func (m Mesh) String() string {
 	return "mesh(" + strings.Join(parts, ", ") + ")"
 }
 
-// PlacementKind says what one mesh axis does to a value.
+// PlacementKind says how one mesh axis divides a value.
 type PlacementKind uint8
 
 // The placements.
@@ -117,7 +116,7 @@ const (
 	Partial                        // each position holds a term of a reduction
 )
 
-// Reduction is the operation that makes Partial values whole.
+// Reduction is the operation that combines the terms of a Partial value.
 type Reduction uint8
 
 // The reductions.
@@ -133,7 +132,7 @@ func (r Reduction) String() string {
 	return "sum"
 }
 
-// Placement is what one mesh axis does to one value.
+// Placement says how one mesh axis divides one value.
 type Placement struct {
 	Kind   PlacementKind
 	Dim    int8      // the sharded dimension, for Shard
@@ -319,7 +318,7 @@ func (m Mesh) Local(shape []int, s ShardSpec, c Coord) Slab {
 	return m.LocalIn(make([]int, 2*len(shape)), shape, s, c)
 }
 
-// LocalIn is [Mesh.Local] written down in room, of two numbers for each dimension.
+// LocalIn is [Mesh.Local] without allocation: the slab uses room, which has two numbers for each dimension.
 func (m Mesh) LocalIn(room, shape []int, s ShardSpec, c Coord) Slab {
 	slab := Slab{Global: shape, Offset: room[:len(shape):len(shape)], Local: room[len(shape):]}
 	clear(slab.Offset)
@@ -355,7 +354,7 @@ func (m Mesh) LocalElems(shape []int, s ShardSpec, c Coord) int64 {
 		if p.Kind != Shard {
 			continue
 		}
-		// What the axes before leave of the dimension, and what this one does.
+		// n counts elements after all axes before a; before is what those leave of the dimension.
 		before := shape[p.Dim]
 		for outer := range a {
 			if s[outer].Kind == Shard && s[outer].Dim == p.Dim {

@@ -12,7 +12,7 @@ const (
 
 	// Leaves.
 	OpParam // a value that lives across steps: weights and optimizer state
-	OpInput // fed by the caller: per micro-batch when sharded over time, else per step
+	OpInput // fed by the caller: for each micro-batch if sharded over time, else once per step
 	OpConst // a scalar constant
 
 	// Element-wise and reductions.
@@ -20,7 +20,7 @@ const (
 	OpAddN       // sum of any number of values of one shape
 	OpScale      // x * s for a scalar s
 	OpSumTo      // sum over leading dimensions
-	OpExpand     // x repeated over the leading dimensions of like
+	OpExpand     // x repeated over the leading dimensions of another value
 	OpSum        // sum of all elements
 	OpSumSquares // sum of all squared elements
 	OpSqrt       // square root of a scalar
@@ -49,15 +49,15 @@ const (
 	OpAttention
 	OpAttentionGrad
 	OpAttentionDecode
-	OpKeysValues      // keys and values out of packed queries, keys and values
-	OpAttentionKV     // attention of some positions to the keys and values of all
-	OpAttentionKVGrad // its gradients, those of keys and values over all positions
-	OpJoinQKV         // gradients of queries and of keys and values, packed
+	OpKeysValues      // keys and values, extracted from packed queries, keys and values
+	OpAttentionKV     // attention of a rank's positions to the keys and values of all positions
+	OpAttentionKVGrad // its gradients; those of keys and values are for all positions
+	OpJoinQKV         // gradients of queries, and of keys and values, packed into one
 
-	OpRows     // part of the positions of all sequences
-	OpJoinRows // values of all positions, of those of each part
+	OpRows     // one part of the positions of all sequences
+	OpJoinRows // all positions, joined from their parts
 
-	// Softmax cross-entropy, in parts that each split over the vocabulary.
+	// Softmax cross-entropy, in parts that can each be split over the vocabulary.
 	OpRowMax
 	OpRowSumExp
 	OpRowPick
@@ -68,7 +68,7 @@ const (
 	OpAdamW
 	OpLossScale // the next scale of the loss, from the norm of the scaled gradients
 
-	// Inserted by partition. Each changes a value's spec, not the value.
+	// Inserted by partition. Each of these changes a value's spec, not the value.
 	OpAllReduce     // Partial -> Replicate
 	OpAllGather     // Shard -> Replicate
 	OpReduceScatter // Partial -> Shard
@@ -76,7 +76,7 @@ const (
 	OpSlice         // Replicate -> Shard, no communication
 	OpFold          // Replicate -> Shard, no communication: a slice of the folded sequence, see FoldRuns
 	OpUnfold        // Replicate -> Replicate, the inverse of fold
-	OpToPartial     // Replicate -> Partial, no communication: zero but at position 0
+	OpToPartial     // Replicate -> Partial, no communication: the value at position 0, zeros elsewhere
 	OpAccumulate    // Partial over micro-batches -> Replicate
 	OpSend          // to the same mesh position of another stage
 	OpRecv
@@ -101,32 +101,31 @@ type opInfo struct {
 	name  string
 	class Class
 	// sig is the dimension signature: "x[r* !c] w[!c] b?[!c] -> y[r* !c]".
-	// A dimension is splittable unless marked '!'. A name followed by '*' stands
-	// for any number of dimensions. An operand may be optional ('?') or repeated
-	// ('...'). Its element type follows the name: ':i32', ':f32', ':q64', or ':any'
-	// for any floating-point type. Operands and results without one have one
-	// floating-point type in common: that in which the op computes, though kernels
-	// sum in f32 and round once. See fixed.go for results that are summed in fixed
-	// point. A result that lacks a dimension which some operand has is Partial when that
-	// dimension is split. A result dimension that no operand has takes its size
-	// from the attributes. Dimensions roles and g* are those of attention: see
-	// [binder.group].
+	//
+	//   - A dimension can be split unless it is marked '!'. A name followed by '*' stands for any number of
+	//     dimensions.
+	//   - An operand may be optional ('?') or repeated ('...').
+	//   - The element type follows the name: ':i32', ':f32', ':q64', or ':any' for any floating-point type. All
+	//     operands and results without one have the same floating-point type. The op computes in that type,
+	//     though kernels sum in f32 and round once. See fixed.go for results that are summed in fixed point.
+	//   - If a dimension is split, results that lack it, although some operand has it, are Partial.
+	//   - A result dimension that no operand has takes its size from the attributes.
+	//   - The dimensions roles and g* are those of attention: see [binder.group].
 	sig string
-	// reduce makes results that lose a split dimension whole again.
+	// reduce is the reduction of results that are Partial because they lack a split dimension.
 	reduce Reduction
-	// linear lists operands (by bit) in which the op is jointly linear: if all of
-	// them are Partial sums and the others replicated, the results are Partial.
+	// linear lists, as bits, operands in which the op is jointly linear: if all of them are Partial sums and
+	// the others replicated, the results are Partial sums.
 	linear uint32
-	// inPlace says result 0 may overwrite operand 0 when that dies here and is no
-	// smaller.
+	// inPlace says that result 0 may overwrite operand 0, if nothing reads that operand later and the result is
+	// no larger.
 	inPlace bool
-	// accumulates lists results (by bit) that a kernel can add into instead of
-	// overwriting.
+	// accumulates lists, as bits, results that a kernel can add into instead of overwriting.
 	accumulates uint32
-	// flops counts floating-point operations per point of the iteration space:
-	// the product of all distinct dimensions. Those of RoPE are per element turned.
+	// flops is the number of floating-point operations per point of the iteration space, which is the product
+	// of all distinct dimensions. Those of RoPE are per element that is rotated.
 	flops float64
-	// noGrad says gradients never flow through: leaves, gradient ops, optimizer.
+	// noGrad says that no gradients flow through: leaves, gradient ops, the optimizer.
 	noGrad bool
 }
 
@@ -167,24 +166,23 @@ var opTable = [numOps]opInfo{
 	OpRoPE:          {name: "rope", sig: "qkv[b t !roles h !d] positions:i32[t] -> y[b t !roles h !d]", class: Compute, linear: 1, inPlace: true, flops: 3},
 	OpDropout:       {name: "dropout", sig: "x[d*] seed:i32[] step:i32[] -> y[d*]", class: Compute, inPlace: true, flops: 2},
 
-	// Both products of causal attention have half their points above the
-	// diagonal: 4*t/2 operations for each of the b*t*g*h*d points forward, and
-	// five products instead of two backward. A token that is decoded sees all of
-	// its t keys. See Signature.FLOPs. The queries g of a head split where all of qkv
-	// is: each part computes those that it is to give.
+	// Half of the points of both matrix products of causal attention are above the diagonal. So forward takes
+	// 4*t/2 operations for each of the b*t*g*h*d points, and backward, with five products instead of two,
+	// 10*t/2. A decoded token attends to all of its t keys. See Signature.FLOPs. The queries g of a head are
+	// split where all of qkv is present: each part computes the queries of its share of the result.
 	OpAttention:       {name: "attention", sig: "qkv[b !t !roles h !d] seed:i32[] step:i32[] -> o[b !t g* h !d] lse:f32[b g* h !t]", class: Compute, flops: 2},
 	OpAttentionGrad:   {name: "attention_grad", sig: "do[b !t g* h !d] qkv[b !t !roles h !d] o[b !t g* h !d] lse:f32[b g* h !t] seed:i32[] step:i32[] -> dqkv[b !t !roles h !d]", class: Compute, flops: 5, noGrad: true},
 	OpAttentionDecode: {name: "attention_decode", sig: "qkv[b !one !roles h !d] cache[b !t !two h !d] pos:i32[] -> o[b !one !g* h !d] next[b !t !two h !d]", class: Compute, flops: 4, noGrad: true},
 
-	// Attention by context parallelism: positions t are split, keys and values
-	// of all positions s are there. The fold of t and s balances the causal mask,
-	// so each of t sees half of s on average, as above.
+	// Attention under context parallelism: the positions t are split, while keys and values of all positions s
+	// are present. The fold of t and s balances the causal mask, so each position of t attends to half of s on
+	// average, as above.
 	OpKeysValues:      {name: "keys_values", sig: "qkv[b t !roles h d] -> kv[b t !two h d]", class: Compute, noGrad: true},
 	OpAttentionKV:     {name: "attention_kv", sig: "qkv[b t !roles h !d] kv[b !s !two h !d] seed:i32[] step:i32[] -> o[b t !g* h !d] lse:f32[b !g* h t]", class: Compute, flops: 2, noGrad: true},
 	OpAttentionKVGrad: {name: "attention_kv_grad", sig: "do[b t !g* h !d] qkv[b t !roles h !d] kv[b !s !two h !d] o[b t !g* h !d] lse:f32[b !g* h t] seed:i32[] step:i32[] -> dq[b t !g* h !d] dkv[b !s !two h !d]", class: Compute, flops: 5, noGrad: true},
 	OpJoinQKV:         {name: "join_qkv", sig: "dq[b t !g* h d] dkv[b t !two h d] -> dqkv[b t !roles h d]", class: Compute, noGrad: true},
 
-	// The loss in slices: see partition.Plan.LossSlices. Positions are split within a rank.
+	// The loss in slices: see partition.Plan.LossSlices. The positions are split within a rank, not over ranks.
 	OpRows:     {name: "rows", sig: "x[b !t d*] -> y[b !s d*]", class: Compute, linear: all, noGrad: true},
 	OpJoinRows: {name: "join_rows", sig: "x...[b !s d*] -> y[b !t d*]", class: Compute, linear: all, noGrad: true},
 
@@ -248,8 +246,8 @@ func (o Op) HasGrad() bool { return !opTable[o].noGrad }
 // InPlace reports whether result 0 may share the buffer of operand 0.
 func (o Op) InPlace() bool { return opTable[o].inPlace }
 
-// Renews returns the operand of which result i is the next value and may take the
-// place, for ops that keep state from step to step; -1 for others.
+// Renews returns the operand whose next value result i is, for ops that keep state from step to step; the
+// result may be written over that operand. It returns -1 for other results.
 func (o Op) Renews(i int) int {
 	switch {
 	case o == OpAdamW, o == OpLossScale && i < 3, o == OpAttentionDecode && i == 1:

@@ -5,14 +5,13 @@ import (
 	"strings"
 )
 
-// Parse reads the form that [Graph.Fprint] prints. Parse(name, g.String()) equals
-// g exactly, IDs, attributes and positions included. name stands for the text in
-// errors, which read name:line:column: what is wrong.
+// Parse reads the form that [Graph.Fprint] prints. Parse(name, g.String()) equals g exactly, including IDs,
+// attributes and positions. name stands for the text in errors, which have the form name:line:column: what is
+// wrong.
 //
-// For text written by hand the name, attributes, types and phase of a node may
-// be left out: they default to the op's name (numbered when taken), zero
-// attributes, what inference says, and fwd. Lines may end in a // comment; one of the form file:line is the
-// node's position. Parse checks what inference checks; [Graph.Verify] does the
+// In text written by hand the name, attributes, types and phase of a node may be left out. They default to the
+// op's name (numbered if taken), zero attributes, inferred types, and fwd. A line may end in a // comment; one
+// of the form file:line is the node's position. Parse checks what inference checks; [Graph.Verify] checks the
 // rest.
 func Parse(name, text string) (*Graph, error) {
 	var p parser

@@ -2,23 +2,22 @@ package ir
 
 import "encoding/binary"
 
-// resolver resolves the signatures of the nodes of a graph, like ones once: the
-// blocks of a model are alike, so nearly every node has the op, the attributes and
-// the operand types of one before it. The zero resolver is ready for use.
+// resolver resolves the signatures of the nodes of a graph and caches them. The blocks of a model are alike, so
+// nearly every node has the op, the attributes and the operand types of an earlier one. The zero resolver is
+// ready for use.
 type resolver struct {
 	known map[resolverKey]*resolution
 	types []byte
 }
 
-// resolverKey is what a signature depends on.
+// resolverKey is all that a signature depends on.
 type resolverKey struct {
 	op    Op
-	attr  Attr // nil for attributes that say nothing of dimensions and types
+	attr  Attr // nil for attributes that dimensions and types do not depend on
 	types string
 }
 
-// resolution is a signature, and the types of the results that it infers. Both are
-// shared: read only.
+// resolution is a signature and the result types that it infers. Both are shared: read only.
 type resolution struct {
 	sig     *Signature
 	results []Type
@@ -57,7 +56,7 @@ func (r *resolver) resolve(op Op, attr Attr, args []*Value) (*resolution, error)
 	return found, nil
 }
 
-// shapeAttr returns an attribute on which [Resolve] depends, nil for others.
+// shapeAttr returns attr if [Resolve] depends on it, else nil.
 func shapeAttr(attr Attr) Attr {
 	switch attr.(type) {
 	case MatMulAttr, SumToAttr, EmbeddingGradAttr, LayerNormAttr, RMSNormAttr, CastAttr:

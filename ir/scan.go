@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// scanner reads the tokens of one line. Its methods skip the space before what
-// they read and leave at on what they could not read.
+// scanner reads the tokens of one line. Its methods skip space before a token, and leave at in front of a token
+// that they cannot read.
 type scanner struct {
 	text string
 	at   int

@@ -9,20 +9,20 @@ import (
 type Dim struct {
 	Name string
 	Size int // global
-	// Frozen dimensions cannot be split: the kernel needs them whole.
+	// Frozen dimensions cannot be split: the kernel needs all of them.
 	Frozen bool
 }
 
-// Signature is the dimension signature of an op, resolved for one node: which
-// named dimension each position of each operand and result is.
+// Signature is the dimension signature of an op, resolved for one node. It says which named dimension each
+// position of each operand and result is.
 type Signature struct {
 	Op      Op
 	Dims    []Dim
-	Args    [][]int // indexes into Dims
+	Args    [][]int // indices into Dims
 	Results [][]int
 	Types   []DType // of the results
 
-	rules []rule // from PassPartial on
+	rules []rule // by rule number, from PassPartial on
 }
 
 // rule is what [Signature.Rule] returns.
@@ -38,8 +38,8 @@ const (
 	PassPartial  = -2 // the linear operands Partial, and so the results
 )
 
-// Resolve matches the op's signature with attributes and operand types. It
-// fails, naming operand and numbers, when the operands do not fit.
+// Resolve matches the op's signature with attributes and operand types. The error names the operand and the
+// sizes that do not fit.
 func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	tmpl, err := template(op, attr)
 	if err != nil {
@@ -89,8 +89,8 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	return b.sig, nil
 }
 
-// elements checks the element types of the operands and returns the one that
-// those have which the signature leaves open, and so the results.
+// elements checks the element types of the operands and returns the type of all operands and results whose type
+// the signature leaves open.
 func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) {
 	if cast, ok := attr.(CastAttr); ok && op == OpCast {
 		if !cast.To.Float() || !args[0].DType.Float() {
@@ -98,7 +98,7 @@ func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) 
 		}
 		return cast.To, nil
 	}
-	if op.Class() == Comm || op == OpRows { // what only moves moves any type
+	if op.Class() == Comm || op == OpRows { // ops that only move data take any type
 		return args[0].DType, nil
 	}
 	open, known := F32, false
@@ -128,9 +128,9 @@ func (s *Signature) ResultTypes() []Type {
 	return types
 }
 
-// Rule returns the placements that one mesh axis puts on every operand and
-// result when it splits dimension dim, or for ReplicateAll or PassPartial. ok is
-// false when the op does not allow it. What it returns is shared: read only.
+// Rule returns the placements on one mesh axis of every operand and result, if the axis splits dimension dim,
+// or for ReplicateAll or PassPartial. ok is false if the op does not allow it. The slices are shared: read
+// only.
 func (s *Signature) Rule(dim int) (args, results []Placement, ok bool) {
 	r := &s.rules[dim-PassPartial]
 	return r.args, r.results, r.ok
@@ -175,10 +175,9 @@ func (s *Signature) rule(dim int) rule {
 	return rule{args, results, true}
 }
 
-// FLOPs counts floating-point operations when every operand and result has the
-// given shape (a rank's local shapes, or the global ones): the op's factor times
-// the points of its iteration space, and for attention times the mean number of
-// keys that the causal mask leaves, times two.
+// FLOPs returns the number of floating-point operations if operands and results have the given shapes (a rank's
+// local shapes, or the global ones): the op's factor times the points of its iteration space. For attention the
+// points are also multiplied by the number of keys t: twice the average number that the causal mask leaves.
 func (s *Signature) FLOPs(args, results [][]int) float64 {
 	points := opTable[s.Op].flops
 	if points == 0 {
@@ -208,7 +207,7 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	switch s.Op {
 	case OpAddN:
 		points *= float64(len(s.Args))
-	case OpRoPE: // all roles but that of values
+	case OpRoPE: // values are not rotated
 		points *= float64(args[0][2] - 1)
 	}
 	return points

@@ -7,17 +7,17 @@ import (
 	"strings"
 )
 
-// The dimensions of attention that group queries: see [binder.group].
+// The dimensions of attention for queries that share a head of keys and values: see [binder.group].
 const (
 	rolesDim   = "roles"
 	queryGroup = "g"
 )
 
-// isMarker reports dimensions of small size that enumerate roles (k and v of a
-// cache), not points of the iteration space.
+// isMarker reports whether a dimension enumerates roles (such as k and v of a cache) and is not part of the
+// iteration space.
 func isMarker(name string) bool { return name == rolesDim || markerSize(name) > 0 }
 
-// markerSize is the size of a marker that is the same for all graphs, else 0.
+// markerSize returns the size of a marker that is the same in all graphs, 0 for other names.
 func markerSize(name string) int {
 	switch name {
 	case "one":
@@ -37,18 +37,18 @@ type operand struct {
 	dims     []dimRef
 }
 
-// elemMark is what a signature says of an element type.
+// elemMark is what a signature says about an element type.
 type elemMark uint8
 
 const (
-	elemOpen elemMark = iota // what other open ones are
+	elemOpen elemMark = iota // the same as all other open ones
 	elemI32
 	elemF32
 	elemQ64
 	elemAny // any floating-point type
 )
 
-// or returns the type that the mark fixes, else the one given.
+// or returns the type that the mark fixes, or open if it fixes none.
 func (m elemMark) or(open DType) DType {
 	switch m {
 	case elemI32:
@@ -69,7 +69,7 @@ type dimRef struct {
 
 type sigTemplate struct{ args, results []operand }
 
-// opTemplates and matMulTemplates are the signature lines of all ops, parsed: read only.
+// opTemplates and matMulTemplates are the parsed signature lines of all ops: read only.
 var (
 	opTemplates     = parseSignatures()
 	matMulTemplates = [...]sigTemplate{
@@ -134,7 +134,7 @@ func parseOperands(s string) []operand {
 	return out
 }
 
-// operands matches the template with the number of operands given.
+// operands returns the template's operands for a number of actual operands, given optional and repeated ones.
 func (t *sigTemplate) operands(op Op, n int) ([]operand, error) {
 	if len(t.args) == 1 && t.args[0].repeated {
 		if n < 1 {
@@ -154,11 +154,11 @@ func (t *sigTemplate) operands(op Op, n int) ([]operand, error) {
 	return t.args[:n], nil
 }
 
-// binder gives names of dimensions their indexes and sizes.
+// binder assigns indices and sizes to the names of dimensions.
 type binder struct {
 	sig    *Signature
-	groups map[string]int // dimensions in each group
-	sizes  map[string]int // sizes fixed by attributes, or by group
+	groups map[string]int // by name of a group: the number of its dimensions
+	sizes  map[string]int // sizes fixed by attributes, or by group and rows
 }
 
 func (b *binder) fromAttr(attr Attr) {
@@ -172,11 +172,10 @@ func (b *binder) fromAttr(attr Attr) {
 	}
 }
 
-// group relates the two dimensions in which attention packs what belongs to a head
-// of keys and values: roles counts its queries, one key and one value, in this
-// order, and g* the queries alone, where there is more than one (grouped-query
-// attention: Ainslie et al. 2023). With one query per head, multi-head attention,
-// roles is 3 and g* no dimension. Either size follows from the other.
+// group relates the two dimensions of attention that depend on the number of queries that share a head of keys
+// and values. roles enumerates these queries, one key and one value, in this order. g* enumerates the queries
+// alone, if there are several (grouped-query attention: Ainslie et al. 2023). With one query per head
+// (multi-head attention) roles is 3 and g* no dimension. Either size follows from the other.
 func (b *binder) group(ops []operand, args []Type) error {
 	queries := 0
 	for i, o := range ops {
@@ -204,7 +203,7 @@ func (b *binder) group(ops []operand, args []Type) error {
 	return nil
 }
 
-// rows relates all positions to those of a part of them.
+// rows relates the size of a dimension of all positions to that of a part of them.
 func (b *binder) rows(op Op, attr Attr, args []Type) error {
 	switch {
 	case op != OpRows && op != OpJoinRows || len(args[0].Shape) < 2:
@@ -225,8 +224,8 @@ func hasOptionalResult(attr Attr) bool {
 	return ok && a.Bias
 }
 
-// resolveGroups finds how many dimensions each group stands for, from operands
-// that have a single unknown group, until all are known.
+// resolveGroups finds the number of dimensions of each group: it solves operands with a single unknown group,
+// until all groups are known.
 func (b *binder) resolveGroups(ops []operand, args []Type) error {
 	for progress := true; progress; {
 		progress = false
@@ -259,8 +258,8 @@ func (b *binder) resolveGroups(ops []operand, args []Type) error {
 	return nil
 }
 
-// expand turns the dimensions of one operand or result into indexes, binding
-// sizes from shape when bind is set.
+// expand returns the indices of the dimensions of one operand or result. With bind it takes their sizes from
+// shape.
 func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 	names := make([]dimRef, 0, max(len(o.dims), len(shape)))
 	for _, d := range o.dims {

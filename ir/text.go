@@ -10,8 +10,7 @@ import (
 	"unicode/utf8"
 )
 
-// Column is an optional part of a printed node. The first part, results, op and
-// operands, is always there.
+// Column is an optional part of a printed node. Results, op and operands are always printed first.
 type Column uint8
 
 // The columns, in the order in which they print.
@@ -25,24 +24,7 @@ const (
 	numColumns
 )
 
-var columnNames = [numColumns]string{"name", "attr", "type", "spec", "phase", "pos"}
-
-// ParseColumns reads a comma-separated list of column names: name, attr, type,
-// spec, phase, pos.
-func ParseColumns(s string) ([]Column, error) {
-	var cols []Column
-	for _, name := range strings.Split(s, ",") {
-		i := slices.Index(columnNames[:], name)
-		if i < 0 {
-			return nil, fmt.Errorf("ir: unknown column %q (want %s)", name, strings.Join(columnNames[:], ", "))
-		}
-		cols = append(cols, Column(i))
-	}
-	return cols, nil
-}
-
-// PrintOptions choose what [Graph.Fprint] prints. The zero value prints all,
-// which [Parse] reads back.
+// PrintOptions selects what [Graph.Fprint] prints. The zero value prints everything, which [Parse] reads back.
 type PrintOptions struct {
 	Columns []Column // nil for all
 }
@@ -63,8 +45,7 @@ func (g *Graph) String() string {
 //	  output "x" %2
 //	  update %0 <- %5
 //
-// with columns aligned. A graph that [Graph.Verify] refuses prints too, but may
-// not parse back.
+// with aligned columns. It also prints a graph that [Graph.Verify] rejects, but that may not parse back.
 func (g *Graph) Fprint(w io.Writer, opts PrintOptions) error {
 	rows := make([][]string, len(g.Nodes))
 	for i, n := range g.Nodes {

@@ -19,7 +19,7 @@ const (
 	F32  DType = iota // IEEE 754 binary32
 	I32               // token ids, seeds and step numbers
 	Q64               // 64-bit fixed point: sums that do not depend on their order, see fixed.go
-	BF16              // bfloat16: a binary32 of 8 bits of precision
+	BF16              // bfloat16: a binary32 cut to 8 bits of precision
 	F16               // IEEE 754 binary16
 	numDTypes
 )
@@ -44,14 +44,14 @@ func (d DType) Size() int64 {
 	return 4
 }
 
-// Half reports the floating-point types of two bytes.
+// Half reports whether the type is one of the 16-bit floating-point types.
 func (d DType) Half() bool { return d == BF16 || d == F16 }
 
-// Float reports the floating-point types.
+// Float reports whether the type is a floating-point type.
 func (d DType) Float() bool { return d == F32 || d.Half() }
 
-// Round rounds x to the nearest value of the type, ties to even. Only the types
-// of two bytes round: float64 stands for f32 in package interp.
+// Round rounds x to the nearest value of the type, ties to even. It rounds only to 16-bit types: in package
+// interp float64 stands for f32.
 func (d DType) Round(x float64) float64 {
 	switch d {
 	case BF16:
@@ -62,8 +62,8 @@ func (d DType) Round(x float64) float64 {
 	return x
 }
 
-// Read returns the number that b begins with, of a floating-point type: little-endian,
-// as in files and on every machine that autopar runs on.
+// Read returns the number of a floating-point type at the start of b. It is little-endian, as in files and on
+// every machine that autopar runs on.
 func (d DType) Read(b []byte) float32 {
 	switch d {
 	case BF16:
@@ -144,8 +144,8 @@ type Phase uint8
 const (
 	Forward Phase = iota
 	Backward
-	// WeightGrad is the part of the backward pass that only makes gradients of
-	// parameters, where a schedule runs it apart from the rest (Qi et al. 2024).
+	// WeightGrad is the part of the backward pass that only computes gradients of parameters, if a schedule
+	// runs it separately (Qi et al. 2024).
 	WeightGrad
 	Update
 	NumPhases

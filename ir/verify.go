@@ -116,7 +116,7 @@ func (v *verifier) label(n *Node) error {
 	return nil
 }
 
-// results checks the results against inference and enters them as defined.
+// results checks the results against inference and records them as defined.
 func (v *verifier) results(n *Node) error {
 	types, err := v.inferred(n)
 	if err != nil {
@@ -150,8 +150,8 @@ func (v *verifier) results(n *Node) error {
 	return nil
 }
 
-// inferred returns the types that the results of n must have. Those of leaves
-// are free, but a constant is a scalar.
+// inferred returns the types that the results of n must have. A leaf may have any type, except that a constant
+// is a scalar.
 func (v *verifier) inferred(n *Node) ([]Type, error) {
 	if n.Op.Class() == Leaf {
 		if len(n.Args) != 0 {
@@ -180,7 +180,7 @@ func (v *verifier) inferred(n *Node) ([]Type, error) {
 
 const (
 	maxRank  = 127     // Placement.Dim is an int8
-	maxElems = 1 << 48 // far above any tensor, far below overflow of its bytes
+	maxElems = 1 << 48 // far above any tensor, far below an overflow of its bytes
 	maxID    = 1 << 30
 )
 

@@ -30,8 +30,7 @@ func (v *verifier) specs(n *Node) error {
 	return v.computeSpecs(n)
 }
 
-// checkSpec checks that a value's spec means something on the mesh, apart from
-// the op that made it.
+// checkSpec checks that a value's spec is possible on the mesh, whatever op made it.
 func (m Mesh) checkSpec(r *Value) error {
 	local := slices.Clone(r.Type.Shape)
 	reductions := map[Reduction]string{}
@@ -75,8 +74,7 @@ func (m Mesh) checkSpec(r *Value) error {
 	return nil
 }
 
-// oncePerStep checks that a node which runs after the last micro-batch uses
-// nothing of which it would see the last micro-batch only.
+// oncePerStep checks that a node which runs after the last micro-batch reads no value of a single micro-batch.
 func (v *verifier) oncePerStep(n *Node) error {
 	for a, axis := range v.g.Mesh.Axes {
 		for i, arg := range n.Args {
@@ -88,8 +86,8 @@ func (v *verifier) oncePerStep(n *Node) error {
 	return nil
 }
 
-// spaces checks that a node computes with what is on its device: only a fetch
-// reads host memory, and only a stash writes it.
+// spaces checks that a node computes on values in device memory: only a fetch reads host memory, and only a
+// stash writes it.
 func (v *verifier) spaces(n *Node) error {
 	for i, a := range n.Args {
 		if fetches := n.Op == OpFetch; a.OnHost() != fetches {
@@ -112,7 +110,7 @@ func (v *verifier) leafSpec(n *Node) error {
 		case p.Kind == Partial:
 			return fmt.Errorf("axis %s: a leaf is Partial", axis.Name)
 		case n.Op == OpParam && axis.Time && axis.Size > 1 && p.Kind != Replicate:
-			// A cache of the batch may be, when there is one micro-batch.
+			// A cache over the batch is allowed, if there is only one micro-batch.
 			return fmt.Errorf("axis %s: a parameter is %s over time", axis.Name, p)
 		}
 	}
@@ -156,8 +154,8 @@ func (s *Signature) allows(args, results []Placement) bool {
 	return false
 }
 
-// blame names the operand to look at first: one whose placement no rule has, or
-// the first that differs from the rules that fit those before it.
+// blame names the operand to look at first: the first one that no rule fitting the operands before it agrees
+// with.
 func (s *Signature) blame(n *Node, args []Placement) string {
 	fits := 0
 	for rule := PassPartial; rule < len(s.Dims); rule++ {
@@ -177,8 +175,7 @@ func (s *Signature) blame(n *Node, args []Placement) string {
 	return fmt.Sprintf(": operand %d (%s) is %s", fits, ref(n.Args[fits]), args[fits])
 }
 
-// commSpecs checks that a communication changes its axis as it says and leaves
-// the others alone.
+// commSpecs checks that a communication changes its axis as declared and leaves the others alone.
 func (v *verifier) commSpecs(n *Node) error {
 	mesh := v.g.Mesh
 	from, to := n.Args[0].Spec, n.Results[0].Spec
@@ -249,8 +246,7 @@ func commChange(op Op, a CommAttr) [2]Placement {
 	panic("BUG: " + op.String() + " is not a communication over an axis")
 }
 
-// timeAxis keeps collectives off time axes: the micro-batches of one device do
-// not meet, they accumulate.
+// timeAxis keeps collectives off time axes: micro-batches on one device accumulate instead.
 func timeAxis(op Op, axis Axis) error {
 	switch op {
 	case OpSlice, OpFold, OpUnfold, OpToPartial:
@@ -267,8 +263,8 @@ func timeAxis(op Op, axis Axis) error {
 	return nil
 }
 
-// innermost checks that no later axis shards a dimension whose sharding by axis
-// at begins or ends: it would then hold other elements before and after.
+// innermost checks that no later axis shards a dimension that axis at starts or stops sharding: such an axis
+// would hold different elements before and after.
 func (m Mesh) innermost(at int, from, to ShardSpec) error {
 	for _, p := range []Placement{from[at], to[at]} {
 		if p.Kind != Shard {

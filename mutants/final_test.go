@@ -11,7 +11,7 @@ func inTheFinals() []mutant {
 	}, {
 		bug: "lives that go from block to block are not repeated", how: "those of the copies end where they began",
 		file: "codegen/repeat.go",
-		old:  "next.to, ok[1] = place(l.to, by+c)", new: "next.to, ok[1] = place(l.to, by)",
+		old:  "next.to, ok[1] = grown.place(l.to, by+c)", new: "next.to, ok[1] = grown.place(l.to, by)",
 		pkg: "./planner", run: "^TestFewBlocksShowMany$",
 	}, {
 		bug: "what blocks keep does not grow with them", how: "but for weights",

@@ -16,7 +16,7 @@ func inGrids() []mutant {
 	}, {
 		bug: "gradients of weights on a grid are whole over its rows", how: "a sum over tokens costs no more than their parts",
 		file: "partition/rulecost.go",
-		old:  "cost += lastResort // a gradient is made in the parts that the rows hold", new: "cost += 0",
+		old:  "cost += lastResort // a gradient is made directly in the shards that the rows hold", new: "cost += 0",
 		pkg: "./partition", run: collectives,
 	}, {
 		bug: "an axis comes to a dimension before one outside of it", how: "it has to be gathered and cut again",

@@ -101,7 +101,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "collectives beside whole products are made in parts", how: "nobody asks what beside.go has found",
 		file: "codegen/pieces.go",
-		old:  "b.along[c.ID()] > 0 || b.during", new: "b.during",
+		old:  "b.kernelsBeside[c.ID()] > 0 || b.besideOf", new: "b.besideOf",
 		pkg: "./codegen", run: "^TestPiecesBackward$",
 	}, {
 		bug: "a zero-bubble plan is priced by the program of another schedule", how: "which has other parts",

@@ -30,7 +30,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradient of one chunk reduced with another's", how: "by the first chunk to come",
 		file: "codegen/overlap.go",
-		old:  "of = part{max(of.phase, p.phase), p.chunk}", new: "of = part{max(of.phase, p.phase), 0}",
+		old:  "of = chunkBody{max(of.phase, p.phase), p.chunk}", new: "of = chunkBody{max(of.phase, p.phase), 0}",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
 		bug: "reduced gradient overwritten by a later task", how: "it may lie in memory of its own task",
@@ -65,7 +65,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradients are reduced twice", how: "for the norm as well, where some are whole",
 		file: "partition/rulecost.go",
-		old:  "cost += lastResort // a second way", new: "cost += 0 // a second way",
+		old:  "cost += lastResort // a second resharding", new: "cost += 0 // a second resharding",
 		pkg: "./codegen", run: "^TestGradientsAreReducedOnce$",
 	}, {
 		bug: "gradients of all blocks are reduced in one go", how: "the planner counts on one for each",

@@ -4,12 +4,11 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Apply returns the graph partitioned by the plan: nodes carry their stage,
-// values their spec, and the graph the mesh that all stages share. batch is the
-// global batch the graph was traced for. The given graph is not changed.
+// Apply returns the graph partitioned by the plan: every node has its stage, every value its spec, and the
+// graph the mesh that all stages share. batch is the global batch, in sequences, that the graph was traced for.
+// g is not changed. An invalid plan yields a [PlanError].
 //
-// Both the training step and graphs without a backward pass (evaluation) can be
-// partitioned by the same plan.
+// One plan can partition both the training step and graphs without a backward pass (evaluation).
 func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	blocks := Blocks(g)
 	if err := p.Validate(len(blocks), batch); err != nil {
@@ -47,9 +46,8 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	// What is fetched for the backward pass alone goes with it, and what is fetched
-	// for gradients of weights alone goes with those: fetches are nodes like others
-	// when the pass is split.
+	// This comes before the backward pass is split: fetches are then nodes like others, so those that serve
+	// only the backward pass, or only weight gradients, go with what they serve.
 	offload(out, p.Offload)
 	if p.Schedule == ZeroBubble {
 		splitBackward(out)

@@ -10,11 +10,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestBatchParallel: where tensor-parallel ranks share the batch a block whose modules are whole exchanges
-// nothing over tp, and one that is split gathers sequences where under sequence parallelism it gathers tokens;
-// the vocabulary exchanges as much either way. The batch nests by data-parallel ranks, micro-batches, then tp.
+// TestBatchParallel: if tensor-parallel ranks share the batch, a block with replicated modules communicates
+// nothing over tp. A block that is sharded gathers sequences where under sequence parallelism it gathers
+// tokens; the vocabulary communicates the same in both cases. The batch is cut by data-parallel ranks, then
+// micro-batches, then tp.
 func TestBatchParallel(t *testing.T) {
-	block := map[string]map[string]int{ // collectives over tp of a block, forward and backward
+	block := map[string]map[string]int{ // collectives over tp in a block, forward and backward
 		"attn mlp": {},
 		"attn":     {"all_gather": 1 + 2, "reduce_scatter": 1 + 1},
 		"mlp":      {"all_gather": 1 + 2, "reduce_scatter": 1 + 1},
@@ -50,12 +51,12 @@ func TestBatchParallel(t *testing.T) {
 	}
 }
 
-// TestSpread: what ZeRO shards of weights that a placement keeps whole lies over tensor-parallel ranks too,
-// where they share the residual stream, in another dimension; alone if there is no data parallelism.
+// TestSpread: for weights that a placement replicates, ZeRO also shards over tensor-parallel ranks if those
+// share the residual stream, in another dimension. Without data parallelism it shards over those alone.
 func TestSpread(t *testing.T) {
 	for _, x := range []struct {
 		dp, zero           int
-		batch              bool // along the batch, else the sequence
+		batch              bool // shards the stream along the batch, else along the sequence
 		state, weight, sum string
 	}{
 		{1, 1, true, "[tp,_]", "[_,_]", "[_,_]+{tp}"},
@@ -99,7 +100,7 @@ func TestSpread(t *testing.T) {
 	}
 }
 
-// TestBatchParallelRefused names field and numbers.
+// TestBatchParallelRefused checks that errors name field and numbers.
 func TestBatchParallelRefused(t *testing.T) {
 	for want, change := range map[string]func(*partition.Plan){
 		"batch_parallel: needs tp of at least 2":                                                              func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs = 1, 2, 2 },

@@ -8,8 +8,9 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// choose picks a rule for every axis. Axes are independent: the placements of
-// one do not change which rules of another are legal. What it returns is good until it is called again.
+// choose picks a rule of the node's signature for every axis: the legal one of least cost. Axes are independent
+// in that the placements on one axis do not change which rules are legal on another; only a dimension that
+// earlier axes have made too short rules one out (crowded). The results are valid until the next call.
 func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err error) {
 	sig := ir.SignatureOf(n)
 	specs := slices.Grow(pr.specs[:0], len(n.Args)+len(n.Results))[:len(n.Args)+len(n.Results)]
@@ -24,15 +25,15 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 	for axis, a := range pr.mesh.Axes {
 		rules[axis] = ir.ReplicateAll
 		if a.Size == 1 && !a.Time && whole(n.Args, axis) {
-			continue // as in the zero spec: there is nothing to place
+			continue // everything has the zero placement, so there is nothing to choose
 		}
 		best := math.Inf(1)
 		for rule := ir.PassPartial; rule < len(sig.Dims); rule++ {
 			if a.Size == 1 && !a.Time && rule != ir.ReplicateAll {
-				continue // nothing to place on an axis of one
+				continue // on an axis of size 1 everything is replicated
 			}
 			if a.Time && n.Phase == ir.Update && rule != ir.ReplicateAll {
-				continue // it runs after the last micro-batch, once
+				continue // it runs once, after the last micro-batch
 			}
 			ra, rr, ok := sig.Rule(rule)
 			if !ok || pr.crowded(sig, rules[:axis], rule) {
@@ -42,7 +43,7 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 				continue
 			}
 			if a.Time && n.Phase != ir.Update && !lie(n.Args, axis, ra) {
-				continue // micro-batches cannot see each other
+				continue // data cannot move between micro-batches
 			}
 			cost := pr.cost(&trial{n, sig, rules[:axis], rule, ra, rr}, best)
 			if cost < best {
@@ -69,7 +70,7 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 	return argSpecs, resSpecs, nil
 }
 
-// parts is into how many parts the rules of some axes cut a dimension over devices.
+// parts returns the number of parts into which the rules of some axes shard a dimension over devices.
 func (pr *propagator) parts(rules []int, dim int) int {
 	n := 1
 	for axis, rule := range rules {
@@ -80,14 +81,14 @@ func (pr *propagator) parts(rules []int, dim int) int {
 	return n
 }
 
-// crowded reports whether a rule would cut a dimension that is too short for it: the rules of the
-// axes before have cut it too.
+// crowded reports whether a rule would shard a dimension that is too short, given the rules of the earlier axes
+// that shard it too.
 func (pr *propagator) crowded(sig *ir.Signature, before []int, rule int) bool {
 	a := &pr.mesh.Axes[len(before)]
 	return rule >= 0 && !a.Time && sig.Dims[rule].Size < a.Size*pr.parts(before, rule)
 }
 
-// whole reports whether an axis places nothing of any value.
+// whole reports whether all values have the zero placement on an axis.
 func whole(values []*ir.Value, axis int) bool {
 	for _, v := range values {
 		if v.Spec[axis] != (ir.Placement{}) {
@@ -97,7 +98,7 @@ func whole(values []*ir.Value, axis int) bool {
 	return true
 }
 
-// lie reports whether values lie on an axis as placements have it.
+// lie reports whether values have the given placements on an axis.
 func lie(values []*ir.Value, axis int, as []ir.Placement) bool {
 	for i, v := range values {
 		if v.Spec[axis] != as[i] {

@@ -9,9 +9,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestEachStepIsItsCollective: between all specs of a two-dimensional value over
-// two axes, every step of the path is the op that makes its change, with the
-// dimensions and the reduction of the placements it leaves and reaches.
+// TestEachStepIsItsCollective: between all specs of a two-dimensional value over two axes, every step of the
+// path is the op for its change, with the dimensions and the reduction of the placements before and after.
 func TestEachStepIsItsCollective(t *testing.T) {
 	change := map[ir.Op][2]ir.PlacementKind{
 		ir.OpAllReduce:     {ir.Partial, ir.Replicate},
@@ -34,7 +33,7 @@ func TestEachStepIsItsCollective(t *testing.T) {
 		for _, to := range specs {
 			steps, err := partition.Path(mesh, from, to)
 			if err != nil {
-				continue // TestPathReachesEverySpec says where there is no way
+				continue // TestPathReachesEverySpec says which specs cannot be reached
 			}
 			cur := from
 			for _, s := range steps {

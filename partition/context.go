@@ -6,17 +6,16 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// context rewrites a graph for context parallelism: the ranks of axis cp share
-// every sequence, all through the model. Queries stay where they are; keys and
-// values are gathered for attention and their gradients reduced and scattered
-// (Grattafiori et al. 2024, "The Llama 3 Herd of Models", section 3.3.2: cheaper
-// than a ring where key heads are few, and exact with any mask).
+// context rewrites a graph for context parallelism: the ranks of axis cp share every sequence throughout the
+// model. Queries stay on their ranks; keys and values are gathered for attention, and their gradients
+// reduce-scattered (Grattafiori et al. 2024, "The Llama 3 Herd of Models", section 3.3.2: cheaper than a ring
+// with few key-value heads, and exact for any mask).
 //
-// The rewritten graph has the sequence folded (see [ir.FoldRuns]), so that each
-// rank's shard, a slice like any other, has the same share of the work under the
-// causal mask. Inputs are folded where they are first read and outputs unfolded;
-// attention and dropout, which depend on positions, are told of the fold; nothing
-// else cares for the order of rows. The rest is placement: see [propagator.cost].
+// In the rewritten graph sequences are folded (see [ir.FoldRuns]): their rows are reordered so that each rank's
+// shard, an ordinary contiguous slice, has the same share of the work under the causal mask. Inputs are folded
+// where they are first read, and outputs unfolded. Attention and dropout depend on positions, so their
+// attributes name the fold; nothing else depends on the order of rows. Everything else follows from placement:
+// see [propagator.cost].
 func context(g *ir.Graph, p *Plan) error {
 	parts := p.ContextParallel()
 	if parts == 1 {
@@ -48,12 +47,12 @@ func context(g *ir.Graph, p *Plan) error {
 	return nil
 }
 
-// sequenceDims finds the dimension of every value that runs over the positions of
-// a sequence, and how many there are: those that signatures identify, from node
-// to node, with the positions of attention.
+// sequenceDims returns, for every value that has one, the dimension that runs over the positions of a sequence,
+// and the length of sequences. Starting at the positions of attention, it follows the dimensions that
+// signatures identify from node to node.
 func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
-	// Every dimension of every value is a place, those of value v from base[v.ID] on,
-	// and places that are the same dimension have one root.
+	// Union-find over all dimensions of all values: dimension d of value v is element base[v.ID]+d, and
+	// dimensions that are the same have one root.
 	base := make([]int, g.IDs())
 	var parent []int
 	for _, n := range g.Nodes {
@@ -66,13 +65,13 @@ func sequenceDims(g *ir.Graph) (map[*ir.Value]int, int, error) {
 	}
 	find := func(p int) int {
 		for parent[p] != p {
-			parent[p] = parent[parent[p]] // halve the path
+			parent[p] = parent[parent[p]] // path halving
 			p = parent[p]
 		}
 		return p
 	}
-	var attended []int
-	var first []int // by dimension of a signature
+	var attended []int // the positions of sequences in attention
+	var first []int    // by dimension of a signature: its first element
 	length := 0
 	for _, n := range g.Nodes {
 		if n.Op.Class() != ir.Compute {
@@ -139,15 +138,15 @@ type contextRewriter struct {
 	out    []*ir.Node
 }
 
-// foldOf identifies a folded input. The update phase, which reads no value of a
-// micro-batch, folds for itself.
+// foldOf identifies a folded input. The update phase cannot read values of a micro-batch, so it folds for
+// itself.
 type foldOf struct {
 	input  *ir.Value
 	update bool
 }
 
-// keysOf identifies keys and values: they are gathered anew in the backward pass,
-// so that they need not be kept.
+// keysOf identifies extracted keys and values. The backward pass extracts and gathers them again, so that the
+// gathered ones need not be kept.
 type keysOf struct {
 	qkv   *ir.Value
 	phase ir.Phase
@@ -176,7 +175,7 @@ func (c *contextRewriter) node(n *ir.Node) {
 	c.out = append(c.out, n)
 }
 
-// add appends a node that has n's place and the given results.
+// add appends a node with the given results, at the source position, phase and stage of n.
 func (c *contextRewriter) add(n *ir.Node, op ir.Op, attr ir.Attr, name string, results []*ir.Value, args ...*ir.Value) *ir.Node {
 	m := &ir.Node{Op: op, Attr: attr, Name: name, Phase: n.Phase, Stage: n.Stage, Pos: n.Pos, Args: args, Results: results}
 	for i, r := range results {
@@ -186,8 +185,8 @@ func (c *contextRewriter) add(n *ir.Node, op ir.Op, attr ir.Attr, name string, r
 	return m
 }
 
-// fold returns an input with its rows in folded order. It has the forward phase,
-// wherever it is first read, but for the update.
+// fold returns an input with its rows in folded order. The fold belongs to the forward phase, whatever reads it
+// first, except for the one of the update.
 func (c *contextRewriter) fold(v *ir.Value, dim int, update bool) *ir.Value {
 	key := foldOf{v, update}
 	if f, ok := c.folded[key]; ok {
@@ -204,7 +203,7 @@ func (c *contextRewriter) fold(v *ir.Value, dim int, update bool) *ir.Value {
 	return n.Results[0]
 }
 
-// unfold appends the value with its rows in the order of positions.
+// unfold appends a value with its rows in the order of positions.
 func (c *contextRewriter) unfold(g *ir.Graph, v *ir.Value, dim int) *ir.Value {
 	attr := ir.CommAttr{Axis: AxisCP, Dim: dim, Parts: c.parts}
 	u := c.add(v.Def, ir.OpUnfold, attr, v.Name()+"@unfold", []*ir.Value{{Type: v.Type}}, v)
@@ -247,8 +246,8 @@ func (c *contextRewriter) attentionGrad(n *ir.Node) {
 	c.add(n, ir.OpJoinQKV, nil, n.Name, n.Results, grads.Results[0], grads.Results[1])
 }
 
-// refold places a fold, which takes this rank's rows of what all have, and its
-// inverse, which needs all of them.
+// refold places a fold, which needs a replicated operand and takes the rank's rows of it, or an unfold, which
+// needs all rows.
 func (pr *propagator) refold(n *ir.Node, v *ir.Value) (args, results []ir.ShardSpec) {
 	attr := n.Attr.(ir.CommAttr)
 	from := v.Spec

@@ -13,9 +13,9 @@ import (
 	"github.com/autopar/autopar/partition/partitiontest"
 )
 
-// TestBlocksAreGivenTheStreamAlike: however the table of tokens is cut, the first block is given the residual stream as the others
-// are, along the sequence or the batch over as many tensor-parallel ranks as either has room for, and keeps it so: nothing of it is
-// gathered again.
+// TestBlocksAreGivenTheStreamAlike: however the table of tokens is sharded, the first block gets the residual
+// stream in the form in which the others get it, sharded along the sequence or the batch over as many
+// tensor-parallel ranks as it has room for. It keeps that form: nothing is gathered again.
 func TestBlocksAreGivenTheStreamAlike(t *testing.T) {
 	for _, position := range []string{gpt.RoPE, gpt.Learned} {
 		for _, bias := range []bool{false, true} {
@@ -32,11 +32,11 @@ func TestBlocksAreGivenTheStreamAlike(t *testing.T) {
 			}{
 				{tp: 4, want: "[mb,_,_]"},
 				{tp: 4, sequence: true, want: "[mb,tp,_]"},
-				{tp: 6, sequence: true, want: "[mb,_,_]"}, // of five tokens
+				{tp: 6, sequence: true, want: "[mb,_,_]"}, // fewer tokens, five
 				{tp: 4, batch: true, want: "[mb.tp,_,_]"},
 				{tp: 4, rows: 2, want: "[mb,_,_]"},
 				{tp: 4, rows: 2, sequence: true, want: "[mb,tp.tpr,_]"},
-				{tp: 6, rows: 2, sequence: true, want: "[mb,tp,_]"}, // three columns, of two rows each
+				{tp: 6, rows: 2, sequence: true, want: "[mb,tp,_]"}, // three columns of two rows each
 			} {
 				weights, tables := partitiontest.Megatron(), []string{"[_,_]", "[tp,_]", "[_,tp]"}
 				if x.rows > 0 {

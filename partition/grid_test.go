@@ -9,7 +9,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// onGrid cuts attention and MLP over rows and columns of ranks, the vocabulary over all of them.
+// onGrid shards attention and MLP over rows and columns of ranks, and the vocabulary over all of them.
 func onGrid() []partition.Placement {
 	return []partition.Placement{
 		{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,tpr]"},
@@ -22,9 +22,9 @@ func onGrid() []partition.Placement {
 	}
 }
 
-// TestGridCollectives: with sequence parallelism the products of a module on a grid exchange
-// tokens for features over rows and gather the tokens over columns, and back; between its two
-// products it sums over rows. Weights stay where they are, and so are their gradients made.
+// TestGridCollectives: with sequence parallelism, the first products of a module on a grid exchange tokens for
+// features over rows and gather tokens over columns, and the reverse at its end. Between its two products it
+// sums over rows. Weights stay in place, and their gradients are made in the same placement.
 func TestGridCollectives(t *testing.T) {
 	p := newPlan(2, 4, partition.Stage{Last: 2})
 	p.TPRows, p.SequenceParallel, p.Placements = 2, true, onGrid()
@@ -48,12 +48,13 @@ func TestGridCollectives(t *testing.T) {
 			require.Contains(t, []string{"[tp,tpr]+{dp,mb}", "[tpr,tp]+{dp,mb}"}, spec, n.Name)
 		}
 	}
-	// Three heads over two columns leave none for each of two rows: every row does its columns' heads.
+	// Three heads over two columns leave fewer than one for each of two rows, so every row computes all heads
+	// of its columns.
 	require.Equal(t, map[collective]int{
-		{ir.Forward, ir.OpAllToAll, "tpr"}:      2 + 2, // in and out
+		{ir.Forward, ir.OpAllToAll, "tpr"}:      2 + 2, // at the start and at the end
 		{ir.Forward, ir.OpAllGather, "tp"}:      2,
 		{ir.Forward, ir.OpReduceScatter, "tp"}:  2,
-		{ir.Forward, ir.OpReduceScatter, "tpr"}: 2,     // what the first products make
+		{ir.Forward, ir.OpReduceScatter, "tpr"}: 2,     // results of the first products
 		{ir.Forward, ir.OpAllGather, "tpr"}:     1 + 1, // what attention and the second product read
 	}, only(count, func(c collective) bool { return c.phase == ir.Forward }))
 	require.Zero(t, count[collective{ir.Backward, ir.OpAllReduce, "tp"}])
@@ -70,8 +71,8 @@ func only[K comparable, V any](m map[K]V, keep func(K) bool) map[K]V {
 	return some
 }
 
-// TestNestedSlicesMove: an axis leaves a dimension before those outside of it, and comes to it
-// after them, so that nothing is gathered only to be cut again.
+// TestNestedSlicesMove: an axis stops sharding a dimension before an outer axis changes, and starts after it,
+// so that nothing is gathered only to be sliced again.
 func TestNestedSlicesMove(t *testing.T) {
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "tp", Size: 2}, {Name: "tpr", Size: 3}}}
 	for _, x := range []struct {

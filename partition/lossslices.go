@@ -7,22 +7,23 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// sliceLoss rewrites a graph so that the head and the loss work on some of the positions of the sequences at a time, forward
-// and backward of each slice together: logits, the largest value there is with a large vocabulary, are there for one slice
-// only (as in Liger Kernel's fused linear cross entropy, Hsu et al. 2024, and torchtune's chunked one). What a slice reads
-// is taken out by rows; gradients of the head's operand are brought together by join_rows, and sums over the positions,
-// the loss and the gradient of the head's weight, by add_n, of which kernels add the terms in place. So in a training step
-// the head's forward pass belongs to the backward pass.
+// sliceLoss rewrites a graph so that the head and the loss work on a part of the positions of sequences at a
+// time, with forward and backward of each slice together. Logits, with a large vocabulary the largest value in
+// the model, then exist for one slice only (as in Liger Kernel's fused linear cross entropy, Hsu et al. 2024,
+// and torchtune's chunked one). The op rows takes out what a slice reads. join_rows joins the slices of the
+// gradient of the head's operand. add_n adds what is summed over positions, the loss and the gradient of the
+// head's weight; kernels accumulate those terms in place. In a training step the head's forward pass thereby
+// becomes part of the backward pass.
 //
-// It is a rewrite of the graph, as that of context parallelism is: what follows, from placements to prices, needs to know
-// nothing of it, and [codegen.CheckEquivalent] proves the result by the signatures of the ops.
+// Like context parallelism it is a rewrite of the graph: nothing later, from placement to prices, needs to know
+// about it, and [codegen.CheckEquivalent] proves the result from the signatures of the ops.
 func sliceLoss(g *ir.Graph, parts int) error {
 	if parts <= 1 {
 		return nil
 	}
 	loss := slices.IndexFunc(g.Nodes, func(n *ir.Node) bool { return n.Op == ir.OpNLL })
 	if loss < 0 {
-		return nil // there are no targets
+		return nil // it has no targets
 	}
 	logits := g.Nodes[loss].Args[0].Def.Args[0]
 	if len(logits.Type.Shape) != 3 || logits.Def.Op != ir.OpMatMul {
@@ -41,10 +42,12 @@ func sliceLoss(g *ir.Graph, parts int) error {
 	return s.rewrite(g)
 }
 
-// sliceSuffix comes after the name of what slices make, before their number, and an s after that of what they sum to.
+// sliceSuffix follows the name of what slices make, before the number of the slice, or before an s for the sum
+// of all slices.
 const sliceSuffix = "@slice"
 
-// SliceLoss returns a graph as a plan with so many [Plan.LossSlices] has it: the same graph for one.
+// SliceLoss returns the graph as a plan with that number of [Plan.LossSlices] runs it, or g itself if parts is
+// at most 1.
 func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
 	if g == nil || parts <= 1 {
 		return g, nil
@@ -53,35 +56,36 @@ func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
 	return work, sliceLoss(work, parts)
 }
 
-// sliceRole is what becomes of a value that the head makes.
+// sliceRole says what becomes of a value that the head makes.
 type sliceRole uint8
 
 const (
-	perSlice sliceRole = iota + 1 // it is made and read slice by slice
-	joined                        // it has the positions of all slices
-	summed                        // it is a sum over them
+	perSlice sliceRole = iota + 1 // made and read slice by slice
+	joined                        // the slices are joined along the positions
+	summed                        // the slices are summed
 )
 
 // lossSlicer rewrites one graph.
 type lossSlicer struct {
 	parts  int
-	logits *ir.Node // the product that makes them
+	logits *ir.Node // the product that makes the logits
 	head   []*ir.Node
 	roles  map[*ir.Value]sliceRole
-	last   int // where the last node of the head is
-	phase  ir.Phase
+	last   int      // index of the last node of the head
+	phase  ir.Phase // phase of the last node of the head
 	out    []*ir.Node
-	now    map[*ir.Value]*ir.Value   // what stands for a value of the graph
-	terms  map[*ir.Value][]*ir.Value // of a sum
+	now    map[*ir.Value]*ir.Value   // by value of the graph: its replacement
+	terms  map[*ir.Value][]*ir.Value // by value of the graph: the slices' values, to be joined or summed
 }
 
-// find finds the head: what makes logits, and whatever reads them or what is made of them position by position.
+// find finds the head: the product that makes the logits, and all nodes that depend on them position by
+// position.
 func (s *lossSlicer) find(g *ir.Graph) error {
 	for i, n := range g.Nodes {
 		reads := func(role sliceRole) bool {
 			return slices.ContainsFunc(n.Args, func(v *ir.Value) bool { return s.roles[v] == role })
 		}
-		cast := n.Op == ir.OpCast && n.Phase != ir.Update && reads(summed) // of a gradient
+		cast := n.Op == ir.OpCast && n.Phase != ir.Update && reads(summed) // of a gradient that slices sum
 		if n != s.logits && !cast && !reads(perSlice) {
 			continue
 		}
@@ -110,7 +114,7 @@ func (s *lossSlicer) find(g *ir.Graph) error {
 	return nil
 }
 
-// positions returns the dimension of a node of the head that runs over positions, -1 for none.
+// positions returns the dimension, in the signature of a node of the head, that runs over positions, or -1.
 func (s *lossSlicer) positions(n *ir.Node) int {
 	sig := ir.SignatureOf(n)
 	if n == s.logits {
@@ -124,9 +128,10 @@ func (s *lossSlicer) positions(n *ir.Node) int {
 	return -1
 }
 
-// rewrite puts the slices where the last node of the head was, and what reads what they make after them.
+// rewrite puts the slices in the place of the last node of the head, and moves the nodes that read what slices
+// make behind them.
 func (s *lossSlicer) rewrite(g *ir.Graph) error {
-	late := map[*ir.Node]bool{} // what comes after the slices
+	late := map[*ir.Node]bool{} // nodes that come after the slices
 	var after []*ir.Node
 	for i, n := range g.Nodes {
 		switch {
@@ -170,7 +175,8 @@ func (s *lossSlicer) rewrite(g *ir.Graph) error {
 	return nil
 }
 
-// emit appends a node of the graph that reads what stands for its operands: of a sum, in a sum, its terms.
+// emit appends a node of the graph and replaces its operands. If the node itself is a sum in the update, it
+// reads the terms of an operand that slices sum.
 func (s *lossSlicer) emit(n *ir.Node) {
 	changed := false
 	var args []*ir.Value
@@ -192,9 +198,9 @@ func (s *lossSlicer) emit(n *ir.Node) {
 	s.out = append(s.out, n)
 }
 
-// slice appends the head of one slice.
+// slice appends the nodes of the head for one slice.
 func (s *lossSlicer) slice(part int) error {
-	mine := map[*ir.Value]*ir.Value{} // what the slice has of values
+	mine := map[*ir.Value]*ir.Value{} // by value of the graph: what the slice has in its place
 	for _, n := range s.head {
 		dim, sig := s.positions(n), ir.SignatureOf(n)
 		var args []*ir.Value
@@ -232,7 +238,7 @@ func (s *lossSlicer) slice(part int) error {
 	return nil
 }
 
-// add appends a node of a slice in the place of another.
+// add appends a node for a slice, or with part -1 for all of them, with the phase and source position of at.
 func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.Node, args []*ir.Value) (*ir.Node, error) {
 	if part >= 0 {
 		name = fmt.Sprintf("%s%s%d", name, sliceSuffix, part)
@@ -245,8 +251,8 @@ func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.N
 	return n, nil
 }
 
-// whole appends what the values that all slices make are after them: those of all positions, and sums. Sums that the update
-// alone reads, gradients, are made there, so that their terms are added up over micro-batches before.
+// whole appends, after all slices, the joined values and the sums. A sum that only the update reads, a
+// gradient, is made in the update, so that its terms are first accumulated over micro-batches.
 func (s *lossSlicer) whole(g *ir.Graph) error {
 	for _, n := range s.head {
 		for _, r := range n.Results {
@@ -261,7 +267,7 @@ func (s *lossSlicer) whole(g *ir.Graph) error {
 			case summed:
 				update, passes := s.readers(g, r)
 				if !passes && !update {
-					continue // but sums in which its terms stand
+					continue // only sums read it, and those read its terms
 				}
 				m, err := s.add(ir.OpAddN, nil, n.Name+sliceSuffix+"s", -1, n, s.terms[r])
 				if err != nil {
@@ -279,7 +285,8 @@ func (s *lossSlicer) whole(g *ir.Graph) error {
 	return nil
 }
 
-// readers tells who reads a value beside the head: the update by other than sums of gradients, and the passes.
+// readers reports who reads a value outside the head: the update, other than by sums of gradients, and the
+// passes.
 func (s *lossSlicer) readers(g *ir.Graph, v *ir.Value) (update, passes bool) {
 	for _, n := range g.Nodes {
 		if !slices.Contains(n.Args, v) || slices.Contains(s.head, n) {

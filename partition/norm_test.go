@@ -9,8 +9,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestNormIsReducedOnce: terms of the norm of the gradients are added up before ranks are, be there one of a block or
-// more, so that a program of one block stands for those of many.
+// TestNormIsReducedOnce: terms of the gradient norm are added up before they are reduced over ranks, for one
+// block as for several, so that a program of one block can stand for many.
 func TestNormIsReducedOnce(t *testing.T) {
 	for _, blocks := range []int{1, 2, 3} {
 		p := newPlan(1, 2, partition.Stage{Last: blocks})

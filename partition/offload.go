@@ -6,16 +6,16 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Offload says what lives in the host memory of its rank instead of on its device
-// (Ren et al. 2021, ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity, of which
-// this is the placement: every kernel still runs on the device).
+// Offload says what is kept in the host memory of its rank instead of on its device (Ren et al. 2021,
+// ZeRO-Offload; Rajbhandari et al. 2021, ZeRO-Infinity). Only the placement is theirs: every kernel still runs
+// on the device.
 type Offload string
 
 // The choices of offload.
 const (
 	OffloadNone      Offload = ""          // nothing; "none" is the same
 	OffloadOptimizer Offload = "optimizer" // the moments of AdamW, and master copies of weights
-	OffloadParams    Offload = "params"    // the parameters at rest too
+	OffloadParams    Offload = "params"    // also the parameters
 )
 
 // String returns the name of the choice on the command line.
@@ -26,15 +26,14 @@ func (o Offload) String() string {
 	return string(o)
 }
 
-// Moves reports whether anything lives in host memory.
+// Moves reports whether anything is kept in host memory.
 func (o Offload) Moves() bool { return o == OffloadOptimizer || o == OffloadParams }
 
-// offload moves what the plan offloads to host memory: parameters are fetched
-// for each block just before its first use, in the forward and in the backward
-// pass and, unless it has a master copy of them, once more by the optimizer, whose
-// state is fetched by it alone; their new values are stashed as soon as they are
-// made. What is fetched is the rank's shard: if ZeRO gathers it, that happens on
-// the device. Specs do not change. The graph is changed in place.
+// offload moves what the plan offloads to host memory. Parameters are fetched for each block just before its
+// first use, in the forward pass, in the backward pass, and once more for the optimizer unless there is a
+// master copy. Optimizer state is fetched only for the optimizer. New values are stashed as soon as they are
+// made. What is fetched is the rank's shard; if ZeRO gathers it, that happens on the device. Specs do not
+// change. The graph is changed in place.
 func offload(g *ir.Graph, what Offload) {
 	if !what.Moves() {
 		return
@@ -58,7 +57,7 @@ func offload(g *ir.Graph, what Offload) {
 			n.Attr = attr
 		}
 	}
-	stashes := map[*ir.Value][]int{} // new value -> updates
+	stashes := map[*ir.Value][]int{} // by new value: indices of updates
 	for i, u := range g.Updates {
 		if u.Param.OnHost() {
 			stashes[u.New] = append(stashes[u.New], i)
@@ -81,7 +80,7 @@ func offload(g *ir.Graph, what Offload) {
 	g.Renumber()
 }
 
-// origin follows a value back to the leaf that it is a part of.
+// origin returns the leaf that a value is a part of.
 func origin(v *ir.Value) *ir.Value {
 	for v.Def.Op.Class() == ir.Comm {
 		v = v.Def.Args[0]

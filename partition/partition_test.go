@@ -36,9 +36,8 @@ func newPlan(dp, tp int, stages ...partition.Stage) *partition.Plan {
 	}
 }
 
-// TestMegatronCollectives: from the placement of the parameters alone follow the
-// two forward and two backward all-reduces per block of Shoeybi et al. 2019, and
-// one gradient all-reduce per parameter.
+// TestMegatronCollectives: the placement of the parameters alone yields the two forward and two backward
+// all-reduces per block of Shoeybi et al. 2019, and one gradient all-reduce per parameter.
 func TestMegatronCollectives(t *testing.T) {
 	g, err := partition.Apply(trainGraph(t, 2), newPlan(2, 2, partition.Stage{First: 0, Last: 2}), batch)
 	require.NoError(t, err)
@@ -77,10 +76,9 @@ func TestApplyLeavesTheGraphAlone(t *testing.T) {
 	}
 }
 
-// TestSequenceParallelCollectives: an all-gather into each tensor-parallel region
-// and a reduce-scatter out of it, twice per block and pass, the gathered inputs
-// again for the weight gradients, and the norm's gradients summed (Korthikanti et
-// al. 2022, figure 5).
+// TestSequenceParallelCollectives: an all-gather into each tensor-parallel region and a reduce-scatter out of
+// it, twice per block and pass; the inputs gathered again for the weight gradients; and the gradients of norms
+// summed (Korthikanti et al. 2022, figure 5).
 func TestSequenceParallelCollectives(t *testing.T) {
 	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
 	p.SequenceParallel = true
@@ -101,7 +99,7 @@ func TestSequenceParallelCollectives(t *testing.T) {
 	}, count)
 }
 
-// TestZeROCollectives: the collectives of each stage follow from the placements.
+// TestZeROCollectives: the collectives of each ZeRO stage follow from the placements.
 func TestZeROCollectives(t *testing.T) {
 	for stage, want := range []string{
 		"all_reduce upd",
@@ -124,8 +122,8 @@ func TestZeROCollectives(t *testing.T) {
 	}
 }
 
-// TestGroupCollectives: gradients are scattered inside a group and then summed over
-// its copies, at every stage; parameters are gathered inside the group.
+// TestGroupCollectives: at every ZeRO stage gradients are scattered within a group and then summed over its
+// copies; parameters are gathered within the group.
 func TestGroupCollectives(t *testing.T) {
 	for stage, want := range []string{
 		1: "all_gather dp upd, all_reduce rep upd, reduce_scatter dp upd",
@@ -154,8 +152,8 @@ func TestGroupCollectives(t *testing.T) {
 	}
 }
 
-// TestTiedTable: each stage that holds the table sums the terms of both stages
-// and updates its copy; the norm counts it once.
+// TestTiedTable: each stage that holds the table sums the terms of both stages and updates its copy; the norm
+// counts the table once.
 func TestTiedTable(t *testing.T) {
 	g, err := partition.Apply(trainGraph(t, 3), newPlan(1, 1,
 		partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2}, partition.Stage{First: 2, Last: 3}), batch)
@@ -172,8 +170,9 @@ func TestTiedTable(t *testing.T) {
 	require.Equal(t, "wte.weight@send2", partition.BaseName("wte.weight@send2"))
 }
 
-// TestNewWeightsAreRoundedAtOnce: each new master copy is rounded before the next one is made, on every stage that has the
-// weight, so that copies that came from the host do not wait on the device for each other.
+// TestNewWeightsAreRoundedAtOnce: each new master copy is rounded before the next one is made, on every stage
+// that has the weight. Otherwise all master copies fetched from the host would be on the device at the same
+// time.
 func TestNewWeightsAreRoundedAtOnce(t *testing.T) {
 	cfg := gpt.Config{
 		NLayer: 3, NHead: 3, NKVHead: 3, NEmbd: 24, BlockSize: 33, VocabSize: 65, Activation: "gelu", Norm: "layernorm", Position: "learned",
@@ -186,7 +185,7 @@ func TestNewWeightsAreRoundedAtOnce(t *testing.T) {
 	g, err := partition.Apply(whole, p, batch)
 	require.NoError(t, err)
 	require.NoError(t, g.Verify())
-	var last [2]string // by stage, the kernel before
+	var last [2]string // by stage: the previous kernel
 	rounded := 0
 	for _, n := range g.Nodes {
 		if n.Phase != ir.Update || n.Op.Class() != ir.Compute {
@@ -264,8 +263,8 @@ func TestInterleavedRanks(t *testing.T) {
 	}
 }
 
-// TestWeightGrads: about half of the products of the backward pass make gradients of
-// weights; none of them is waited for by another stage, and nothing that stays is.
+// TestWeightGrads: about half of the products of the backward pass compute gradients of weights. No other stage
+// waits for these, and nothing that stays in the backward pass does.
 func TestWeightGrads(t *testing.T) {
 	p := newPlan(1, 2, partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2, Recompute: 1})
 	p.Schedule = partition.ZeroBubble
@@ -292,8 +291,8 @@ func TestWeightGrads(t *testing.T) {
 	require.Equal(t, products[ir.Forward], products[ir.WeightGrad])
 }
 
-// TestWeightGradsOfBlocks: where the embedding has one gradient, what leads to it from the first block
-// is no gradient of a weight of that block, and stays where it is in the others.
+// TestWeightGradsOfBlocks: if the embedding has a single gradient, what leads to it from the first block is not
+// counted as a gradient of that block's weights, so that the first block is like the others.
 func TestWeightGradsOfBlocks(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 3, 2, 16, 8, 33
@@ -320,8 +319,8 @@ func TestWeightGradsOfBlocks(t *testing.T) {
 	require.Equal(t, apart["h.2"], apart["h.0"])
 }
 
-// TestWeightGradsBehindACut: what is cut for a node that stays on the way back stays, though it only makes the gradient of the
-// table, as that node does.
+// TestWeightGradsBehindACut: a slice made for a node that stays in the backward pass stays too, even if that
+// node only makes the gradient of the table.
 func TestWeightGradsBehindACut(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Position = 2, 2, 12, 5, 17, gpt.RoPE
@@ -345,8 +344,8 @@ func TestWeightGradsBehindACut(t *testing.T) {
 	require.False(t, late[cut])
 }
 
-// TestWeightGradsOfFrozenWeights: where the embedding is frozen nothing reads the gradient of what the first block reads, which
-// stays on the way back all the same: the same of all blocks is put off.
+// TestWeightGradsOfFrozenWeights: if the embedding is frozen, nothing reads the gradient of the first block's
+// input. It stays in the backward pass all the same, so that all blocks delay the same nodes.
 func TestWeightGradsOfFrozenWeights(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.LoRARank, c.LoRATargets = 3, 2, 12, 5, 17, 2, "."
@@ -366,8 +365,8 @@ func TestWeightGradsOfFrozenWeights(t *testing.T) {
 	require.Equal(t, late["h.2"], late["h.0"])
 }
 
-// TestWeightGradsOfOneToken: where every rank has one token, gradients of what is left whole are gathered and cut again
-// inside a block. What waits for the cut stays, and so the cut does.
+// TestWeightGradsOfOneToken: if every rank has one token, gradients that stay replicated are gathered and
+// sliced again inside a block. What waits for the slice stays in the backward pass, and so the slice does.
 func TestWeightGradsOfOneToken(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Position = 2, 2, 12, 1, 17, gpt.RoPE
@@ -454,7 +453,7 @@ func TestPlansRefused(t *testing.T) {
 	}
 }
 
-// TestPlacementsOfSlices: what is placed stays so where the loss runs in slices, and no placement is for nothing.
+// TestPlacementsOfSlices: placements also apply where the loss runs in slices, and none is without a match.
 func TestPlacementsOfSlices(t *testing.T) {
 	g := trainGraph(t, 2)
 	p := newPlan(1, 2, partition.Stage{First: 0, Last: 2})
@@ -478,9 +477,9 @@ func TestPlacementsOfSlices(t *testing.T) {
 	}
 }
 
-// TestPathReachesEverySpec walks random specs of a three-dimensional value over
-// two device axes: any leads to any other (but a max reduction cannot be
-// invented), by steps each of which changes one axis as its collective does.
+// TestPathReachesEverySpec walks random specs of a three-dimensional value over two device axes. Any spec can
+// reach any other (except that a max reduction cannot be created), by steps each of which changes one axis as
+// its collective does.
 func TestPathReachesEverySpec(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -514,7 +513,7 @@ func TestPathReachesEverySpec(t *testing.T) {
 					require.Equal(t, cur[a], s.Spec[a])
 				}
 			}
-			// A slice can only change while no inner axis cuts the same dimension.
+			// A slice can only change while no inner axis shards the same dimension.
 			for _, p := range []ir.Placement{cur[axis], s.Spec[axis]} {
 				if p.Kind == ir.Shard {
 					for _, inner := range cur.ShardAxes(int(p.Dim)) {

@@ -5,14 +5,13 @@ import (
 	"strings"
 )
 
-// pattern is the expression of a [Placement], which a whole name has to match.
-// Plans for hundreds of parameters are made by the hundred in a search, and what it
-// writes is literals around one number, as in h\.[0-9]+\.mlp\.c_fc\.weight: such
-// expressions are matched without package regexp.
+// pattern is the compiled expression of a [Placement], which a whole name has to match. A search makes hundreds
+// of plans, each with hundreds of parameters, and its expressions are literals around one number, as in
+// h\.[0-9]+\.mlp\.c_fc\.weight. These are matched without package regexp.
 type pattern struct {
 	before, after string
-	number        bool           // of one digit or more between the two
-	re            *regexp.Regexp // of any other expression
+	number        bool           // one or more digits between before and after
+	re            *regexp.Regexp // for any other expression
 }
 
 const anyNumber = "[0-9]+"
@@ -22,7 +21,7 @@ func newPattern(expr string) (pattern, error) {
 	head, tail, number := strings.Cut(expr, anyNumber)
 	before, ok := literal(head)
 	after, alsoOK := literal(tail)
-	// A digit behind the number could be of either.
+	// A digit after the number could belong to either.
 	if ok && alsoOK && (after == "" || after[0] < '0' || after[0] > '9') {
 		return pattern{before: before, after: after, number: number}, nil
 	}

@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A pattern matches what the expression does, whichever way it is compiled.
+// A pattern matches what its expression matches, however it is compiled.
 func TestPatternIsTheExpression(t *testing.T) {
 	names := []string{
 		"", "h", "h.", "h.0.w", "h.12.w", "h.12.w2", "h.x.w", "h..w", "hx12xw", "h.12.ww", "xh.12.w", "h.1", "h.10", "wte.weight", "wte-weight", "h.0.attn/matmul", "h.0\n.w",

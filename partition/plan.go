@@ -1,10 +1,15 @@
-// Package partition applies a plan to a graph. A plan says where parameters
-// live on the mesh, how blocks fall into pipeline stages, how the batch is cut
-// into micro-batches and which blocks are recomputed; [Apply] derives from it
-// the placement of every value, and inserts the collectives, sends and receives
-// that those placements need.
+// Package partition applies a plan to a graph. A plan says where parameters live on the mesh, how blocks are
+// grouped into pipeline stages, how the batch is cut into micro-batches, and which blocks are recomputed.
+// [Apply] derives from it the placement of every value, and inserts the collectives, sends and receives that
+// those placements need.
 //
-// It never sees the planner: a plan may be written by hand.
+// The package does not know the planner: a plan may also be written by hand.
+//
+// The files, in reading order: plan.go and validate.go (what a plan is), apply.go (the passes, in order), then
+// a file for each pass. recompute.go, lossslices.go and context.go rewrite the graph before it is placed.
+// stage.go assigns nodes to stages and inserts sends and receives. propagate.go is the heart: it walks the
+// graph once and places every value; choose.go picks the cheapest rule for a node, rulecost.go says what a rule
+// costs, reshard.go inserts the collectives. offload.go and weightgrad.go work on the placed graph.
 package partition
 
 import (
@@ -24,130 +29,126 @@ const (
 	OneFOneB Schedule = "1f1b"  // warm-up, then one forward one backward (Narayanan et al. 2021)
 	// Interleaved is 1f1b over several stages per rank (Narayanan et al. 2021, section 2.2).
 	Interleaved Schedule = "interleaved"
-	// ZeroBubble is 1f1b with the backward pass split: gradients of parameters
-	// wait for the bubble (Qi et al. 2024, ZB-H1).
+	// ZeroBubble is 1f1b with the backward pass split: gradients of parameters are computed later, in what
+	// would be the bubble (Qi et al. 2024, ZB-H1).
 	ZeroBubble Schedule = "zero-bubble"
 )
 
-// MaxTPPieces is the most that [Plan.TPPieces] may be: what parts leave in the open falls with their number, what
-// it takes to launch them grows.
+// MaxTPPieces is the largest allowed [Plan.TPPieces]. More parts expose less communication, but cost more
+// launches.
 const MaxTPPieces = 16
 
 // Axis names of the mesh of a stage.
 const (
-	// AxisRep is the copies of a ZeRO group, outside dp; there is no such axis of
-	// size 1. The batch is cut over it as over dp.
+	// AxisRep numbers the copies of a ZeRO group, outside dp. It exists only with more than one copy. The batch
+	// is cut over it as over dp.
 	AxisRep = "rep"
-	AxisDP  = "dp" // data parallel, over the units too
-	AxisCP  = "cp" // context parallel; there is no such axis of size 1
-	AxisTP  = "tp" // tensor parallel, of a grid the ranks along its columns
-	// AxisTPR is the rows of the grid of tensor-parallel ranks, inside tp; there is no such
-	// axis of size 1.
+	AxisDP  = "dp" // data parallel, over all units
+	AxisCP  = "cp" // context parallel; exists only with more than one rank
+	AxisTP  = "tp" // tensor parallel; in a grid, the ranks along its columns
+	// AxisTPR is the rows of the grid of tensor-parallel ranks, inside tp. It exists only with more than one
+	// row.
 	AxisTPR = "tpr"
 	AxisMB  = "mb" // micro-batches, in time
 )
 
-// Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is
-// shard r mod PlanNGPUs of unit r div PlanNGPUs; inside a unit ranks are
-// numbered stage-major, then dp, then cp, then tp, or as RankOrder says.
+// Plan is a way to run a training step on RuntimeNGPUs ranks. World rank r is rank r mod PlanNGPUs of unit r
+// div PlanNGPUs. Within a unit ranks are numbered stage-major, then dp, then cp, then tp, unless RankOrder says
+// otherwise.
 type Plan struct {
 	PlanNGPUs    int `json:"plan_ngpus"`
 	RuntimeNGPUs int `json:"runtime_ngpus"`
-	DP           int `json:"dp"`           // inside the unit
+	DP           int `json:"dp"`           // within the unit
 	CP           int `json:"cp,omitempty"` // context parallel: see [Plan.ContextParallel]
 	TP           int `json:"tp"`
-	// TPRows is how many rows the tensor-parallel ranks form, of TP / TPRows columns: a grid over
-	// which placements may cut a weight in both of its dimensions, outputs over tp and inputs
-	// over tpr (two-dimensional tensor parallelism: Xu et al. 2021, section 5.1; Xu and You 2023,
-	// "Optimus"). 0 stands for 1, no grid.
+	// TPRows is the number of rows into which tensor-parallel ranks are arranged, with TP / TPRows columns. On
+	// such a grid a placement may shard a weight in both of its dimensions, outputs over tp and inputs over tpr
+	// (two-dimensional tensor parallelism: Xu et al. 2021, section 5.1; Xu and You 2023, "Optimus"). 0 means 1:
+	// no grid.
 	TPRows     int      `json:"tp_rows,omitempty"`
 	MicroBatch int      `json:"micro_batch"` // sequences per micro-batch of one data-parallel rank
 	Schedule   Schedule `json:"schedule"`
-	// Interleave is how many stages, called chunks of the model, each rank runs:
-	// stage s runs at position s mod PP of the pipeline. See [Plan.Chunks].
+	// Interleave is the number of stages (chunks of the model) that each rank runs: stage s runs at position s
+	// mod PP of the pipeline. See [Plan.Chunks].
 	Interleave int `json:"interleave,omitempty"`
-	// ZeRO is the stage up to which what data-parallel ranks would all hold is
-	// sharded over them: 1 optimizer state, 2 gradients too, 3 parameters too
-	// (Rajbhandari et al. 2020).
+	// ZeRO is the stage of ZeRO: what is sharded over data-parallel ranks instead of replicated. 1 is optimizer
+	// state, 2 also gradients, 3 also parameters (Rajbhandari et al. 2020).
 	ZeRO int `json:"zero"`
-	// ZeROGroup is how many data-parallel ranks ZeRO shards over: neighbours, of
-	// which every group holds a copy. Its copies add up their shards of the
-	// gradients (hybrid sharding: Zhao et al. 2023, section 3.2.2; hpZ of ZeRO++:
-	// Wang et al. 2023). 0 is all of them.
+	// ZeROGroup is the number of neighbouring data-parallel ranks that ZeRO shards over. Each group holds a
+	// complete copy, and the copies sum their shards of the gradients (hybrid sharding: Zhao et al. 2023,
+	// section 3.2.2; hpZ of ZeRO++: Wang et al. 2023). 0 means all data-parallel ranks.
 	ZeROGroup int `json:"zero_group,omitempty"`
-	// Offload is what lives in host memory.
+	// Offload is what is kept in host memory.
 	Offload Offload `json:"offload,omitempty"`
-	// SequenceParallel shards the residual stream between tensor-parallel regions
-	// along the sequence over tp.
+	// SequenceParallel shards the residual stream between tensor-parallel regions over tp, along the sequence.
 	SequenceParallel bool `json:"sequence_parallel"`
-	// BatchParallel shards it along the batch instead: each tensor-parallel rank has some of
-	// the sequences of a micro-batch. Where modules are held whole (see [Plan.Replicated]) they
-	// are then data parallel over tp, also attention, while others, such as the
-	// vocabulary's table and head, are split.
+	// BatchParallel shards it along the batch instead: each tensor-parallel rank has some of the sequences of a
+	// micro-batch. Modules that placements replicate (see [Plan.Replicated]), attention included, are then data
+	// parallel over tp, while others, such as the vocabulary's table and the head, are sharded over it.
 	BatchParallel bool `json:"batch_parallel,omitempty"`
-	// Overlap lets gradients be reduced, and sharded parameters be gathered, on a
-	// stream of communication beside the computation.
+	// Overlap reduces gradients and gathers sharded parameters on a communication stream, at the same time as
+	// computation. See codegen's overlap.
 	Overlap bool `json:"overlap,omitempty"`
-	// OverlapTP lets tensor-parallel ranks exchange activations and their gradients beside
-	// kernels that do not need the result: in the backward pass that is the product for the
-	// gradient of a weight, or of an input. See codegen's beside.
+	// OverlapTP runs collectives of tensor-parallel ranks at the same time as kernels that do not need the
+	// result: in the backward pass, the product for the gradient of a weight or of an input. See codegen's
+	// beside.
 	OverlapTP bool `json:"overlap_tp,omitempty"`
-	// OverlapP2P lets a stage go on while what its passes send to another stage is on its way. See codegen's posted.
+	// OverlapP2P lets a stage go on before its sends to other stages are done. See codegen's posted.
 	OverlapP2P bool `json:"overlap_p2p,omitempty"`
-	// TPPieces is in how many parts of whole sequences products and the collectives of
-	// tensor-parallel ranks next to them are made, each part of one beside a part of the other: those of the
-	// forward pass, and of the backward pass those that OverlapTP leaves. 0 stands for 1. See codegen's pieces.
+	// TPPieces is the number of parts, of whole sequences, into which a matrix product and the tensor-parallel
+	// collective next to it are cut, so that each part of one overlaps a part of the other. It applies to the
+	// forward pass, and in the backward pass to what OverlapTP does not overlap. 0 means 1. See codegen's
+	// pieces.
 	TPPieces int `json:"tp_pieces,omitempty"`
-	// LossSlices is in how many slices of their positions the head and the loss run, forward
-	// and backward of each together, so that there are never more logits than those of one; but
-	// under a zero-bubble schedule their gradients wait for that of the head's weight. 0 stands for 1.
+	// LossSlices is the number of slices of the sequence in which the head and the loss run. Forward and
+	// backward of a slice run together, so that the logits of only one slice exist at a time; under a
+	// zero-bubble schedule, however, the gradients of logits are kept until the gradient of the head's weight
+	// is computed. 0 means 1.
 	LossSlices int `json:"loss_slices,omitempty"`
-	// PoolOrder is the order in which world ranks are numbered along the pools of a
-	// cluster that has several kinds of devices, by their places in the cluster: with
-	// [1,0] rank 0 is the first device of the second pool. Empty is as they stand there.
-	// Programs do not depend on it.
+	// PoolOrder is, in a cluster with several kinds of devices, the order of its pools along the world ranks:
+	// with [1,0] rank 0 is the first device of the second pool. Empty means the order of the cluster. Programs
+	// do not depend on it.
 	PoolOrder []int `json:"pool_order,omitempty"`
-	// RankOrder is the order in which the axes lie over the ranks of a unit, innermost
-	// first, as Megatron-LM names its rank orders: with "dp-tp-pp" neighbours are data-parallel.
-	// Axes of one rank may be left out. Empty is [UsualOrder]. Programs do not depend
-	// on it, only which rank runs which.
+	// RankOrder is the order of the axes over the ranks of a unit, innermost first, in Megatron-LM's notation:
+	// with "dp-tp-pp" neighbouring ranks are data-parallel. Axes of size 1 may be left out. Empty means
+	// [UsualOrder]. It does not change programs, only which rank runs which.
 	RankOrder  string      `json:"rank_order,omitempty"`
 	Stages     []Stage     `json:"stages"`
 	Placements []Placement `json:"placements"`
 }
 
-// Stage is one pipeline stage: blocks First (included) to Last (excluded) of the
-// model's repeated blocks. What comes before the first block belongs to the
-// first stage, what comes after the last to the last.
+// Stage is one pipeline stage: blocks First (inclusive) to Last (exclusive) of the model's repeated blocks.
+// What comes before the first block belongs to the first stage, and what comes after the last block to the last
+// stage.
 type Stage struct {
 	First int `json:"first"`
 	Last  int `json:"last"`
-	// Recompute says how many of the stage's blocks, from the first, drop their
-	// activations after the forward pass and compute them again in the backward.
+	// Recompute is the number of blocks, the first ones of the stage, that drop their activations after the
+	// forward pass and recompute them in the backward pass.
 	Recompute int `json:"recompute"`
-	// Selective says how many blocks after those compute only their attention
-	// again (Korthikanti et al. 2022, section 5).
+	// Selective is the number of blocks after those that recompute only their attention (Korthikanti et al.
+	// 2022, section 5).
 	Selective int `json:"selective"`
-	// Pointwise says how many blocks after those compute only their norms and activation
-	// functions again, of which the backward pass has the operands anyway (as Megatron-Core
-	// does with recompute_modules layernorm and moe_act).
+	// Pointwise is the number of blocks after those that recompute only their norms and activation functions,
+	// whose operands the backward pass needs anyway (as Megatron-Core does with recompute_modules layernorm and
+	// moe_act).
 	Pointwise int `json:"pointwise,omitempty"`
 }
 
-// Recomputed returns how many of the blocks compute something again.
+// Recomputed returns the number of blocks that recompute anything.
 func (s Stage) Recomputed() int { return s.Recompute + s.Selective + s.Pointwise }
 
-// Placement places the values whose whole name matches the regular expression.
-// The spec has the text form of [ir.ShardSpec], without the data-parallel and
-// micro-batch axes, which follow the batch: "[_,tp]". The first match holds.
-// Parameters that nothing matches are replicated; optimizer state lies as its
-// parameter does.
+// Placement places the values whose whole name matches a regular expression. Spec has the text form of
+// [ir.ShardSpec], without the data-parallel and micro-batch axes, which follow the batch: "[_,tp]". The first
+// placement that matches counts. Parameters that none matches are replicated; optimizer state is placed as its
+// parameter.
 type Placement struct {
 	Match string `json:"match"`
 	Spec  string `json:"spec"`
 }
 
-// places lists the parameters and ops of a graph that match. Optimizer state is placed by the name of its parameter.
+// places lists the parameters and ops of a graph that match. Optimizer state is not listed: it is placed by the
+// name of its parameter.
 func (p Placement) places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	match, err := newPattern(p.Match)
 	if err != nil {
@@ -162,7 +163,8 @@ func (p Placement) places(g *ir.Graph) (nodes []*ir.Node, err error) {
 	return nodes, nil
 }
 
-// Find lists the parameters and ops of some graphs that match. It refuses placements for nothing: whoever wrote them meant something.
+// Find lists the parameters and ops of some graphs that match. It returns an error if there are none: such a
+// placement is a mistake.
 func (p Placement) Find(graphs ...*ir.Graph) (nodes []*ir.Node, err error) {
 	for _, g := range graphs {
 		found, err := p.places(g)
@@ -181,7 +183,8 @@ func (p Placement) Find(graphs ...*ir.Graph) (nodes []*ir.Node, err error) {
 	return nil, fmt.Errorf("%q is the name of no parameter and no op; %s", p.Match, hint)
 }
 
-// PlacedAs is the name by which placements know a node: the same in all stages, and of a slice of the loss that of the whole.
+// PlacedAs returns the name that placements match for a node. It is the same in all stages, and for a slice of
+// the loss it is that of the whole.
 func PlacedAs(n *ir.Node) string {
 	name := BaseName(n.Name)
 	if whole, _, sliced := strings.Cut(name, sliceSuffix); sliced && n.Op != ir.OpRows {
@@ -190,7 +193,8 @@ func PlacedAs(n *ir.Node) string {
 	return name
 }
 
-// CheckPlacements refuses placements for nothing, neither in the training step as it was traced nor as [Apply] returns it.
+// CheckPlacements returns a [PlanError] if a placement matches nothing, neither in the training step as traced
+// (traced) nor as returned by [Apply] (parts).
 func (p *Plan) CheckPlacements(traced, parts *ir.Graph) error {
 	for i, x := range p.Placements {
 		if _, err := x.Find(traced, parts); err != nil {
@@ -200,8 +204,8 @@ func (p *Plan) CheckPlacements(traced, parts *ir.Graph) error {
 	return nil
 }
 
-// Module names the module of the parameters that a placement is for, where its expression is
-// one as searches write them: attn of h\.[0-9]+\.attn\.c_proj\.weight.
+// Module returns the module whose parameters a placement is for, if its expression has the form that the
+// planner writes: attn for h\.[0-9]+\.attn\.c_proj\.weight.
 func (p Placement) Module() string {
 	name := strings.ReplaceAll(p.Match, `\`, "")
 	if _, inner, found := strings.Cut(name, anyNumber+"."); found {
@@ -211,8 +215,7 @@ func (p Placement) Module() string {
 	return module
 }
 
-// Replicated names the modules of which placements keep something whole on all
-// tensor-parallel ranks.
+// Replicated lists the modules for which some placement replicates a parameter on all tensor-parallel ranks.
 func (p *Plan) Replicated() []string {
 	var modules []string
 	for _, x := range p.Placements {
@@ -223,8 +226,8 @@ func (p *Plan) Replicated() []string {
 	return modules
 }
 
-// streamDim returns the dimension in which the residual stream, [batch, sequence, width], is
-// sharded over tensor-parallel ranks between their regions, -1 where all of them hold it.
+// streamDim returns the dimension of the residual stream, [batch, sequence, width], that is sharded over
+// tensor-parallel ranks between tensor-parallel regions, or -1 if it is replicated there.
 func (p *Plan) streamDim() int {
 	switch {
 	case p.BatchParallel:
@@ -235,9 +238,10 @@ func (p *Plan) streamDim() int {
 	return -1
 }
 
-// Replicas returns how many ranks ZeRO shards a weight over that placements keep whole on all
-// tensor-parallel ranks: those of a ZeRO group, and where the residual stream is sharded over
-// tensor-parallel ranks, so that each has a term of its gradient, those too.
+// Replicas returns the number of ranks over which ZeRO shards a weight that placements replicate on all
+// tensor-parallel ranks. These are the ranks of a ZeRO group. If the residual stream is sharded, each
+// tensor-parallel rank also has a term of the weight's gradient, and the weight is sharded over those ranks
+// too.
 func (p *Plan) Replicas() int {
 	if p.streamDim() >= 0 && p.Rows() == 1 && len(p.Replicated()) > 0 {
 		return p.ShardGroup() * p.TP
@@ -245,12 +249,12 @@ func (p *Plan) Replicas() int {
 	return p.ShardGroup()
 }
 
-// OnGrid names the modules of which placements cut weights in two dimensions over rows and
-// columns of tensor-parallel ranks.
+// OnGrid lists the modules for which placements shard weights in two dimensions, over rows and columns of
+// tensor-parallel ranks.
 func (p *Plan) OnGrid() []string {
 	var modules []string
 	for _, x := range p.Placements {
-		nested := strings.Contains(x.Spec, AxisTP+"."+AxisTPR) // in one dimension
+		nested := strings.Contains(x.Spec, AxisTP+"."+AxisTPR) // both axes in one dimension
 		if name := x.Module(); strings.Contains(x.Spec, AxisTPR) && !nested && !slices.Contains(modules, name) {
 			modules = append(modules, name)
 		}
@@ -258,11 +262,11 @@ func (p *Plan) OnGrid() []string {
 	return modules
 }
 
-// PP returns the pipeline-parallel degree: the number of positions that stages
-// run at, each with its own ranks.
+// PP returns the pipeline-parallel degree: the number of positions, each with its own ranks, that stages run
+// at.
 func (p *Plan) PP() int { return len(p.Stages) / p.Chunks() }
 
-// Chunks returns how many stages each rank runs. 0 stands for 1.
+// Chunks returns the number of stages that each rank runs, at least 1.
 func (p *Plan) Chunks() int { return max(p.Interleave, 1) }
 
 // ScheduleText names the schedule, and the number of chunks if there are several.
@@ -273,8 +277,8 @@ func (p *Plan) ScheduleText() string {
 	return string(p.Schedule)
 }
 
-// Position returns where in the pipeline a stage runs, and as which of the chunks
-// of its ranks.
+// Position returns the position of the pipeline that a stage runs at, and the number of the chunk that it is
+// there.
 func (p *Plan) Position(stage int) (position, chunk int) {
 	return stage % p.PP(), stage / p.PP()
 }
@@ -282,21 +286,20 @@ func (p *Plan) Position(stage int) (position, chunk int) {
 // Units returns the number of data-parallel replicas of the unit.
 func (p *Plan) Units() int { return p.RuntimeNGPUs / p.PlanNGPUs }
 
-// ContextParallel returns the context-parallel degree: the ranks that share a
-// sequence all through the model. 0 stands for 1.
+// ContextParallel returns the context-parallel degree, at least 1: the number of ranks that share each sequence
+// throughout the model.
 func (p *Plan) ContextParallel() int { return max(p.CP, 1) }
 
-// Rows returns how many rows the tensor-parallel ranks form. 0 stands for 1.
+// Rows returns the number of rows of tensor-parallel ranks, at least 1.
 func (p *Plan) Rows() int { return max(p.TPRows, 1) }
 
-// tensorParallel reports whether an axis is one of tensor-parallel ranks.
+// tensorParallel reports whether an axis is one of those of tensor parallelism.
 func tensorParallel(a ir.Axis) bool { return a.Name == AxisTP || a.Name == AxisTPR }
 
-// Degrees is how a unit is cut, in words: dp 2 x cp 2 x tp 1 x pp 2, without cp
-// where that is 1.
+// Degrees returns the degrees of a unit as text: dp 2 x cp 2 x tp 1 x pp 2, without cp if that is 1.
 func (p *Plan) Degrees() string { return fmt.Sprintf("%s x pp %d", p.MeshDegrees(), p.PP()) }
 
-// MeshDegrees is how a stage is cut.
+// MeshDegrees returns the degrees of one stage as text.
 func (p *Plan) MeshDegrees() string {
 	if cp := p.ContextParallel(); cp > 1 {
 		return fmt.Sprintf("dp %d x cp %d x tp %d", p.DP, cp, p.TP)
@@ -307,8 +310,7 @@ func (p *Plan) MeshDegrees() string {
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
-// ShardGroup returns how many data-parallel ranks ZeRO shards over, and Copies
-// how many such groups there are.
+// ShardGroup returns the number of data-parallel ranks that ZeRO shards over.
 func (p *Plan) ShardGroup() int {
 	if p.ZeROGroup == 0 {
 		return p.DataParallel()
@@ -316,16 +318,16 @@ func (p *Plan) ShardGroup() int {
 	return p.ZeROGroup
 }
 
-// Copies returns how many groups hold what ZeRO shards: 1 unless it shards in
-// groups.
+// Copies returns the number of such groups, each of which holds a complete copy. It is 1 unless ZeROGroup is
+// set.
 func (p *Plan) Copies() int { return p.DataParallel() / p.ShardGroup() }
 
 // FollowsBatch reports whether the batch is cut over an axis of the mesh.
 func FollowsBatch(a ir.Axis) bool { return a.Time || a.Name == AxisRep || a.Name == AxisDP }
 
-// Mesh returns the mesh of each stage for a global batch: the data-parallel ranks
-// of all units, as copies of ZeRO groups where there are several; the micro-batches as an
-// axis in time; cp and tp, which share what a micro-batch has.
+// Mesh returns the mesh of each stage for a global batch of so many sequences. Its axes are the data-parallel
+// ranks of all units (with an outer axis for the copies of ZeRO groups, if there are several), the
+// micro-batches as an axis in time, and cp and tp, which share the work of a micro-batch.
 func (p *Plan) Mesh(batch int) ir.Mesh {
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
 	var axes []ir.Axis
@@ -346,10 +348,9 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	return ir.Mesh{Axes: axes}
 }
 
-// MicroBatches returns how many micro-batches the ranks at a position of the mesh
-// run. From ZeRO stage 2 on data-parallel ranks communicate in every micro-batch,
-// so all run as many as the one with the most sequences, the last ones perhaps
-// empty.
+// MicroBatches returns the number of micro-batches that the ranks at a mesh position run. From ZeRO stage 2 on
+// data-parallel ranks communicate in every micro-batch, so all of them run as many as the rank with the most
+// sequences; the last ones may be empty.
 func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
 	return p.MicroBatchesOn(p.Mesh(batch), batch, at)
 }
@@ -374,15 +375,15 @@ func (p *Plan) WorldRank(stage, device int) int {
 	return ranks.Of(device)
 }
 
-// StageRanks is where the devices of a stage lie among the ranks.
+// StageRanks says which world ranks the devices of a stage are.
 type StageRanks struct {
-	tp, cp, dp int // their sizes in a unit
-	unit       int // ranks
-	first      int // of the stage in a unit
+	tp, cp, dp int // degrees within a unit
+	unit       int // number of ranks in a unit
+	first      int // first rank of the stage, relative to the unit
 	strides    Strides
 }
 
-// StageRanks returns where the devices of a stage lie.
+// StageRanks returns the ranks of the devices of a stage.
 func (p *Plan) StageRanks(stage int) StageRanks {
 	cp, pp := p.ContextParallel(), p.PP()
 	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, pp)
@@ -397,8 +398,8 @@ func (s *StageRanks) Of(device int) int {
 	return unit*s.unit + s.first + d*s.strides.DP + within/s.tp*s.strides.CP + within%s.tp*s.strides.TP
 }
 
-// StageDevice is the inverse of [Plan.WorldRank] for the first of a rank's stages:
-// its position in the pipeline.
+// StageDevice is the inverse of [Plan.WorldRank]: it returns the position of a rank in the pipeline, which is
+// the number of its first stage, and its device there.
 func (p *Plan) StageDevice(rank int) (stage, device int) {
 	cp := p.ContextParallel()
 	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, p.PP())
@@ -408,7 +409,7 @@ func (p *Plan) StageDevice(rank int) (stage, device int) {
 	return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)
 }
 
-// PlanError is a plan that cannot be applied. Key is the plan's field.
+// PlanError says why a plan cannot be applied. Key is the field of the plan.
 type PlanError struct{ Key, Msg string }
 
 func (e *PlanError) Error() string { return "plan: " + e.Key + ": " + e.Msg }
@@ -417,11 +418,11 @@ func planErrorf(key, format string, args ...any) error {
 	return &PlanError{key, fmt.Sprintf(format, args...)}
 }
 
-// placer looks up the placements of a plan by name.
+// placer finds the placement of a value by name. Its slices have one entry for each placement of the plan.
 type placer struct {
 	matches []pattern
 	specs   []ir.ShardSpec
-	ranks   []int
+	ranks   []int // number of dimensions of the spec
 	texts   []string
 }
 
@@ -447,7 +448,7 @@ func newPlacer(p *Plan, mesh ir.Mesh) (*placer, error) {
 	return pl, nil
 }
 
-// find returns the placement of a named value of the given shape.
+// find returns the spec that the plan has for a value of the given name and shape, and whether it has one.
 func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, bool, error) {
 	for i := range p.matches {
 		if !p.matches[i].matches(name) {
@@ -464,7 +465,7 @@ func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, boo
 	return ir.ShardSpec{}, false, nil
 }
 
-// checkSplit refuses a spec under which some device would hold nothing.
+// checkSplit returns an error if a device would hold nothing of a value with the given spec.
 func checkSplit(mesh ir.Mesh, spec ir.ShardSpec, shape []int) error {
 	for d, size := range shape {
 		parts := 1

@@ -7,9 +7,10 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// propagator walks a staged graph in order, chooses for every node and mesh axis
-// the rule of its signature that costs the fewest bytes of communication, and
-// rebuilds the graph with the collectives that make operands fit.
+// propagator gives every value of a staged graph a placement. It walks the graph in order. For every node and
+// mesh axis it chooses the rule of the op's dimension signature that costs the fewest bytes of communication
+// (choose.go, rulecost.go), then appends the collectives that bring operands to the placement that the rule
+// requires (reshard.go), and the node itself.
 type propagator struct {
 	plan   *Plan
 	mesh   ir.Mesh
@@ -17,30 +18,31 @@ type propagator struct {
 	dst    *ir.Graph
 	placer *placer
 	arena  ir.Arena
-	facts  []fact // by ID, those of new values after those of the source graph
-	steps  []Step
-	specs  []ir.ShardSpec // see choose
-	names  map[string]int // of communication nodes
-	mb     int            // the axis of micro-batches
+	facts  []fact         // by ID; values that are added come after those of the source graph
+	steps  []Step         // scratch space of reshard
+	specs  []ir.ShardSpec // scratch space of choose
+	names  map[string]int // how often the name of a communication node has been used
+	mb     int            // index of the axis of micro-batches
 }
 
-// fact is what is known of a value.
+// fact is what is known about a value.
 type fact struct {
+	// isGrad says that the value ends up as the gradient of a parameter, perhaps after sums and casts.
 	isGrad  bool
-	tied    bool         // a gradient that is added to others of the same parameter
-	spread  bool         // a parameter, its state or gradient that ZeRO shards over tensor-parallel ranks
-	want    ir.ShardSpec // placement of the parameter a gradient is for
-	escapes bool         // read by the update phase, or an output
-	sum     *ir.Value    // over micro-batches, if it escapes
-	moved   *moved       // where it has been resharded
+	tied    bool         // such a gradient, of a parameter that is used more than once: a term of the sum
+	spread  bool         // a parameter, its state or its gradient that ZeRO also shards over tensor-parallel ranks
+	want    ir.ShardSpec // for a gradient: the placement that the optimizer needs, that of its state
+	escapes bool         // read by the update phase, or an output of the graph
+	sum     *ir.Value    // if it escapes: its sum over micro-batches
+	moved   *moved       // its resharded versions
 }
 
-// of returns what is known of a value.
+// of returns what is known about a value.
 func (pr *propagator) of(v *ir.Value) *fact { return &pr.facts[v.ID] }
 
-// moved is a value resharded for a use; uses of the same key share it. A value
-// reduced in the forward pass is there for the backward pass too. One gathered is
-// not: it is gathered again where a block needs it, and freed after.
+// moved is a version of a value that has been resharded for a use; uses with the same key share it. A value
+// that was reduced in the forward pass is reused in the backward pass. A value that was gathered is not: it is
+// freed after use, and gathered again for each block and phase that needs it.
 type moved struct {
 	key  movedKey
 	to   *ir.Value
@@ -50,11 +52,11 @@ type moved struct {
 type movedKey struct {
 	spec  ir.ShardSpec
 	stage int
-	phase ir.Phase // of a gathered value
-	block string   // of a gathered parameter
+	phase ir.Phase // only if it is gathered
+	block string   // only if it is a gathered parameter
 }
 
-// propagate gives every value of g a spec. The graph is consumed.
+// propagate gives every value of g a spec and returns the new graph. It consumes g.
 func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	placer, err := newPlacer(p, mesh)
 	if err != nil {
@@ -93,8 +95,8 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 	return pr.dst, nil
 }
 
-// output makes a value whole on every rank. One that follows the batch can be
-// read after the step only if there is a single micro-batch.
+// output replicates an output on every rank. A value that is made anew in each micro-batch can be read after
+// the step only if there is just one.
 func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 	if sum := pr.of(v).sum; sum != nil {
 		v = sum
@@ -110,10 +112,10 @@ func (pr *propagator) output(v *ir.Value) (*ir.Value, error) {
 	return pr.reshard(v, whole, v.Def.Stage, phase, nil)
 }
 
-// leaves places parameters, their optimizer state, caches, and inputs.
+// leaves places parameters, optimizer state, caches and inputs. For everything else placements are derived.
 func (pr *propagator) leaves() error {
-	state := make([]*ir.Value, pr.src.IDs()) // optimizer state -> its parameter
-	cache := map[*ir.Value]bool{}            // keys and values of the batch's sequences
+	state := make([]*ir.Value, pr.src.IDs()) // by ID: for optimizer state, its parameter
+	cache := map[*ir.Value]bool{}            // caches of keys and values for decoding
 	weights, _ := weightsOf(pr.src)
 	for _, n := range pr.src.Nodes {
 		switch n.Op {
@@ -135,7 +137,7 @@ func (pr *propagator) leaves() error {
 			continue
 		}
 		v := n.Results[0]
-		name, stage := n.Name, 3 // from which ZeRO stage on it is sharded
+		name, stage := n.Name, 3 // stage: the ZeRO stage from which on it is sharded
 		if p := state[v.ID]; p != nil {
 			name, stage = p.Def.Name, 1
 		}
@@ -164,8 +166,8 @@ func (pr *propagator) leaves() error {
 	return nil
 }
 
-// overReplicas shards a value that data-parallel ranks would all hold over those
-// of a ZeRO group.
+// overReplicas shards a value, which data-parallel ranks would otherwise replicate, over the ranks of a ZeRO
+// group.
 func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
 	dp := pr.mesh.Axis(AxisDP)
 	if d := ReplicaDim(pr.mesh.Axes[dp].Size, spec, shape); d >= 0 {
@@ -174,9 +176,9 @@ func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec 
 	return spec
 }
 
-// overTensorParallel shards a value that a placement keeps whole over tensor-parallel ranks too,
-// where each has a term of its gradient: in the largest dimension that is left. That one does
-// not depend on how many they are, so that the planner's programs of two stand for more.
+// overTensorParallel also shards a value over tensor-parallel ranks if a placement replicates it there and each
+// of these ranks has a term of its gradient. It uses the largest dimension that is not sharded yet. That choice
+// does not depend on the number of ranks, so that the planner can use a program of two ranks to stand for more.
 func (pr *propagator) overTensorParallel(v *ir.Value) {
 	tp := pr.mesh.Axis(AxisTP)
 	if !pr.sharesStream(tp) || pr.plan.Rows() > 1 || v.Spec[tp].Kind != ir.Replicate {
@@ -194,10 +196,10 @@ func (pr *propagator) overTensorParallel(v *ir.Value) {
 	}
 }
 
-// ReplicaDim returns the dimension in which ZeRO shards a value over n ranks: the
-// one that they share most evenly (the first of those) and that is not sharded yet,
-// as slices of slices would have to be gathered to move. It is -1 for what has no
-// such dimension, a bias split over tp, and stays whole.
+// ReplicaDim returns the dimension in which ZeRO shards a value over n ranks: of the dimensions that are not
+// sharded yet, the first of those that n divides most evenly. (Slices of slices would have to be gathered
+// before they can be moved.) It returns -1 if there is no such dimension, as for a bias sharded over tp; the
+// value then stays replicated.
 func ReplicaDim(n int, spec ir.ShardSpec, shape []int) int {
 	best, least := -1, math.Inf(1)
 	for d, size := range shape {
@@ -209,7 +211,7 @@ func ReplicaDim(n int, spec ir.ShardSpec, shape []int) int {
 	return best
 }
 
-// alongBatch cuts dimension 0 as the batch is cut.
+// alongBatch shards dimension 0 as the batch is sharded.
 func (pr *propagator) alongBatch(v *ir.Value) {
 	for a, axis := range pr.mesh.Axes {
 		if axis.Time || FollowsBatch(axis) && axis.Size > 1 {
@@ -218,8 +220,7 @@ func (pr *propagator) alongBatch(v *ir.Value) {
 	}
 }
 
-// escaping notes what the forward and backward passes make for the update phase
-// and the outputs.
+// escaping marks what the forward and backward passes make for the update phase and the outputs.
 func (pr *propagator) escaping() {
 	for _, n := range pr.src.Nodes {
 		if n.Phase == ir.Update {
@@ -233,8 +234,8 @@ func (pr *propagator) escaping() {
 	}
 }
 
-// gradients notes, for every value that ends as the gradient of a parameter,
-// where the optimizer wants it: as its state lies.
+// gradients marks every value that ends up as the gradient of a parameter, and records the placement that the
+// optimizer needs: that of its state.
 func (pr *propagator) gradients() {
 	for i := len(pr.src.Nodes) - 1; i >= 0; i-- {
 		n := pr.src.Nodes[i]
@@ -253,7 +254,7 @@ func (pr *propagator) gradients() {
 	}
 }
 
-// node chooses the placement of one node and appends it.
+// node chooses the placement of one node and appends it, after the communication that it needs.
 func (pr *propagator) node(n *ir.Node) error {
 	if n.Op.Class() == ir.Leaf {
 		pr.dst.Nodes = append(pr.dst.Nodes, n)
@@ -317,34 +318,30 @@ func (pr *propagator) node(n *ir.Node) error {
 	return nil
 }
 
-// wire places the two ends of a transfer: as the value lies, but whole in the
-// forward and backward passes, where the receiver would have to reduce it. A term of a gradient
-// goes as tensor-parallel ranks have the parameter, however its stage has made it: it is summed and
-// cut once, before, in no more bytes, and the receiver is the same with the loss in any number of slices.
+// wire returns the placement of both ends of a transfer: that of the value, with two exceptions. In the forward
+// and backward pass partial sums are reduced before they are sent, since otherwise the receiver would have to
+// do it. And in the update a gradient is sent in the placement of its parameter over tensor-parallel ranks,
+// whatever its stage computes: it is then reduced and sliced once, by the sender, in no more bytes, and the
+// receiver does not depend on the number of slices of the loss.
 func (pr *propagator) wire(n *ir.Node, v *ir.Value) (args, results []ir.ShardSpec) {
 	spec, known := v.Spec, pr.of(v)
-	for a := range pr.mesh.Axes {
+	for a, axis := range pr.mesh.Axes {
 		switch {
-		case n.Phase != ir.Update && spec[a].Kind == ir.Partial && !pr.isTime(a):
+		case n.Phase != ir.Update && spec[a].Kind == ir.Partial && !axis.Time:
 			spec[a] = ir.Placement{}
-		case n.Phase == ir.Update && known.isGrad && tensorParallel(pr.mesh.Axes[a]):
+		case n.Phase == ir.Update && known.isGrad && tensorParallel(axis):
 			spec[a] = known.want[a]
 		}
 	}
 	if checkSplit(pr.mesh, spec, v.Type.Shape) != nil {
-		spec = v.Spec // ranks of other axes have left too little to cut
+		spec = v.Spec // the other axes have left too little to shard
 	}
 	return []ir.ShardSpec{spec}, []ir.ShardSpec{spec}
 }
 
-func (pr *propagator) isTime(axis int) bool {
-	return axis < len(pr.mesh.Axes) && pr.mesh.Axes[axis].Time
-}
-
-// accumulate sums a value over micro-batches at the end of the pass that makes
-// it, so that the update phase can use it. From ZeRO stage 2 on a gradient is
-// reduced to the rank's shard first, with every micro-batch, so that the whole
-// gradient never accumulates.
+// accumulate sums a value over micro-batches, at the end of the pass that makes it, so that the update phase
+// can use it. From ZeRO stage 2 on, a gradient is first reduced to the rank's shard, in every micro-batch, so
+// that the whole gradient is never accumulated.
 func (pr *propagator) accumulate(r *ir.Value) error {
 	mb := pr.mb
 	if r.Spec[mb].Kind != ir.Partial {
@@ -361,8 +358,8 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 			}
 		}
 		if checkSplit(pr.mesh, to, r.Type.Shape) != nil {
-			// The op has cut the same dimension too, over ranks that are to hold the gradient
-			// otherwise: too small to be cut by both.
+			// The op has sharded the same dimension over ranks that are to hold the gradient in another
+			// placement, and the dimension is too short to be sharded by both.
 			dp := pr.mesh.Axis(AxisDP)
 			for a := range pr.mesh.Axes {
 				if a != dp && a != mb && meets(to[a], to[dp]) {

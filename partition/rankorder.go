@@ -7,20 +7,19 @@ import (
 	"strings"
 )
 
-// UsualOrder is the order of the axes over the ranks of a unit where a plan does not say
-// another, innermost first: neighbours are tensor-parallel.
+// UsualOrder is the order of the axes over the ranks of a unit, innermost first, if a plan does not name
+// another: neighbouring ranks are tensor-parallel.
 const UsualOrder = AxisTP + "-" + AxisCP + "-" + AxisDP + "-" + AxisPP
 
-// AxisPP names the positions of the pipeline in a [Plan.RankOrder]. They are no axis of a
-// mesh: each has a mesh of its own.
+// AxisPP names the positions of the pipeline in a [Plan.RankOrder]. They are not an axis of a mesh: each
+// position has a mesh of its own.
 const AxisPP = "pp"
 
-// Strides is by how much the number of a rank grows from one place of an axis of a unit
-// to the next.
+// Strides is the difference of rank numbers between neighbours on each axis of a unit.
 type Strides struct{ TP, CP, DP, PP int }
 
-// StridesOf returns the strides of an order as [Plan.RankOrder] has it, of axes of some sizes.
-// Axes that it leaves out, which are of one rank, come after those that it names.
+// StridesOf returns the strides of an order, in the form of [Plan.RankOrder], for axes of the given sizes. Axes
+// that it leaves out have size 1 and come last.
 func StridesOf(order string, tp, cp, dp, pp int) Strides {
 	if order == "" {
 		return Strides{1, tp, tp * cp, tp * cp * dp}
@@ -34,7 +33,7 @@ func StridesOf(order string, tp, cp, dp, pp int) Strides {
 		}
 	}
 	for _, order := range [...]string{order, UsualOrder} {
-		for at := 0; at+2 <= len(order); at += 3 { // names have two letters
+		for at := 0; at+2 <= len(order); at += 3 { // all names have two letters
 			switch order[at : at+2] {
 			case AxisTP:
 				take(&s.TP, tp)
@@ -50,8 +49,8 @@ func StridesOf(order string, tp, cp, dp, pp int) Strides {
 	return s
 }
 
-// RankOrderOf returns what a plan whose axes have some sizes inside the unit says of an
-// order: those of several ranks, or nothing where they are in the usual order.
+// RankOrderOf returns the shortest [Plan.RankOrder] that means the given order for axes of the given sizes:
+// only axes of size 2 or more, or "" if those are in the usual order.
 func RankOrderOf(order string, sizes map[string]int) string {
 	if text := several(order, sizes); text != several(UsualOrder, sizes) {
 		return text
@@ -59,22 +58,22 @@ func RankOrderOf(order string, sizes map[string]int) string {
 	return ""
 }
 
-// RankOrderText is the order of the axes of several ranks of a unit, innermost first.
+// RankOrderText returns the order of the unit's axes of size 2 or more, innermost first.
 func (p *Plan) RankOrderText() string {
 	return several(cmp.Or(p.RankOrder, UsualOrder), p.rankSizes())
 }
 
-// several leaves out of an order the axes of one rank.
+// several drops the axes of size 1 from an order.
 func several(order string, sizes map[string]int) string {
 	return strings.Join(slices.DeleteFunc(strings.Split(order, "-"), func(name string) bool { return sizes[name] == 1 }), "-")
 }
 
-// rankSizes are the sizes of the axes in a unit.
+// rankSizes returns the sizes of the axes within a unit.
 func (p *Plan) rankSizes() map[string]int {
 	return map[string]int{AxisTP: p.TP, AxisCP: p.ContextParallel(), AxisDP: p.DP, AxisPP: p.PP()}
 }
 
-// CheckRankOrder says what is wrong with the text of an order of axes; nil if nothing is.
+// CheckRankOrder returns an error if order is not the text of an order of axes.
 func CheckRankOrder(order string) error {
 	names := strings.Split(order, "-")
 	for i, name := range names {
@@ -88,7 +87,7 @@ func CheckRankOrder(order string) error {
 	return nil
 }
 
-// validateRankOrder checks that the order names every axis of several ranks once.
+// validateRankOrder checks that the order names every axis of size 2 or more exactly once.
 func (p *Plan) validateRankOrder() error {
 	if p.RankOrder == "" {
 		return nil

@@ -8,13 +8,13 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestRankOrders: neighbours are on the axis that is named first, ranks and devices are
-// inverse in every order, and units stay outermost.
+// TestRankOrders: neighbouring ranks are on the axis that is named first, WorldRank and StageDevice are inverse
+// in every order, and units stay outermost.
 func TestRankOrders(t *testing.T) {
 	p := partition.Plan{PlanNGPUs: 2 * 3 * 4 * 5, RuntimeNGPUs: 240, TP: 2, CP: 3, DP: 4, Stages: make([]partition.Stage, 5)}
 	for _, tt := range []struct {
 		order          string
-		tp, cp, dp, pp int // apart
+		tp, cp, dp, pp int // strides
 	}{
 		{"", 1, 2, 6, 24}, {partition.UsualOrder, 1, 2, 6, 24}, {"dp-tp-cp-pp", 4, 8, 1, 24},
 		{"pp-dp-cp-tp", 60, 20, 5, 1}, {"cp-pp-tp-dp", 15, 1, 30, 3},

@@ -18,7 +18,7 @@ func Blocks(g *ir.Graph) []string {
 	return blocks
 }
 
-// extent is how much of a block is computed again.
+// extent says how much of a block is recomputed.
 type extent uint8
 
 const (
@@ -28,7 +28,7 @@ const (
 	full
 )
 
-// covers reports whether what an op makes is computed again.
+// covers reports whether the results of an op are recomputed.
 func (e extent) covers(op ir.Op) bool {
 	switch e {
 	case pointwiseOnly:
@@ -39,9 +39,8 @@ func (e extent) covers(op ir.Op) bool {
 	return e == full
 }
 
-// Pointwise reports whether an op is one of those that [Stage.Pointwise] computes again:
-// a norm or an activation function, of whose operands the backward pass keeps the large
-// one anyway.
+// Pointwise reports whether [Stage.Pointwise] recomputes an op: a norm or an activation function. The backward
+// pass keeps the large operand of these anyway.
 func Pointwise(op ir.Op) bool {
 	switch op {
 	case ir.OpLayerNorm, ir.OpRMSNorm, ir.OpGELU, ir.OpSwiGLU:
@@ -50,16 +49,15 @@ func Pointwise(op ir.Op) bool {
 	return false
 }
 
-// recompute makes the backward pass of each listed block compute the block's
-// activations again from its input (Chen et al. 2016), by cloning the forward
-// nodes it needs into the backward phase. Dropout masks are a function of
-// position, so the clones produce the same bits.
+// recompute lets the backward pass of each listed block recompute activations of the block (Chen et al. 2016),
+// to the given extent. It clones the forward nodes that the backward pass needs into the backward phase.
+// Dropout masks are a function of position, so the clones produce the same bits.
 func recompute(g *ir.Graph, blocks map[string]extent) {
 	if len(blocks) == 0 {
 		return
 	}
 	byBlock := map[string][]*ir.Node{}
-	blockOf := make([]string, g.IDs()) // of nodes of those blocks
+	blockOf := make([]string, g.IDs()) // by ID of a node: its block, if that is listed
 	for _, n := range g.Nodes {
 		if block := n.Block(); blocks[block] != nothing {
 			blockOf[n.ID()] = block
@@ -90,16 +88,16 @@ func recompute(g *ir.Graph, blocks map[string]extent) {
 	g.Renumber()
 }
 
-// recomputer makes copies of nodes that run again. Its tables are by ID.
+// recomputer clones nodes. Its tables are indexed by ID.
 type recomputer struct {
 	arena   ir.Arena
-	blockOf []string    // of nodes
-	again   []*ir.Value // recomputations of forward values
-	need    []bool      // nodes that the backward pass needs again
+	blockOf []string    // by node
+	again   []*ir.Value // by forward value: its recomputed copy
+	need    []bool      // nodes that have to be recomputed
 }
 
-// cloneForward returns copies of the forward nodes of a block that its backward
-// nodes need, in forward order, and records them in again.
+// cloneForward returns clones of the forward nodes of a block that its backward nodes need, in forward order,
+// and records their results in again.
 func (r *recomputer) cloneForward(nodes []*ir.Node, block string, much extent) []*ir.Node {
 	mine := func(v *ir.Value) bool {
 		d := v.Def

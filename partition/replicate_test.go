@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/partition/partitiontest"
 )
 
-// replicating is [partitiontest.Megatron] with the weights of modules whole.
+// replicating is [partitiontest.Megatron] with the weights of some modules replicated.
 func replicating(modules ...string) []partition.Placement {
 	all := partitiontest.Megatron()
 	for i := range all {
@@ -24,11 +24,11 @@ func replicating(modules ...string) []partition.Placement {
 	return all
 }
 
-// TestReplicatedModules: with sequence parallelism a module whose weights are whole exchanges
-// nothing but, in attention, tokens for heads and back, in both passes; its gradients are
-// summed over the sequence once a step, with whatever recomputation.
+// TestReplicatedModules: with sequence parallelism a module with replicated weights communicates nothing,
+// except that attention exchanges tokens for heads and back, in both passes. Its gradients are summed over the
+// sequence once per step, with any recomputation.
 func TestReplicatedModules(t *testing.T) {
-	block := map[string]map[string]int{ // collectives over tp of a block, forward and backward
+	block := map[string]map[string]int{ // collectives over tp in a block, forward and backward
 		"":     {"all_gather": 2 + 4, "reduce_scatter": 2 + 2},
 		"attn": {"all_gather": 1 + 2, "reduce_scatter": 1 + 1, "all_to_all": 2 + 2},
 		"mlp":  {"all_gather": 1 + 2, "reduce_scatter": 1 + 1},
@@ -51,7 +51,7 @@ func TestReplicatedModules(t *testing.T) {
 					switch {
 					case n.Op != op:
 					case n.Phase == ir.Update && len(n.Args[0].Type.Shape) > 1 && n.Args[0].Spec[g.Mesh.Axis(partition.AxisTP)].Kind == ir.Partial:
-						updated++ // the gradient of a matrix
+						updated++ // gradients of matrices
 					case n.Phase != ir.Update && n.Block() == "h.1":
 						count[op.String()]++
 					case n.Phase != ir.Update && n.Block() == "":
@@ -63,15 +63,15 @@ func TestReplicatedModules(t *testing.T) {
 				require.Equal(t, want, count, module)
 			}
 			require.Equal(t, map[string]int{"": 0, "attn": 4, "mlp": 4, "wte": 1}[module], updated, "%s %+v", module, recompute)
-			require.Equal(t, module == "wte", outside <= 1, "%s: %d outside of blocks", module, outside) // wpe's
+			require.Equal(t, module == "wte", outside <= 1, "%s: %d outside of blocks", module, outside) // the one outside is wpe's
 		}
 	}
 }
 
-// TestFewHeadsBetweenTwoAxes: under ZeRO 2 a gradient that attention has cut by heads, while its
-// weight is whole on all tensor-parallel ranks, is reduced over the data-parallel ones in
-// every micro-batch, which may cut the same dimension: heads may be too few for both. Of 16 bits it is
-// reduced before it is made f32.
+// TestFewHeadsBetweenTwoAxes: under ZeRO 2 a gradient that attention shards by heads, of a weight that all
+// tensor-parallel ranks replicate, is reduced over data-parallel ranks in every micro-batch. Those may shard
+// the same dimension, and there may be too few heads for both. A 16-bit gradient is reduced before it is cast
+// to f32.
 func TestFewHeadsBetweenTwoAxes(t *testing.T) {
 	for _, x := range []struct {
 		heads, embd, ranks int

@@ -6,9 +6,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// reshard returns v with another spec, appending the collectives that make it
-// so, one mesh axis at a time. Any spec reaches any other. The consumer is on the
-// given stage and in the given phase; user is its node, if it is one.
+// reshard returns v with another spec. It appends the collectives that get there, one mesh axis at a time; any
+// spec can reach any other. The consumer is in the given stage and phase; user is its node, or nil.
 func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, user *ir.Node) (*ir.Value, error) {
 	if v.Spec == to {
 		return v, nil
@@ -18,7 +17,7 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 		return nil, err
 	}
 	pr.steps = steps
-	if phase == ir.Update { // shared by all stages of a position
+	if phase == ir.Update { // the update is shared by all stages of a position
 		stage, _ = pr.plan.Position(stage)
 	}
 	key := movedKey{spec: to, stage: stage}
@@ -46,9 +45,9 @@ func (pr *propagator) reshard(v *ir.Value, to ir.ShardSpec, stage int, phase ir.
 	return m, nil
 }
 
-// enter returns what the first block is given, v of before the blocks, as every other block is given what the one before hands on:
-// the residual stream in the parts that tensor-parallel ranks have of it, or whole, however its table is cut. The block keeps that
-// for its backward pass.
+// enter returns the input v of the first block in the form in which every other block gets its input from the
+// one before it: the residual stream as the plan shards or replicates it over tensor-parallel ranks, however
+// the embedding table is sharded. The block keeps it for its backward pass.
 func (pr *propagator) enter(v *ir.Value) (*ir.Value, error) {
 	to := v.Spec
 	dim, parts := pr.plan.streamDim(), 1
@@ -66,13 +65,13 @@ func (pr *propagator) enter(v *ir.Value) (*ir.Value, error) {
 	return pr.reshard(v, to, v.Def.Stage, v.Def.Phase, nil)
 }
 
-// OutsideBlocks reports whether a node makes something in the forward pass that is of no block: what blocks read of it the first
-// alone is given.
+// OutsideBlocks reports whether a node of the forward pass belongs to no block. If blocks read its result, only
+// the first one does.
 func OutsideBlocks(n *ir.Node) bool {
 	return n.Phase == ir.Forward && n.Block() == "" && n.Op.Class() != ir.Leaf && n.Op != ir.OpRecv
 }
 
-// comm appends one communication node.
+// comm appends a communication node.
 func (pr *propagator) comm(op ir.Op, v *ir.Value, to ir.ShardSpec, stage int, phase ir.Phase, attr ir.CommAttr) *ir.Node {
 	name := v.Name() + "@" + op.String() + "_" + attr.Axis
 	again := pr.names[name]
@@ -95,15 +94,15 @@ type Step struct {
 	Spec ir.ShardSpec // after the step
 }
 
-// Path returns the collectives that lead from one spec to another. Where several
-// axes shard one dimension their slices nest: an inner axis leaves it before an outer one
-// changes, and comes to it after. If none can go first the inner ones are gathered before an
-// outer one changes and cut again after.
+// Path returns the collectives that lead from one spec to another. If several axes shard one dimension, their
+// slices nest. So an inner axis stops sharding it before an outer one changes, and starts after. If no axis can
+// go first, the inner ones are gathered before the outer one changes, and sliced again afterwards. The error
+// says which placement cannot be reached.
 func Path(mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
 	return appendPath(nil, mesh, from, to)
 }
 
-// appendPath appends a path to steps.
+// appendPath appends the steps of a path.
 func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, error) {
 	cur := from
 	add := func(axis int, op ir.Op, next ir.Placement, attr ir.CommAttr) {
@@ -157,8 +156,8 @@ func appendPath(steps []Step, mesh ir.Mesh, from, to ir.ShardSpec) ([]Step, erro
 	return steps, nil
 }
 
-// nextAxis returns the axis to change next, the innermost of those that need not wait for
-// another, or of all that are left; -1 if none is.
+// nextAxis returns the axis to change next: the innermost of those that need not wait for another axis, or if
+// all must wait, the innermost that is left. It returns -1 if nothing is left.
 func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 	last := -1
 	for i := len(mesh.Axes) - 1; i >= 0; i-- {
@@ -170,7 +169,8 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 		for j := range mesh.Axes {
 			inner := j > i && (meets(cur[j], cur[i]) || meets(cur[j], to[i]))
 			outer := j < i && cur[j] != to[j] && (meets(cur[j], to[i]) || meets(to[j], to[i]))
-			// Of gathers of other dimensions outer ones, over links that may be slower, have the smaller part.
+			// When axes gather different dimensions, outer axes, whose links may be slower, go first, while the
+			// value is smaller.
 			smaller := j < i && gathers(cur[j], to[j]) && gathers(cur[i], to[i]) && cur[j] != cur[i]
 			waits = waits || inner || outer || smaller
 		}
@@ -181,7 +181,7 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 	return last
 }
 
-// gathers reports whether what is sharded becomes whole.
+// gathers reports whether a sharded value becomes replicated.
 func gathers(from, to ir.Placement) bool { return from.Kind == ir.Shard && to.Kind == ir.Replicate }
 
 // meets reports whether two placements shard the same dimension.

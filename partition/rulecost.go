@@ -6,32 +6,31 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Costs are bytes moved per rank, in units where ties are broken by small
-// fractions of a byte.
+// Costs are bytes that each rank receives. Ties are broken by small fractions of a byte.
 const (
-	// lastResort keeps from moving what the plan has decided: a parameter stays
-	// where it lies, and activations become sharded by meeting sharded
-	// parameters (or by a placement of their own), not to save a byte here.
+	// lastResort is the penalty for undoing what the plan has decided. A parameter stays where it is placed,
+	// and activations become sharded only because they meet sharded parameters (or have a placement of their
+	// own), not to save bytes here.
 	lastResort = 1e15
-	tiePartial = 1e-2 // a whole operand becomes a term of a sum
-	tieChange  = 1e-3 // an operand has to be moved
+	tiePartial = 1e-2 // a replicated operand becomes a term of a sum
+	tieChange  = 1e-3 // an operand has to be resharded
 	tieWhole   = 1e-4 // the work is repeated on every rank
 )
 
-// trial is a rule of a node's signature on one axis, after those of the axes before.
+// trial is a rule of a node's signature on one axis, given the rules chosen for the earlier axes.
 type trial struct {
 	n             *ir.Node
 	sig           *ir.Signature
-	before        []int // rules of the axes before
+	before        []int // rules of the earlier axes
 	rule          int
-	args, results []ir.Placement // of operands and results, on the axis
+	args, results []ir.Placement // placements of operands and results on the axis
 }
 
 func (t *trial) axis() int { return len(t.before) }
 
-// cost is what a rule costs: moving the operands, reducing Partial
-// results some day, and bringing gradients to where their parameter lies. It is
-// infinite where that is known not to be less than the best of other rules.
+// cost returns the cost of a rule: moving the operands, reducing Partial results at some later point, and
+// bringing gradients to the placement of their parameter. It returns infinity as soon as the cost is known to
+// be no less than best.
 func (pr *propagator) cost(t *trial, best float64) float64 {
 	cost := 0.0
 	if t.rule == ir.ReplicateAll {
@@ -50,8 +49,9 @@ func (pr *propagator) cost(t *trial, best float64) float64 {
 	return cost
 }
 
-// costOfOperand is what it costs to have an operand where a rule wants it; infinite where it may not go. A
-// gradient moved to where its parameter lies costs nothing: the optimizer needs it there anyway.
+// costOfOperand returns the cost of bringing an operand to the placement that a rule requires. It is infinite
+// if that is not allowed. Moving a gradient to the placement of its parameter is free, because the optimizer
+// needs it there anyway.
 func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 	a, v := &pr.mesh.Axes[t.axis()], t.n.Args[i]
 	from, to, known := v.Spec[t.axis()], t.args[i], pr.of(v)
@@ -62,7 +62,7 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 			return 0
 		}
 		if known.want[t.axis()].Kind == ir.Shard {
-			cost += lastResort // a second way through the other axes, for the norm alone
+			cost += lastResort // a second resharding of the gradient, only for the norm
 		}
 	}
 	if from == to {
@@ -75,7 +75,7 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 	case pr.sumsStream(t):
 		return cost + tieChange
 	case atRest && to.Kind == ir.Replicate:
-		return cost // it lies so at rest, and is whole in use
+		return cost // it is stored sharded and gathered for use
 	case atRest:
 		return math.Inf(1)
 	}
@@ -89,14 +89,15 @@ func (pr *propagator) costOfOperand(t *trial, i int) float64 {
 		cost += lastResort
 	}
 	if !along || from.Kind != ir.Replicate {
-		// A slice of the sequence is what the blocks want: the embedding hands
-		// out slices even where each rank could look up every token.
+		// Blocks need the operand sliced along the stream. The embedding should make slices even if each rank
+		// could look up every token, so slicing costs nothing extra here.
 		cost += tieChange
 	}
 	return cost
 }
 
-// costOfResult is what it costs to reduce a result some day, or to bring a gradient to where its parameter lies.
+// costOfResult returns the cost of reducing a result at some later point, or of bringing a gradient to the
+// placement of its parameter.
 func (pr *propagator) costOfResult(t *trial, i int) float64 {
 	a, r, from := &pr.mesh.Axes[t.axis()], t.n.Results[i], t.results[i]
 	to := ir.Placement{}
@@ -107,30 +108,29 @@ func (pr *propagator) costOfResult(t *trial, i int) float64 {
 	}
 	cost := moveBytes(from, to, float64(r.Type.Bytes()), a.Size)
 	if a.Name == AxisTPR && to.Kind == ir.Shard && from != to {
-		cost += lastResort // a gradient is made in the parts that the rows hold
+		cost += lastResort // a gradient is made directly in the shards that the rows hold
 	}
 	return cost
 }
 
-// staysCut reports whether an operand is cut as the batch is, which it stays: micro-batches
-// cannot see each other, and data-parallel ranks do not repeat each other's work;
-// nor do context-parallel ranks, so a sequence is gathered only for operands that
-// their op needs whole: the keys and values of attention.
+// staysCut reports whether an operand is sharded like the batch and must stay so. Data cannot move between
+// micro-batches, and data-parallel ranks must not repeat each other's work. Neither must context-parallel
+// ranks: a sequence is gathered only for operands that the op needs whole, the keys and values of attention.
 func (pr *propagator) staysCut(t *trial, i int) bool {
 	a, v := &pr.mesh.Axes[t.axis()], t.n.Args[i]
 	from := v.Spec[t.axis()]
 	switch {
 	case from.Kind != ir.Shard || t.n.Phase == ir.Update:
 		return false
-	case a.Name == AxisCP: // nothing but sequences lies so
+	case a.Name == AxisCP: // on this axis only sequences are sharded
 		return !t.sig.Dims[t.sig.Args[i][from.Dim]].Frozen
 	}
 	return FollowsBatch(*a) && pr.ofBatch(v)
 }
 
-// castInPlace reports whether a cast is made where its operand lies. All are but that of a gradient
-// which is reduced before, and one that leaves no room for what comes after:
-// heads that attention has cut may be too few for both.
+// castInPlace reports whether a cast must keep the placement of its operand. There are two exceptions: the cast
+// of a gradient that is reduced first, and a gradient whose dimension, say the heads of attention, is too short
+// to be sharded over this axis as well as the earlier ones.
 func (pr *propagator) castInPlace(t *trial, i int, home bool) bool {
 	if t.n.Op != ir.OpCast {
 		return false
@@ -141,55 +141,54 @@ func (pr *propagator) castInPlace(t *trial, i int, home bool) bool {
 	return !reduced && !roomless
 }
 
-// sumsNorm reports whether a node adds up terms of the norm of the gradients, a scalar or, in fixed
-// point, two numbers (nothing else is summed in the update but gradients), of which one is reduced before:
-// that of blocks, or of the stages before. They are reduced once, together, with however few blocks,
-// so that all stages between the ends do the same.
+// sumsNorm reports whether a node adds up terms of the gradient norm and this term would be reduced by itself.
+// The norm is a scalar, or two numbers in fixed point; the update sums nothing else but gradients. Terms of
+// blocks and of earlier stages are summed first and reduced once, together, however few blocks there are, so
+// that all inner stages run the same instructions.
 func (pr *propagator) sumsNorm(n *ir.Node, term *ir.Value, from ir.Placement) bool {
 	return n.Op == ir.OpAddN && n.Phase == ir.Update && !pr.of(n.Results[0]).isGrad &&
 		from.Kind == ir.Partial && (term.Def.Block() != "" || term.Def.Op == ir.OpRecv)
 }
 
-// repeatsAttention reports whether operand i of a gradient of attention lies as the
-// ranks divided attention: by queries that share heads, where there are more ranks
-// than such heads. It is not gathered, for every rank to do all of them.
+// repeatsAttention reports whether operand i of the gradient of attention is sharded by queries that share
+// key-value heads, as attention does with more ranks than such heads. It must not be gathered, or every rank
+// would compute all of them.
 func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
 	return n.Op == ir.OpAttentionGrad && i == 2 && from.Kind == ir.Shard
 }
 
-// reducesFirst reports whether a cast has its operand reduced before: that of a
-// gradient from ZeRO stage 2 on, which would be reduced with every micro-batch
-// after it too, in more bytes.
+// reducesFirst reports whether the operand of a cast should be reduced before the cast. That holds for a
+// gradient from ZeRO stage 2 on, which is reduced in every micro-batch anyway; after the cast it would take
+// more bytes.
 func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
 	of := pr.of(n.Results[0])
 	shares := pr.mesh.Axes[axis].Name == AxisDP || of.spread && pr.mesh.Axes[axis].Name == AxisTP
 	return of.isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && shares
 }
 
-// ofBatch reports whether a value is cut as the batch is. A parameter is not, nor
-// what is made of nothing but parameters: rows of a position table that ZeRO shards.
+// ofBatch reports whether a value is sharded as the batch is. Parameters are not, nor is what is computed only
+// from parameters, such as rows of a position table that ZeRO shards.
 func (pr *propagator) ofBatch(v *ir.Value) bool {
 	return v.Def.Op != ir.OpParam && v.Spec[pr.mb].Kind == ir.Shard
 }
 
-// sharesStream reports whether ranks of an axis each have a part of the residual stream.
+// sharesStream reports whether each rank of an axis has a part of the residual stream.
 func (pr *propagator) sharesStream(axis int) bool {
 	return pr.plan.streamDim() >= 0 && tensorParallel(pr.mesh.Axes[axis])
 }
 
-// alongStream reports whether a rule gives each rank of the tensor-parallel axis
-// a slice of the sequence (Korthikanti et al. 2022, section 4.2.2), or of the batch, of its
-// result [batch, sequence, ...], in a plan that wants that.
+// alongStream reports whether a rule gives each tensor-parallel rank a slice of the result [batch, sequence,
+// ...] along the dimension in which the plan shards the residual stream: the sequence (Korthikanti et al. 2022,
+// section 4.2.2) or the batch.
 func (pr *propagator) alongStream(t *trial) bool {
 	return pr.sharesStream(t.axis()) && t.n.Phase != ir.Update &&
 		len(t.n.Results[0].Type.Shape) >= 3 && t.results[0] == ir.ShardOn(pr.plan.streamDim())
 }
 
-// alongWhole reports whether an operand is cut along the sequence over the tensor-parallel
-// axis, or from there by heads, for an op whose weights are whole, in a plan that wants
-// the stream sharded. Attention exchanges its tokens with all heads, as the projections before
-// it made them, for heads of all tokens (Jacobs et al. 2023, "DeepSpeed Ulysses", section 3.1);
-// the loss takes its tokens' targets, which every rank has.
+// alongWhole reports whether an op whose weights are replicated may shard an operand over tensor-parallel
+// ranks, in a plan that shards the residual stream. There are two cases. Attention exchanges a slice of tokens
+// with all heads, as the projections before it compute it, for a slice of heads with all tokens (Jacobs et al.
+// 2023, "DeepSpeed Ulysses", section 3.1). And the loss slices the targets of its tokens, which every rank has.
 func (pr *propagator) alongWhole(t *trial, i int) bool {
 	if !pr.sharesStream(t.axis()) {
 		return false
@@ -204,8 +203,8 @@ func (pr *propagator) alongWhole(t *trial, i int) bool {
 	return false
 }
 
-// alongRows reports whether a rule multiplies with the part of a weight that a row of
-// tensor-parallel ranks holds, or makes its gradient: what it meets is cut as that is.
+// alongRows reports whether a rule multiplies by the shard of a weight that a row of tensor-parallel ranks
+// holds, or computes its gradient; the other operand is then sharded to match.
 func (pr *propagator) alongRows(t *trial) bool {
 	if t.n.Op != ir.OpMatMul || pr.mesh.Axes[t.axis()].Name != AxisTPR {
 		return false
@@ -217,26 +216,26 @@ func (pr *propagator) alongRows(t *trial) bool {
 	return w.Def.Op == ir.OpParam && to.Kind == ir.Shard && w.Spec[t.axis()] == to
 }
 
-// sumsStream reports whether a rule makes the gradient of a weight that is whole on all
-// tensor-parallel ranks a sum over their slices of the stream, in a plan that has such.
-// It is what the plan wants, wherever the operands come from: they are recomputed or not.
+// sumsStream reports whether a rule computes the gradient of a weight that is replicated on all tensor-parallel
+// ranks as a sum over their slices of the residual stream. The plan wants that wherever the operands come from,
+// recomputed or not.
 func (pr *propagator) sumsStream(t *trial) bool {
 	if !pr.sharesStream(t.axis()) || t.n.Op != ir.OpMatMul && t.n.Op != ir.OpEmbeddingGrad {
 		return false
 	}
 	of := pr.of(t.n.Results[0])
 	if t.n.Op == ir.OpEmbeddingGrad && !of.tied {
-		return false // a table that is only looked up is mostly more than its tokens
+		return false // a table that is only looked up mostly has more rows than there are tokens
 	}
 	along := ir.ShardOn(pr.plan.streamDim())
 	whole := of.spread || of.want[t.axis()].Kind == ir.Replicate
 	return of.isGrad && whole && t.args[0] == along && t.args[1] == along
 }
 
-// moveBytes is what each of n ranks receives when a value of the given size goes
-// from one placement to another (Thakur et al. 2005, terms of bandwidth), in the measure
-// of two ranks however many there are: plans that differ in degrees alone must be
-// one program, as the planner prices them all from one of two ranks an axis.
+// moveBytes returns the bytes that each rank of an axis of size n receives when a value of a given size changes
+// its placement (Thakur et al. 2005, bandwidth terms). It counts as if n were 2, whatever n is. Plans that
+// differ only in degrees must get the same program, because the planner prices all of them from one program
+// with two ranks per axis.
 func moveBytes(from, to ir.Placement, bytes float64, n int) float64 {
 	switch {
 	case n == 1 || from == to || from.Kind == ir.Replicate:

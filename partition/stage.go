@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// BaseName strips the stage suffix that cutting adds to leaves which several
-// stages hold: the base name of wte.weight@s3 is wte.weight.
+// BaseName strips the suffix @sN that cutting adds to leaves held by several stages: the base name of
+// wte.weight@s3 is wte.weight.
 func BaseName(name string) string {
 	i := strings.LastIndexByte(name, '@')
 	if stage, ok := strings.CutPrefix(name[i+1:], "s"); i >= 0 && ok && strings.Trim(stage, "0123456789") == "" {
@@ -18,40 +18,39 @@ func BaseName(name string) string {
 	return name
 }
 
-// cutter distributes the nodes of a graph over pipeline stages. It walks the
-// graph in order and rebuilds it, asking for each operand "at" the stage that
-// needs it: leaves and step-level scalars are duplicated there, anything else
-// is sent.
+// cutter distributes the nodes of a graph over pipeline stages. It walks the graph in order and rebuilds it.
+// For each operand it asks for the copy "at" the stage that needs it: leaves and scalars that exist once per
+// step are duplicated there, anything else is sent.
 //
-// What is done for every micro-batch belongs to a stage. What is there once per
-// step (parameters, scalars, the update) belongs to a position of the pipeline,
-// all of whose stages share it, and carries the number of its first stage.
+// What runs for every micro-batch belongs to a stage. What exists once per step (parameters, scalars, the
+// update) belongs to a position of the pipeline. All stages that the position runs share it, and it carries the
+// number of the first of them.
 type cutter struct {
 	src, dst *ir.Graph
 	plan     *Plan
 	arena    ir.Arena
-	// By the ID of a node or value of the source graph, and of terms after those.
-	owner   []int       // stage of a node that runs on exactly one, else nowhere
-	holders [][]int     // positions that use a parameter in forward or backward
-	weights []*ir.Value // of each adamw
+	// Indexed by the ID of a node or value of the source graph; terms that are added get higher IDs.
+	owner   []int       // the stage of a node that runs on exactly one, else nowhere
+	holders [][]int     // for a parameter: the positions that use it in the forward or backward pass
+	weights []*ir.Value // for an adamw: the weight that it updates
 	made    []copied
 	terms   map[placed]*ir.Value // what an add_n, or the cast of one, is on one position
-	params  map[string]*ir.Node  // parameters by name, nil with one stage
+	params  map[string]*ir.Node  // parameters by name; nil with a single stage
 	err     error
 }
 
-// nowhere is the owner of a node that is duplicated where it is needed.
+// nowhere is the owner of a node that is duplicated wherever it is needed.
 const nowhere = -1
 
-// copied is the copies of a value: on the first stage that has one, where nearly
-// always is the only one, and on others.
+// copied holds the copies of a value by stage: the first one inline, because nearly always it is the only one,
+// the others in a map.
 type copied struct {
 	stage int
 	on    *ir.Value
 	more  map[int]*ir.Value
 }
 
-// copyOf returns the copy of a value on a stage, nil if there is none.
+// copyOf returns the copy of a value on a stage, or nil.
 func (c *cutter) copyOf(v *ir.Value, s int) *ir.Value {
 	m := &c.made[v.ID]
 	if m.on != nil && m.stage == s {
@@ -60,7 +59,7 @@ func (c *cutter) copyOf(v *ir.Value, s int) *ir.Value {
 	return m.more[s]
 }
 
-// copyIs enters the copy of a value on a stage.
+// copyIs records the copy of a value on a stage.
 func (c *cutter) copyIs(v *ir.Value, s int, on *ir.Value) {
 	m := &c.made[v.ID]
 	switch {
@@ -73,8 +72,9 @@ func (c *cutter) copyIs(v *ir.Value, s int, on *ir.Value) {
 	}
 }
 
-// weightsOf returns the weight that each adamw updates: its first operand, or that
-// of which this is the master copy, and then what it is rounded to. By the ID of the node; nil for others.
+// weightsOf returns, by the ID of each adamw node, the weight that it updates. With mixed precision the node's
+// first operand is the master copy of that weight, and rounded is its new value cast to the weight's type.
+// Otherwise the weight is the first operand, and rounded is nil. Both are nil for other nodes.
 func weightsOf(g *ir.Graph) (of, rounded []*ir.Value) {
 	of, rounded = make([]*ir.Value, g.IDs()), make([]*ir.Value, g.IDs())
 	for _, n := range g.Nodes {
@@ -95,11 +95,11 @@ type placed struct {
 	stage int
 }
 
-// cut returns the graph, of these blocks, with every node assigned to a stage and sends and
-// receives between them.
+// cut returns the graph with every node assigned to a stage, and with sends and receives between stages. blocks
+// are the repeated blocks of the graph.
 func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 	weights, rounded := weightsOf(g)
-	terms := 8 * p.PP() // that are made of sums, about
+	terms := 8 * p.PP() // estimate of the number of added terms
 	c := &cutter{
 		src: g, dst: ir.NewGraph(g.Name), plan: p,
 		owner: make([]int, g.IDs(), g.IDs()+terms), holders: make([][]int, g.IDs(), g.IDs()+terms), made: make([]copied, g.IDs(), g.IDs()+terms),
@@ -114,10 +114,10 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 	for _, n := range g.Nodes {
 		switch s := c.owner[n.ID()]; {
 		case n.Op == ir.OpAdamW:
-			// Every stage that holds a tied parameter makes the same update.
+			// Every position that holds a tied parameter makes the same update.
 			for _, s := range c.holders[c.weights[n.ID()].Def.ID()] {
 				c.emit(n, s)
-				if rounded[n.ID()] != nil { // at once: master copies that came from the host do not wait for each other on the device
+				if rounded[n.ID()] != nil { // right away: otherwise all master copies fetched from the host would be on the device at the same time
 					c.at(rounded[n.ID()], s, ir.Update)
 				}
 			}
@@ -126,7 +126,7 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 		}
 	}
 	for _, o := range g.Outputs {
-		s := max(c.owner[o.Value.Def.ID()], 0) // stage 0 for what every stage can make
+		s := max(c.owner[o.Value.Def.ID()], 0) // 0: the value can be made on every stage
 		c.dst.Outputs = append(c.dst.Outputs, ir.Output{Name: o.Name, Value: c.at(o.Value, s, ir.Update)})
 	}
 	for _, u := range g.Updates {
@@ -140,8 +140,8 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 	return c.dst, c.err
 }
 
-// site returns where a node is that stage s needs: on s itself, or on its
-// position if the node is there once per step.
+// site returns the stage that carries the copy of a node needed by stage s: s itself, or its position if the
+// node exists once per step.
 func (c *cutter) site(n *ir.Node, s int) int {
 	perMicroBatch := n.Phase != ir.Update
 	if n.Op.Class() == ir.Leaf {
@@ -154,12 +154,11 @@ func (c *cutter) site(n *ir.Node, s int) int {
 	return position
 }
 
-// followsBatch reports whether the first dimension of an input is the batch's: it
-// is of every input of two or more dimensions.
+// followsBatch reports whether the first dimension of an input is the batch, which holds for all inputs of two
+// or more dimensions.
 func followsBatch(input *ir.Value) bool { return len(input.Type.Shape) >= 2 }
 
-// assign decides the stage of every node that has just one, and the stages that
-// hold each parameter.
+// assign sets the owner of every node that runs on just one stage, and the holders of each parameter.
 func (c *cutter) assign(p *Plan, blocks []string) {
 	stageOfBlock := make(map[string]int, len(blocks))
 	for s, st := range p.Stages {
@@ -171,15 +170,15 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 		c.owner[i] = nowhere
 	}
 	alone := c.params == nil
-	forward := map[string]int{} // forward node name -> stage
-	outside := 0                // stage of forward nodes outside blocks
-	first := []int{0}           // where most parameters are, and all where there is nowhere else
+	forward := map[string]int{} // by name of a forward node: its stage
+	outside := 0                // stage of forward nodes outside of blocks: the first, and after the blocks the last
+	first := []int{0}           // shared by all parameters that only the first position holds: most of them, and with one stage all
 	for _, n := range c.src.Nodes {
 		if n.Op == ir.OpParam && !alone {
 			c.params[n.Name] = n
 		}
 		if n.Op.Class() == ir.Leaf || n.Op == ir.OpFold {
-			continue // duplicated where it is needed
+			continue // duplicated wherever it is needed
 		}
 		if n.Phase == ir.Update {
 			if squares := n.Op == ir.OpSumSquares || n.Op == ir.OpFixedSquares; squares && alone {
@@ -206,7 +205,7 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 			of, _, _ := strings.Cut(n.Name, "@")
 			var ok bool
 			if s, ok = forward[of]; !ok {
-				s = outside // the forward node waits for the whole batch: the loss
+				s = outside // the forward node runs after the whole batch: the loss
 			}
 		}
 		if n.Phase == ir.Forward && !alone {
@@ -229,11 +228,11 @@ func (c *cutter) assign(p *Plan, blocks []string) {
 	}
 }
 
-// follows returns the position that alone makes what an update node reads, other than
-// leaves: the sum of the loss, or a gradient in fixed point.
+// follows returns the position that alone makes the non-leaf operands of an update node, such as the sum of the
+// loss, or a gradient in fixed point.
 func (c *cutter) follows(n *ir.Node) (stage int, ok bool) {
 	if n.Op == ir.OpAddN || n.Op == ir.OpAdamW {
-		return 0, false // see addN and the holders of parameters
+		return 0, false // several positions may run these: see addN and holders
 	}
 	for _, a := range n.Args {
 		if a.Def.Op.Class() == ir.Leaf {
@@ -260,8 +259,8 @@ func (c *cutter) emit(n *ir.Node, s int) {
 	c.place(n, m, s)
 }
 
-// name returns the name of a node's copy on stage s: the plain name on its home
-// stage, with a suffix elsewhere.
+// name returns the name of a node's copy on stage s: the plain name on its home stage, with the suffix @sN
+// elsewhere.
 func (c *cutter) name(n *ir.Node, s int) string {
 	if c.plan.PP() == 1 {
 		return n.Name
@@ -274,7 +273,7 @@ func (c *cutter) name(n *ir.Node, s int) string {
 		home = c.holders[c.weights[n.ID()].ID][0]
 	case n.Op == ir.OpCast && c.weights[n.Args[0].Def.ID()] != nil:
 		home = c.holders[c.weights[n.Args[0].Def.ID()].ID][0]
-	case n.Op == ir.OpParam: // optimizer state: named after its parameter
+	case n.Op == ir.OpParam: // optimizer state, which has the home of its parameter
 		home = s
 		if i := strings.LastIndex(n.Name, "."); i >= 0 {
 			if w := c.params[n.Name[:i]]; w != nil {
@@ -298,7 +297,7 @@ func (c *cutter) place(n, m *ir.Node, s int) {
 	c.dst.Nodes = append(c.dst.Nodes, m)
 }
 
-// at returns the copy of v that stage s can read in the given phase.
+// at returns the copy of v that stage s reads in a phase, and makes it if there is none yet.
 func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 	n := v.Def
 	owner := c.owner[n.ID()]
@@ -322,7 +321,7 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 			if phase != ir.Update && c.err == nil {
 				c.err = planErrorf("interleave", "stage %d reads %s of stage %d, and both run on the same ranks: stages may only read from their neighbours", s, v.Name(), owner)
 			}
-			return m // summed over micro-batches, it belongs to the position
+			return m // it is summed over micro-batches, so it belongs to the position
 		}
 		if phase != ir.Update {
 			from = owner
@@ -338,7 +337,7 @@ func (c *cutter) at(v *ir.Value, s int, phase ir.Phase) *ir.Value {
 	return c.copyOf(v, s)
 }
 
-// send moves v from the stage or position that has it, as src.
+// send sends the copy src of v from one stage or position to another.
 func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 	send := &ir.Node{
 		Op: ir.OpSend, Attr: ir.P2PAttr{Stage: to}, Args: []*ir.Value{src},
@@ -356,12 +355,13 @@ func (c *cutter) send(v, src *ir.Value, from, to int, phase ir.Phase) {
 	c.copyIs(v, to, got)
 }
 
-// addN sums first what each position owns, there, and then the positions' terms in
-// order, so that every position gets the same bits. Two positions exchange their
-// terms. Of more each adds its own to what the one before hands on, and the sum comes
-// back the same way, so that all positions but the ends do the same. n is the add_n,
-// or a cast of it: then each position casts its term, and what crosses is of the type
-// of the result.
+// addN makes a sum whose terms are on several positions. Each position first sums its own terms; then the
+// positions' sums are added in order, so that every position gets the same bits. Two positions exchange their
+// sums. With more, each position adds its own to the running total from the position before, and the result is
+// sent back the same way, so that all inner positions run the same instructions.
+//
+// n is the add_n (sum) itself, or a cast of it. In that case each position casts its own sum, and messages have
+// the type of the result.
 func (c *cutter) addN(n, sum *ir.Node, s int) {
 	byStage := map[int][]*ir.Value{}
 	var stages []int
@@ -401,8 +401,8 @@ func (c *cutter) addN(n, sum *ir.Node, s int) {
 	c.place(n, m, s)
 }
 
-// chain gives position s the sum of one term of each position, handed on from the
-// first to the last and back.
+// chain gives position s the sum of one term of each position, which is added up from the first position to the
+// last and sent back.
 func (c *cutter) chain(n *ir.Node, terms []*ir.Value, s int) {
 	total := terms[0]
 	for t, v := range terms[1:] {
@@ -416,8 +416,7 @@ func (c *cutter) chain(n *ir.Node, terms []*ir.Value, s int) {
 	c.copyIs(n.Results[0], s, c.copyOf(total, s))
 }
 
-// term returns the source value that stands for the sum of position t's operands of
-// an add_n; it is added to the source graph's bookkeeping once.
+// term returns the source value for the sum of the operands of an add_n that are on position t.
 func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	if len(args) == 1 {
 		return args[0]
@@ -425,13 +424,13 @@ func (c *cutter) term(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	return c.termOf(n, args, t)
 }
 
-// termOf is what n makes of the operands that are on stage t.
+// termOf returns the source value for what n makes of operands on stage t.
 func (c *cutter) termOf(n *ir.Node, args []*ir.Value, t int) *ir.Value {
 	return c.partial(n, args, fmt.Sprintf("%s@stage%d", n.Name, t), placed{n.Results[0], t}, t)
 }
 
-// partial is what an op like n makes of other operands on stage t, a part of what n
-// makes, once for each key.
+// partial returns the source value for an op like n applied to other operands on stage t: a part of the result
+// of n. It is made once for each key, and emitted.
 func (c *cutter) partial(n *ir.Node, args []*ir.Value, name string, key placed, t int) *ir.Value {
 	if v, ok := c.terms[key]; ok {
 		return v

@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Validate checks the plan by itself and against the number of blocks and the
-// global batch it is to run.
+// Validate checks the plan itself, and against the number of blocks of the model and the global batch in
+// sequences. The error is a [PlanError].
 func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateDegrees(batch); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 	return p.validatePlacements(batch)
 }
 
-// validateDegrees checks that units, degrees, stages and the batch fit each other.
+// validateDegrees checks that units, degrees, stages and the batch fit together.
 func (p *Plan) validateDegrees(batch int) error {
 	for _, f := range []struct {
 		key string
@@ -68,7 +68,7 @@ func (p *Plan) validateDegrees(batch int) error {
 			return planErrorf(f.key, "is %d, want at least 1", f.n)
 		}
 	}
-	// Anything larger is a corrupted file, and would only exhaust memory, or overflow.
+	// Larger numbers come from a corrupted file, and would only exhaust memory or overflow.
 	const most = 1 << 20
 	if p.RuntimeNGPUs > most {
 		return planErrorf("runtime_ngpus", "is %d, want at most %d", p.RuntimeNGPUs, most)
@@ -99,7 +99,7 @@ func (p *Plan) validateDegrees(batch int) error {
 	return nil
 }
 
-// validateStages checks that stages follow each other, and what they recompute.
+// validateStages checks that stages are consecutive, and the numbers of blocks that they recompute.
 func (p *Plan) validateStages() error {
 	next := 0
 	for i, s := range p.Stages {
@@ -124,7 +124,7 @@ func (p *Plan) validateStages() error {
 	return nil
 }
 
-// validateZeRO checks what data-parallel ranks shard, and what the host holds.
+// validateZeRO checks ZeRO and offload.
 func (p *Plan) validateZeRO() error {
 	if p.ZeRO < 0 || p.ZeRO > 3 {
 		return planErrorf("zero", "is %d, want 0 to 3", p.ZeRO)
@@ -182,13 +182,13 @@ func (p *Plan) validateSchedule() error {
 		return planErrorf("interleave", "is %d, want at least 0", p.Interleave)
 	}
 	if n, k := len(p.Stages), p.Chunks(); k > 1 && (n < 2*k || n%k != 0) {
-		// A pipeline of one position would send to itself.
+		// With a pipeline of one position, a stage would send to its own rank.
 		return planErrorf("stages", "are %d, interleave %d needs a multiple of it and at least %d: %d would do", n, k, 2*k, max(2, (n+k/2)/k)*k)
 	}
 	return nil
 }
 
-// perRank says how many stages a rank runs, if it is more than one.
+// perRank says how many stages a rank runs, if there are several.
 func (p *Plan) perRank() string {
 	if p.Chunks() == 1 {
 		return ""
@@ -196,8 +196,7 @@ func (p *Plan) perRank() string {
 	return fmt.Sprintf(", %d per rank", p.Chunks())
 }
 
-// validateGroup checks that the data-parallel ranks fall into groups of two or
-// more.
+// validateGroup checks that ZeRO groups divide the data-parallel ranks into groups of at least two.
 func (p *Plan) validateGroup() error {
 	all := p.DataParallel()
 	switch g := p.ZeROGroup; {
@@ -224,7 +223,7 @@ func (p *Plan) validateRows() error {
 	return nil
 }
 
-// validateBatchParallel checks that every tensor-parallel rank has a sequence of a whole micro-batch.
+// validateBatchParallel checks that in a whole micro-batch there is a sequence for every tensor-parallel rank.
 func (p *Plan) validateBatchParallel(batch int) error {
 	switch all := p.DataParallel() * p.TP; {
 	case !p.BatchParallel:
@@ -241,7 +240,7 @@ func (p *Plan) validateBatchParallel(batch int) error {
 	return nil
 }
 
-// NearestGroups names the divisors of n next to g, from 2 up.
+// NearestGroups names the divisors of n next to g, from 2 up, for error messages.
 func NearestGroups(n, g int) string {
 	below, above := 0, 0
 	for d := 2; d <= n; d++ {
@@ -262,7 +261,7 @@ func NearestGroups(n, g int) string {
 	return fmt.Sprintf("%d, %d", below, above)
 }
 
-// onlyTensorParallel reports whether a spec places nothing on axes but those of tensor parallelism.
+// onlyTensorParallel reports whether a spec places nothing on other axes than those of tensor parallelism.
 func onlyTensorParallel(mesh ir.Mesh, spec ir.ShardSpec) bool {
 	for i, a := range mesh.Axes {
 		if tensorParallel(a) {

@@ -2,8 +2,7 @@ package trace
 
 import "github.com/autopar/autopar/ir"
 
-// The words of package ir that a model needs, so that it imports this package
-// alone.
+// Names of package ir that a model needs, so that it has to import only this package.
 type (
 	Graph     = ir.Graph
 	ParamAttr = ir.ParamAttr

@@ -5,9 +5,9 @@ import (
 	"github.com/autopar/autopar/ir/philox"
 )
 
-// In the shapes below ... stands for any number of dimensions. Tensors are of one
-// floating-point type but ids, targets and positions, which are i32, and scalars,
-// which are f32. See package ir/interp for what each op computes.
+// In the shapes below ... stands for any number of dimensions. All tensors of a call have the same
+// floating-point type, except ids, targets and positions, which are i32, and scalars, which are f32. Package
+// ir/interp defines what each op computes.
 
 // Add returns a + b. b[s...] is repeated over the leading dimensions of a[..., s...].
 func (t *Tracer) Add(a, b Tensor) Tensor { return t.record(ir.OpAdd, nil, a, b)[0] }
@@ -80,9 +80,9 @@ func (t *Tracer) Attention(qkv Tensor, p float64, random Stream) Tensor {
 	return t.keyed(ir.OpAttention, p, qkv, random)
 }
 
-// keyed records an op that draws random numbers from the stream named like the
-// node itself. Of a stream only a hash of its name is used: two with the same would
-// draw the same masks, and are refused. Blocks of GPT meet first in the 5,944th.
+// keyed records an op that draws random numbers from a stream named after the node itself. A stream is
+// identified by a hash of its name. Two names with the same hash would draw the same masks, so they are
+// refused; the first such collision among blocks of GPT is at the 5,944th block.
 func (t *Tracer) keyed(op ir.Op, p float64, x Tensor, random Stream) Tensor {
 	y := t.record(op, ir.DropoutAttr{P: p}, x, random.Seed, random.Step)[0]
 	if y.v == nil {
@@ -100,9 +100,9 @@ func (t *Tracer) keyed(op ir.Op, p float64, x Tensor, random Stream) Tensor {
 	return y
 }
 
-// AttentionDecode attends from the one token of qkv[b, 1, g+2, h, d], which is at
-// position pos (an i32 scalar), to all before it, whose keys and values are in
-// cache[b, t, 2, h, d]. The result is that of Attention; the cache gains the token.
+// AttentionDecode attends from the single token of qkv[b, 1, g+2, h, d], which is at position pos (an i32
+// scalar), to itself and all tokens before it, whose keys and values are in cache[b, t, 2, h, d]. The result is
+// that of Attention; the cache's next value includes the token.
 func (t *Tracer) AttentionDecode(qkv, cache, pos Tensor) Tensor {
 	r := t.record(ir.OpAttentionDecode, nil, qkv, cache, pos)
 	t.Update(cache, r[1])
@@ -118,8 +118,8 @@ func (t *Tracer) CrossEntropy(logits, targets Tensor) Tensor {
 	return t.record(ir.OpNLL, nil, rowMax, rowSum, pick, targets)[0]
 }
 
-// GlobalNorm returns the 2-norm of all gradients together, a scalar. grads[i] is
-// the gradient of weights[i], whose name its part of the sum bears.
+// GlobalNorm returns the 2-norm of all gradients together, a scalar. grads[i] is the gradient of weights[i];
+// the node of its sum of squares is named after that weight.
 func (t *Tracer) GlobalNorm(weights, grads []Tensor) Tensor {
 	defer t.rec.hold()()
 	squares := make([]Tensor, len(grads))

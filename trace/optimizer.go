@@ -5,9 +5,9 @@ import "github.com/autopar/autopar/ir"
 // Scaler is a loss scaler, torch.amp.GradScaler as part of the step [Micikevicius
 // et al. 2018, section 3.2].
 type Scaler struct {
-	Scale   Tensor // multiplies the loss
-	good    Tensor // finite steps in a row
-	skipped Tensor // steps in all; after Step, this one included
+	Scale   Tensor // factor of the loss
+	good    Tensor // consecutive finite steps
+	skipped Tensor // skipped steps in total; after Step, including this one
 }
 
 // LossScaler declares a scaler's state, three f32 scalars: loss_scale, which
@@ -21,10 +21,9 @@ func (t *Tracer) LossScaler(init float64) *Scaler {
 	}
 }
 
-// Step ends the scaler's step. norm is that of the scaled gradients; the result is
-// the factor that unscales it, and them: 1/scale, or 0 if norm is not finite, and
-// the step to be skipped. The next scale and the count of skipped steps become the
-// outputs loss_scale and skipped_steps.
+// Step ends the step of the scaler. norm is that of the scaled gradients. The result is the factor that
+// unscales them and their norm: 1/scale, or 0 if norm is not finite and the step is to be skipped. The next
+// scale and the number of skipped steps become the outputs loss_scale and skipped_steps.
 func (s *Scaler) Step(t *Tracer, norm Tensor, attr ir.LossScaleAttr) (unscale Tensor) {
 	r := t.record(ir.OpLossScale, attr, s.Scale, s.good, s.skipped, norm)
 	t.Update(s.Scale, r[0])
@@ -36,20 +35,20 @@ func (s *Scaler) Step(t *Tracer, norm Tensor, attr ir.LossScaleAttr) (unscale Te
 	return r[3]
 }
 
-// Optimizer is how [Tracer.AdamW] updates weights.
+// Optimizer says how [Tracer.AdamW] updates weights.
 type Optimizer struct {
 	ir.AdamWAttr
-	// Master keeps an f32 copy of every weight of two bytes, <weight>.master, and
-	// its moments in f32. The copy is updated; the weight is the copy rounded.
+	// Master keeps an f32 copy of every 16-bit weight, <weight>.master, and moments in f32. The copy is
+	// updated, and the weight is the copy rounded.
 	Master bool
-	// Scaler, if any, says which steps are skipped: those whose clip is not
-	// positive. They do not count in the bias corrections.
+	// Scaler, if not nil, decides which steps are skipped: those whose clip is not positive. They do not count
+	// in the bias corrections.
 	Scaler *Scaler
 }
 
-// AdamW makes weight's next value one AdamW step from its gradient times clip,
-// at rate lr. It declares the two moments, <weight>.exp_avg and .exp_avg_sq, as
-// state. Weights declared without Decay are not decayed, whatever o says.
+// AdamW makes the next value of weight by one AdamW step at rate lr, from its gradient times clip. It declares
+// the two moments, <weight>.exp_avg and .exp_avg_sq, as state. Weights declared without Decay are not decayed,
+// whatever o says.
 func (t *Tracer) AdamW(weight, grad, clip, lr, step Tensor, o Optimizer) {
 	if t.rec.err != nil || !t.owns(weight) {
 		return

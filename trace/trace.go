@@ -1,13 +1,12 @@
-// Package trace is the language in which models are written. A forward function
-// runs once on symbolic tensors; what it does is recorded as an [ir.Graph].
+// Package trace is the API in which models are written. A forward function runs once on symbolic tensors, and
+// what it does is recorded as an [ir.Graph].
 //
 // A Tracer carries the module path at which it records: t.Scope("h", 3) is the
 // same graph seen from module h.3. Each recorded node is named by that path and
 // its op (h.3.attn.c_attn/matmul) and knows the source line of the caller.
 //
-// Mistakes (shapes that do not fit, values of another tracer) are kept, not
-// panicked: the first one is returned by [Tracer.Finish] with its source line,
-// and everything recorded after it is dropped.
+// Mistakes (shapes that do not fit, values of another tracer) do not panic. The first one is recorded and
+// returned by [Tracer.Finish] with its source line; everything after it is dropped.
 package trace
 
 import (
@@ -27,29 +26,28 @@ type Tracer struct {
 	rec   *recording
 	path  string
 	phase ir.Phase
-	float ir.DType // of parameters
+	float ir.DType // type of parameters that are declared
 }
 
-// recording is what all tracers of a graph share.
+// recording is shared by all tracers of a graph.
 type recording struct {
 	graph   *ir.Graph
 	err     error
-	streams map[uint32]string  // of random numbers: who draws from each
-	asked   []*ir.Value        // gradients, whether something reads them or not
-	lines   map[uintptr]string // by program counter: see caller
-	pos     string             // of the call at hand, while one records many nodes: see hold
+	streams map[uint32]string  // by hash of a stream's name: the name of the node that draws from it
+	asked   []*ir.Value        // gradients that Grad was asked for: kept even if nothing reads them
+	lines   map[uintptr]string // by program counter: source position, see caller
+	pos     string             // source position of all nodes while it is not empty: see hold
 }
 
-// Tensor is the user's handle of one value. The zero Tensor stands for a missing
-// operand, such as the bias of a layer that has none.
+// Tensor is the user's handle to one value. The zero Tensor stands for a missing operand, such as the bias of a
+// layer without one.
 type Tensor struct {
 	v   *ir.Value
 	rec *recording
 }
 
-// Stream is the source of random numbers of a step: what is drawn is a function
-// of the seed, the step, the name of the drawing node and the element's index.
-// Both are i32 scalars.
+// Stream is the source of a step's random numbers: a draw is a function of the seed, the step, the name of the
+// drawing node and the index of the element. Seed and Step are i32 scalars.
 type Stream struct{ Seed, Step Tensor }
 
 // New returns a tracer at the root path, in phase Forward, of an empty graph.
@@ -57,8 +55,8 @@ func New(name string) *Tracer {
 	return &Tracer{rec: &recording{graph: ir.NewGraph(name), lines: map[uintptr]string{}, streams: map[uint32]string{}}}
 }
 
-// Scope returns the tracer for a module inside this one: Scope("h", 3) of the
-// root records at h.3, Scope("attn") of that at h.3.attn.
+// Scope returns the tracer for a module inside this one: Scope("h", 3) of the root records at h.3, and
+// Scope("attn") of that at h.3.attn.
 func (t *Tracer) Scope(name string, index ...int) *Tracer {
 	s := *t
 	s.path = t.join(name)
@@ -75,10 +73,9 @@ func (t *Tracer) Phase(p ir.Phase) *Tracer {
 	return &s
 }
 
-// Float returns the tracer that records at the same path and declares parameters
-// of another floating-point type. Ops compute in the type of their operands; sums
-// inside them, and what is a number a row (statistics of norms, the log-sum-exp of
-// a softmax, losses), are f32 always.
+// Float returns a tracer at the same path that declares parameters of another floating-point type. Ops compute
+// in the type of their operands. Sums inside ops, and results with one number per row (statistics of norms, the
+// log-sum-exp of a softmax, losses), are always f32.
 func (t *Tracer) Float(d ir.DType) *Tracer {
 	s := *t
 	s.float = d
@@ -95,8 +92,8 @@ func (t *Tracer) join(name string) string {
 	return t.path + "." + name
 }
 
-// Finish checks that nothing went wrong and returns the graph, without the nodes
-// that no output, no update and no gradient that Grad was asked for needs.
+// Finish returns the graph, without the nodes that no output, no update and no gradient requested from Grad
+// needs. If anything went wrong it returns the first error.
 func (t *Tracer) Finish() (*ir.Graph, error) {
 	if t.rec.err != nil {
 		return nil, t.rec.err
@@ -105,8 +102,7 @@ func (t *Tracer) Finish() (*ir.Graph, error) {
 	return t.rec.graph, nil
 }
 
-// Failf records an error of the user's own, with the caller's source line,
-// unless there is one already.
+// Failf records an error of the user's own with the caller's source line, unless an error is recorded already.
 func (t *Tracer) Failf(format string, args ...any) {
 	if t.rec.err == nil {
 		t.rec.err = fmt.Errorf("trace: %s: %w", t.rec.caller(), fmt.Errorf(format, args...))
@@ -188,8 +184,8 @@ func (t *Tracer) Weights() []Tensor {
 	return out
 }
 
-// Grad records the backward pass of a scalar loss and returns its gradient with
-// respect to each of wrt, summed in the type wide. See [autodiff.Grad].
+// Grad records the backward pass of a scalar loss and returns its gradient with respect to each of wrt, summed
+// in type wide. See [autodiff.Grad].
 func (t *Tracer) Grad(loss Tensor, wrt []Tensor, wide ir.DType) []Tensor {
 	out := make([]Tensor, len(wrt))
 	if t.rec.err != nil || !t.owns(loss) || !t.owns(wrt...) {
@@ -216,7 +212,7 @@ func (t *Tracer) record(op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
 	return t.recordAs(t.path, op, attr, args...)
 }
 
-// recordAs is record at another path.
+// recordAs is record at the path of another module.
 func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor) []Tensor {
 	if t.rec.err != nil || !t.owns(args...) {
 		return failed()
@@ -242,11 +238,11 @@ func (t *Tracer) recordAs(module string, op ir.Op, attr ir.Attr, args ...Tensor)
 	return out
 }
 
-// failed returns the results of a call that failed: missing tensors, which nothing
-// looks into. Four is the most that an op has.
+// failed returns the results of a call that failed: missing tensors, which nothing looks into. No op has more
+// than four results.
 func failed() []Tensor { return make([]Tensor, 4) }
 
-// owns fails unless every tensor is there and of this graph.
+// owns reports whether every tensor is present and of this graph, and records an error otherwise.
 func (t *Tracer) owns(xs ...Tensor) bool {
 	for i, x := range xs {
 		if x.v == nil {
@@ -284,9 +280,9 @@ func (x Tensor) Name() string {
 	return x.v.Name()
 }
 
-// caller returns file:line, the file by its base name, of the innermost frame
-// outside this package (its tests count as outside). It is near, and few lines call
-// many times: the top of the stack is looked at first, and lines are kept.
+// caller returns file:line, with the base name of the file, of the innermost frame outside this package (its
+// tests count as outside). Two things make it fast: it looks at the top of the stack first, where the frame
+// usually is, and it caches positions by program counter.
 func (r *recording) caller() string {
 	if r.pos != "" {
 		return r.pos
@@ -308,8 +304,7 @@ func (r *recording) caller() string {
 	return "unknown:0"
 }
 
-// hold gives everything recorded until release is called the position of the
-// caller of now.
+// hold gives all nodes recorded until release is called the current caller's position.
 func (r *recording) hold() (release func()) {
 	r.pos = r.caller()
 	return func() { r.pos = "" }

@@ -15,20 +15,18 @@ import (
 // with respect to each of wrt, and returns the gradients by value, each with the
 // type of its value.
 //
-// wide is the type in which contributions to a parameter are added, over its uses
-// and, later, over micro-batches; the sum is then cast to the type of the
-// parameter. [ir.F32] loses nothing; the parameter's own type takes less memory.
+// wide is the type in which contributions to the gradient of a parameter are added, over its uses and later
+// over micro-batches. The sum is then cast to the type of the parameter. [ir.F32] loses no precision; the
+// parameter's own type takes less memory.
 //
-// Nodes come in reverse order of the forward pass, in phase Backward. Several
-// contributions to an activation are added pairwise as they arise. Several
-// contributions to a parameter (a tied table) are added by one add_n in phase
-// Update, <param>@grad, so that each can first be accumulated over micro-batches
-// and reduced over stages by itself. Nothing is emitted for values on which no
-// wrt depends or which the loss does not use.
+// Nodes come in reverse order of the forward pass, in phase Backward. Contributions to the gradient of an
+// activation are added pairwise as they arise. Contributions to that of a parameter with several uses (a tied
+// table) are added by one add_n in phase Update, <param>@grad, so that each of them can first be accumulated
+// over micro-batches and reduced over stages by itself. Nothing is emitted for values that the loss does not
+// use or that depend on none of wrt.
 //
-// It fails when loss is no scalar, when it does not depend on one of wrt, and
-// when a path between them passes an op through which no gradient flows; g then
-// holds part of a backward pass and must be dropped.
+// It returns an error if loss is not a scalar, if it does not depend on one of wrt, or if a path between them
+// passes through an op that has no gradient. g then holds part of a backward pass and must be discarded.
 func Grad(g *ir.Graph, loss *ir.Value, wrt []*ir.Value, wide ir.DType) (map[*ir.Value]*ir.Value, error) {
 	if !loss.Type.Equal(ir.Type{DType: ir.F32}) {
 		return nil, fmt.Errorf("autodiff: loss %s is %s, want f32[]", loss.Name(), loss.Type)
@@ -81,13 +79,13 @@ func dependents(g *ir.Graph, wrt []*ir.Value) []bool {
 // backward is the state of one reverse sweep.
 type backward struct {
 	graph *ir.Graph
-	// needs and grads are by ID, of the values of the forward pass.
+	// needs and grads are indexed by the ID of a value of the forward pass.
 	needs []bool
-	// grads holds the contributions to each value's gradient in the order in
-	// which they arose: any number for a parameter, one running sum for others.
+	// grads holds the contributions to the gradient of each value, in the order in which they arose: all of
+	// them for a parameter, their running sum for other values.
 	grads [][]*ir.Value
 	wide  ir.DType
-	// fwd and dy are the forward node at hand and the gradient of its result 0.
+	// fwd and dy are the current forward node and the gradient of its result 0.
 	fwd *ir.Node
 	dy  *ir.Value
 }
@@ -102,8 +100,7 @@ func (b *backward) seed(loss *ir.Value) error {
 	return nil
 }
 
-// node differentiates one forward node, when the loss uses it and some wrt is
-// behind it.
+// node differentiates one forward node, if the loss depends on it and it depends on one of wrt.
 func (b *backward) node(n *ir.Node) error {
 	if n.Op.Class() == ir.Leaf {
 		return nil
@@ -133,7 +130,7 @@ func (b *backward) node(n *ir.Node) error {
 	return rule(b)
 }
 
-// want reports whether operand i of the node at hand needs a gradient.
+// want reports whether operand i of the current node needs a gradient.
 func (b *backward) want(i int) bool { return i < len(b.fwd.Args) && b.needs[b.fwd.Args[i].ID] }
 
 // add appends a gradient node named <forward>@<suffix>.
@@ -166,8 +163,8 @@ func (b *backward) give(v, d *ir.Value) error {
 		b.grads[v.ID] = append(sofar, d)
 		return nil
 	}
-	// The sum bears the name of the use that completed it, not of v, so that it
-	// stays in the consumer's block: one value crosses the border between blocks.
+	// The sum is named after the use that completed it, not after v. So it is made in the consumer's block, and
+	// only one value crosses the border between blocks.
 	n, err := b.add(ir.OpAdd, nil, "add", sofar[0], d)
 	if err != nil {
 		return err
@@ -176,7 +173,7 @@ func (b *backward) give(v, d *ir.Value) error {
 	return nil
 }
 
-// emit appends a node and gives its first result to operand i, if that wants it.
+// emit appends a node and gives its first result to operand i, if that needs a gradient.
 func (b *backward) emit(i int, op ir.Op, attr ir.Attr, suffix string, args ...*ir.Value) error {
 	if !b.want(i) {
 		return nil
@@ -188,7 +185,7 @@ func (b *backward) emit(i int, op ir.Op, attr ir.Attr, suffix string, args ...*i
 	return b.give(b.fwd.Args[i], n.Results[0])
 }
 
-// collect makes each wrt's contributions one value.
+// collect returns one gradient for each of wrt, from its contributions.
 func (b *backward) collect(wrt []*ir.Value) (map[*ir.Value]*ir.Value, error) {
 	out := make(map[*ir.Value]*ir.Value, len(wrt))
 	for _, v := range wrt {

@@ -228,8 +228,8 @@ func randomFeeds(g *ir.Graph, seed uint64) map[string]interp.Tensor {
 	return feeds
 }
 
-// A tied table: one add_n in phase Update, so that both uses can be accumulated
-// apart. An activation's sum is in the block of the use that completes it.
+// A tied table has one add_n in phase Update, so that its uses can be accumulated separately. The sum for an
+// activation is in the block of the use that completes it.
 func TestSeveralUses(t *testing.T) {
 	b := newBuilder(t)
 	table, ids := b.param("table", 5, 3), b.ints("ids", 7)
@@ -256,7 +256,7 @@ func TestSeveralUses(t *testing.T) {
 	require.Equal(t, "model.go:7", residual.Pos)
 }
 
-// Nothing is computed for values that no wrt is behind.
+// Nothing is computed for values that depend on none of wrt.
 func TestNoUnneededGradients(t *testing.T) {
 	b := newBuilder(t)
 	frozen, w := b.param("frozen", 7, 5), b.param("w", 7, 7)

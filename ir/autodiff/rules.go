@@ -87,8 +87,8 @@ func gradCast(b *backward) error {
 //	NN  y = a b    da = dy bᵀ   (NT)   db = aᵀ dy  (TN)
 //	TN  y = aᵀ b   da = b dyᵀ   (NT)   db = a dy   (NN)
 //
-// Each da contracts the free dimensions of b, each db those of a. In the names,
-// x and w are what the operands of a linear layer are.
+// Each da contracts the free dimensions of b, each db those of a. The names dx and dw are those of a linear
+// layer.
 func gradMatMul(b *backward) error {
 	lhs, rhs := b.fwd.Args[0], b.fwd.Args[1]
 	attr := b.fwd.Attr.(ir.MatMulAttr)
@@ -162,15 +162,15 @@ func gradSwiGLU(b *backward) error {
 	return b.emit(0, ir.OpSwiGLUGrad, nil, "dx", b.fwd.Args[0], b.dy)
 }
 
-// A rotation's gradient is the rotation back by the same angles.
+// The gradient of a rotation is the rotation by the same angles in the opposite direction.
 func gradRoPE(b *backward) error {
 	attr := b.fwd.Attr.(ir.RoPEAttr)
 	attr.Inverse = !attr.Inverse
 	return b.emit(0, ir.OpRoPE, attr, "dqkv", b.dy, b.fwd.Args[1])
 }
 
-// The mask is a function of key, seed, step and position: dropping dy by the
-// same attribute and operands drops the same elements.
+// The mask is a function of key, seed, step and position: dropout of dy with the same attributes and operands
+// drops the same elements.
 func gradDropout(b *backward) error {
 	return b.emit(0, ir.OpDropout, b.fwd.Attr, "dx", b.dy, b.fwd.Args[1], b.fwd.Args[2])
 }
@@ -181,8 +181,8 @@ func gradAttention(b *backward) error {
 	return b.emit(0, ir.OpAttentionGrad, b.fwd.Attr, "dqkv", b.dy, qkv, o, lse, seed, step)
 }
 
-// nll(max, sum, pick) of one x is softmax cross-entropy in parts. Its gradient
-// goes to x at once: softmax minus one-hot needs no gradients of the parts.
+// nll(max, sum, pick) of one x is softmax cross-entropy in parts. It is differentiated as a whole: its gradient
+// with respect to x, softmax minus one-hot, needs no gradients of the parts.
 func gradNLL(b *backward) error {
 	rowMax, rowSum, pick, targets := b.fwd.Args[0], b.fwd.Args[1], b.fwd.Args[2], b.fwd.Args[3]
 	for _, part := range []struct {
@@ -208,7 +208,7 @@ func gradNLL(b *backward) error {
 	return b.give(x, n.Results[0])
 }
 
-// A gradient arrives here only when the loss uses a row reduction by itself.
+// A gradient arrives here only if the loss uses a row reduction other than through nll.
 func gradRow(b *backward) error {
 	return fmt.Errorf("%s is differentiable through nll only", b.fwd.Op)
 }

@@ -1,28 +1,24 @@
-// Package exact makes what a training step sums over its batch independent of
-// how a plan cuts the batch, so that losses, gradient norms and weights have the
-// same bits under every data-parallel degree, micro-batch, ZeRO stage,
-// recomputation, and pipeline depth and schedule.
+// Package exact makes every sum over the batch in a training step independent of how a plan cuts the batch.
+// Losses, gradient norms and weights then have the same bits under every data-parallel degree, micro-batch
+// size, ZeRO stage, recomputation, pipeline depth and schedule.
 //
-// Floating-point sums depend on their order; these are the ones whose order
-// depends on the plan, and what becomes of them:
+// Floating-point sums depend on their order. These are the sums whose order depends on the plan, and what
+// replaces them:
 //
-//   - over the batch (weight gradients, the loss): each sequence's term is
-//     computed in f32 by the same kernel on the same numbers wherever the
-//     sequence is, and the terms are added in 64-bit fixed point;
-//   - over a gradient's uses and over pipeline stages (a tied table, the terms of
-//     the norm): added in fixed point too;
-//   - over a gradient's shards (the norm): squares are split into two fixed-point
-//     numbers each, and summed.
+//   - sums over the batch (weight gradients, the loss): the term of each sequence is computed in f32, by the
+//     same kernel on the same numbers wherever the sequence is, and the terms are added in 64-bit fixed point;
+//   - sums over the uses of a parameter and over pipeline stages (a tied table, the terms of the norm): also in
+//     fixed point;
+//   - the sum over the shards of gradients (the norm): each square is split into two fixed-point numbers, which
+//     are added.
 //
-// Integers add to the same sum in any order, so accumulation over micro-batches
-// and the collectives over data-parallel ranks need no care: they move q64
-// instead of f32, in twice the bytes. Gradients become f32 once, before they are
-// clipped. Sums over tensor-parallel ranks and parts of a sequence are made
-// within one sequence, in f32, and stay as they are: see docs/limits.md.
+// Integers have the same sum in any order, so accumulation over micro-batches and collectives over
+// data-parallel ranks need no change; they move q64 instead of f32, twice the bytes. Gradients become f32 once,
+// before they are clipped. Sums over tensor-parallel ranks and over parts of a sequence are made within one
+// sequence, in f32, and are not covered: see docs/limits.md.
 //
-// Demmel and Nguyen, "Parallel Reproducible Summation" (IEEE Transactions on
-// Computers, 2015) bin by magnitude what may have any; gradients are known to lie
-// in a range that 64 bits cover, see [ir.GradientFrac].
+// Demmel and Nguyen, "Parallel Reproducible Summation" (IEEE Transactions on Computers, 2015) sort terms of any
+// magnitude into bins. Gradients are known to lie in a range that 64 bits cover, see [ir.GradientFrac].
 package exact
 
 import (
@@ -33,11 +29,10 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Sums returns a copy of a training or evaluation step in which nothing summed
-// over the batch depends on its order. Inputs of two or more dimensions have the
-// batch first. What uses such a sum moves to the update phase, when the sum is
-// complete. It fails when a sequence's own computation needs a sum over the batch
-// (batch normalization does), or an op cannot add in fixed point.
+// Sums returns a copy of a training or evaluation step in which no sum over the batch depends on its order. The
+// batch is the first dimension of all inputs of two or more dimensions. Nodes that use such a sum move to the
+// update phase, when the sum is complete. It returns an error if the computation of a single sequence needs a
+// sum over the batch (as in batch normalization), or if an op cannot add in fixed point.
 //
 // The graph must not be partitioned yet.
 func Sums(g *ir.Graph) (*ir.Graph, error) {
@@ -78,10 +73,10 @@ type summer struct {
 	dst  *ir.Graph
 	at   map[*ir.Value]*ir.Value // old to new
 	frac map[*ir.Value]int       // of new q64 values; 0 for a sum of squares
-	// batched holds the new values whose dimension 0 is the batch, late the old ones
-	// that need a whole sum over it.
+	// batched holds the new values whose dimension 0 is the batch, late the old values that need a complete sum
+	// over it.
 	batched, late map[*ir.Value]bool
-	read          map[*ir.Value]*ir.Value // new q64 values as f32
+	read          map[*ir.Value]*ir.Value // f32 copies of new q64 values
 }
 
 // isLate reports whether a node can run only after the last micro-batch.
@@ -97,8 +92,8 @@ func (s *summer) isLate(n *ir.Node) bool {
 	return false
 }
 
-// node copies a leaf, or a node of the forward or backward pass, whose results
-// that sum over the batch become fixed point.
+// node copies a leaf, or a node of the forward or backward pass. Results that sum over the batch become fixed
+// point.
 func (s *summer) node(n *ir.Node) error {
 	if n.Op.Class() == ir.Leaf {
 		v, err := s.dst.Leaf(n.Op, n.Name, n.Results[0].Type, n.Attr)
@@ -111,7 +106,7 @@ func (s *summer) node(n *ir.Node) error {
 		return nil
 	}
 	sig := ir.SignatureOf(n)
-	batch := -1 // the dimension of the signature
+	batch := -1 // the dimension of the signature that is the batch
 	for i, a := range n.Args {
 		if s.batched[s.at[a]] {
 			batch = sig.Args[i][0]
@@ -142,8 +137,8 @@ func (s *summer) node(n *ir.Node) error {
 	return err
 }
 
-// fixedPoint returns the op that computes the same sum in fixed point: the same, with
-// field Frac of its attributes set.
+// fixedPoint returns the op and attributes that compute the same sum in fixed point: the same ones, with Frac
+// set.
 func fixedPoint(op ir.Op, attr ir.Attr, frac int) (ir.Op, ir.Attr) {
 	if op == ir.OpSum {
 		return ir.OpSumTo, ir.SumToAttr{Frac: frac}

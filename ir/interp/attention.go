@@ -13,14 +13,13 @@ const (
 	value
 )
 
-// packed reads tensors of shape [B, T, parts, NH, D]. Those of attention have as
-// many parts of queries as share a head of keys and values, then one of keys and one
-// of values.
+// packed gives access to tensors of shape [B, T, parts, NH, D]. In attention the parts are the queries that
+// share a head of keys and values, then one key and one value.
 type packed struct {
 	Tensor
 }
 
-// group is the number of queries to a head of packed queries, keys and values.
+// group returns the number of queries per head of packed queries, keys and values.
 func (p packed) group() int { return p.Shape[2] - 2 }
 
 // at returns the index of one element of a part.
@@ -38,9 +37,8 @@ func (p packed) dot(b, h, ti, parti, tj, partj int) float64 {
 	return s
 }
 
-// attention is causal scaled dot-product attention (Vaswani et al., 2017), each
-// head h of each sequence b apart, and of each the queries g (Ainslie et al., "GQA",
-// 2023):
+// attention is causal scaled dot-product attention (Vaswani et al., 2017), for each head h of each sequence b,
+// and for each of the queries g that share the head (Ainslie et al., "GQA", 2023):
 //
 //	s_ij = q_i·k_j/√D for j <= i,  lse_i = log Σ_j exp(s_ij)
 //	o_i  = Σ_j m_ij exp(s_ij - lse_i) v_j
@@ -74,9 +72,9 @@ func attention(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// attentionGrad recomputes the probabilities from lse, as FlashAttention does
-// (Dao et al., 2022, algorithm 4): with p_ij = exp(s_ij - lse_i), for each query,
-// those of keys and values summed over the queries of their head,
+// attentionGrad recomputes the probabilities from lse, as FlashAttention does (Dao et al., 2022, algorithm 4).
+// With p_ij = exp(s_ij - lse_i), for each query, where dv and dk are also summed over the queries that share
+// the head,
 //
 //	dv_j  = Σ_i m_ij p_ij do_i
 //	ds_ij = p_ij (m_ij do_i·v_j - do_i·o_i)
@@ -119,9 +117,8 @@ func attentionGrad(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// attentionDecode is one position of attention without dropout, for sampling:
-// next is the cache with the new key and value put at pos, and o attends to
-// positions 0 to pos of it.
+// attentionDecode is attention of one position without dropout, for sampling. next is the cache with the new
+// key and value at pos, and o attends to positions 0 to pos of it.
 func attentionDecode(_ *ir.Node, in, out []Tensor) error {
 	qkv, cache, pos := packed{in[0]}, packed{in[1]}, int(in[2].I[0])
 	batch, length, group, heads, width := cache.Shape[0], cache.Shape[1], qkv.group(), cache.Shape[3], cache.Shape[4]

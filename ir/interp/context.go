@@ -7,9 +7,9 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Context parallelism keeps a sequence folded: its rows in another order than its
-// positions (see ir.FoldRuns). What depends on the order is defined here by
-// unfolding, computing on positions, and folding again.
+// Context parallelism stores a sequence folded: its rows are in another order than its positions (see
+// ir.FoldRuns). Ops that depend on the order are defined here by unfolding, computing on positions, and folding
+// again.
 
 // moveRows returns x with row r of dimension dim taken from row from(r).
 func moveRows(x Tensor, dim int, from func(row int) int) Tensor {
@@ -28,8 +28,7 @@ func moveRows(x Tensor, dim int, from func(row int) int) Tensor {
 	return y
 }
 
-// folded returns x with dimension dim in the order of rows, unfolded in that of
-// positions.
+// folded returns x with dimension dim in folded order; unfolded returns it in the order of positions.
 func folded(x Tensor, dim, parts int) Tensor {
 	positions := ir.FoldedPositions(x.Shape[dim], parts)
 	return moveRows(x, dim, func(row int) int { return positions[row] })
@@ -57,7 +56,7 @@ func fold(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// copyParts copies n parts of a packed tensor to another, by position and head.
+// copyParts copies n parts of a packed tensor to another, for all positions and heads.
 func copyParts(to Tensor, toPart int, from Tensor, fromPart, n int) {
 	dst, src := packed{to}, packed{from}
 	for b := range to.Shape[0] {
@@ -73,7 +72,7 @@ func copyParts(to Tensor, toPart int, from Tensor, fromPart, n int) {
 	}
 }
 
-// asPacked sees the queries [B,T,NH,D] of heads that share nothing as [B,T,1,NH,D].
+// asPacked returns queries [B,T,NH,D], one per head, as [B,T,1,NH,D].
 func asPacked(x Tensor) Tensor {
 	if len(x.Shape) == 4 {
 		x.Shape = slices.Insert(slices.Clone(x.Shape), 2, 1)
@@ -95,8 +94,7 @@ func joinQKV(_ *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// unfoldedQKV packs the queries of qkv with the keys and values of kv, both in the
-// order of positions.
+// unfoldedQKV packs the queries of qkv and the keys and values of kv, all in the order of positions.
 func unfoldedQKV(n *ir.Node, qkv, kv Tensor) (Tensor, error) {
 	if qkv.Shape[1] != kv.Shape[1] {
 		return Tensor{}, fmt.Errorf("%d positions attend to %d: the definition has all of a sequence", qkv.Shape[1], kv.Shape[1])
@@ -107,7 +105,7 @@ func unfoldedQKV(n *ir.Node, qkv, kv Tensor) (Tensor, error) {
 	return unfolded(all, 1, n.Attr.(ir.DropoutAttr).Fold), nil
 }
 
-// attentionKV is attention with keys and values given apart.
+// attentionKV is attention with keys and values as a separate operand.
 func attentionKV(n *ir.Node, in, out []Tensor) error {
 	qkv, err := unfoldedQKV(n, in[0], in[1])
 	if err != nil {
@@ -122,8 +120,7 @@ func attentionKV(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// attentionKVGrad is attentionGrad with keys and values, and their gradients,
-// given apart.
+// attentionKVGrad is attentionGrad with keys and values, and their gradients, as separate values.
 func attentionKVGrad(n *ir.Node, in, out []Tensor) error {
 	qkv, err := unfoldedQKV(n, in[1], in[2])
 	if err != nil {

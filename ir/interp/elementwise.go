@@ -80,8 +80,7 @@ func clipScale(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// fixedSquares: y_0 = Σ_i x_i² in multiples of 2^-32, each rounded, and y_1 = Σ_i
-// of what the rounding left.
+// fixedSquares: y_0 = Σ_i of x_i² rounded to a multiple of 2^-32, and y_1 = Σ_i of the remainders.
 func fixedSquares(_ *ir.Node, in, out []Tensor) error {
 	for _, x := range in[0].F {
 		coarse := math.Ldexp(math.RoundToEven(math.Ldexp(x*x, ir.SquareFrac)), -ir.SquareFrac)
@@ -135,14 +134,14 @@ func geluGrad(n *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// mask is a dropout mask: what element i is multiplied by, 0 or 1/(1-p).
+// mask is a dropout mask: the factor for each element i is 0 or 1/(1-p).
 type mask struct {
 	key philox.Key
 	p   float64
 }
 
-// newMask keys a mask by the site's name and the operands seed and step, whose
-// bits are taken as unsigned.
+// newMask returns the mask for the name of the node and its operands seed and step, whose bits are taken as
+// unsigned.
 func newMask(attr ir.DropoutAttr, seed, step Tensor) mask {
 	return mask{philox.Key{Seed: uint64(uint32(seed.I[0])), Op: philox.OpKey(attr.Key), Step: uint32(step.I[0])}, attr.P}
 }
@@ -154,8 +153,8 @@ func (m mask) at(i int) float64 {
 	return 0
 }
 
-// dropout: y_i = x_i m_i with the mask m of the row-major index i, that of the
-// positions where the sequence is folded.
+// dropout: y_i = x_i m_i, where m is the mask at row-major index i. If the sequence is folded, i counts
+// positions, not rows.
 func dropout(n *ir.Node, in, out []Tensor) error {
 	attr := n.Attr.(ir.DropoutAttr)
 	m := newMask(attr, in[1], in[2])
@@ -178,15 +177,14 @@ func cast(_ *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// maxLossScale is where a scale stops to grow: one that is infinite would never be finite again, and the inverse of one
-// that is larger would not be a normal number of f32.
+// maxLossScale is the largest scale. An infinite one could never become finite again, and the inverse of a
+// larger one would not be a normal number of f32.
 const maxLossScale = 1 << 126
 
-// lossScale is the update of torch.amp.GradScaler (Micikevicius et al., "Mixed
-// Precision Training", 2018). norm is that of the scaled gradients. If it is
-// finite, the step is good and unscale = 1/scale; Interval good steps in a row
-// multiply the scale by Growth, as far as 2^126. If not, the step is skipped: unscale = 0, and the
-// scale is multiplied by Backoff.
+// lossScale is the update of torch.amp.GradScaler (Micikevicius et al., "Mixed Precision Training", 2018). norm
+// is that of the scaled gradients. If it is finite, the step is good and unscale = 1/scale; Interval good steps
+// in a row multiply the scale by Growth, up to 2^126. If it is not finite, the step is skipped: unscale = 0,
+// and the scale is multiplied by Backoff.
 func lossScale(n *ir.Node, in, out []Tensor) error {
 	a := n.Attr.(ir.LossScaleAttr)
 	scale, good, skipped, norm := in[0].F[0], in[1].F[0], in[2].F[0], in[3].F[0]
@@ -216,8 +214,8 @@ func lossScale(n *ir.Node, in, out []Tensor) error {
 //	v ← β₂ v + (1-β₂) g²
 //	w ← w - lr m/(1-β₁ᵗ) / (√(v/(1-β₂ᵗ)) + ε)
 //
-// With a loss scaler, skipped steps do not count in t, and a step whose factor
-// clip is not positive is one to skip: nothing changes.
+// With a loss scaler, skipped steps do not count in t. A step whose factor clip is not positive is skipped:
+// nothing changes.
 func adamW(n *ir.Node, in, out []Tensor) error {
 	a := n.Attr.(ir.AdamWAttr)
 	w, m, v, g := in[0].F, in[1].F, in[2].F, in[3].F

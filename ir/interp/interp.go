@@ -1,10 +1,9 @@
-// Package interp evaluates graphs in float64, one element at a time, on global
-// values. It is the living definition of every op: one small function per op,
-// written as the formula stands in a textbook, with no thought of speed. The
-// kernels of every backend, autodiff and partition are tested against it.
+// Package interp evaluates graphs in float64, one element at a time, on global values. It defines every op: one
+// small function per op, written as the formula in a textbook, without regard to speed. The kernels of every
+// backend, autodiff and partition are tested against it.
 //
-// Values are whole: whatever a [ir.ShardSpec] says about where parts of a value
-// live, interp holds all of it, so communication is the identity.
+// Values are whole: whatever an [ir.ShardSpec] says about the placement of a value, interp holds all of it. So
+// communication is the identity.
 package interp
 
 import (
@@ -20,19 +19,17 @@ type Options struct {
 	Trace func(v *ir.Value, t Tensor)
 }
 
-// Result is what a run leaves behind.
+// Result is what a run returns.
 type Result struct {
 	// Outputs holds the graph's outputs by name.
 	Outputs map[string]Tensor
-	// State holds every parameter by name as the next step finds it: updated
-	// ones with their new value, the others as they were fed. Adding the next
-	// inputs to it gives the feeds of the next step.
+	// State holds every parameter by name, as the next step finds it: the new value of those that are updated,
+	// and the others as they were fed. State and the next inputs together are the feeds of the next step.
 	State map[string]Tensor
 }
 
-// Run evaluates a graph. feeds holds one tensor for every parameter and input,
-// by name; other names in it are an error. Tensors in the result may share
-// memory with feeds; nothing writes to them.
+// Run evaluates a graph. feeds holds one tensor for every parameter and input, by name; a name that the graph
+// does not have is an error. Tensors in the result may share memory with feeds; nothing writes to them.
 func Run(g *ir.Graph, feeds map[string]Tensor, opts Options) (Result, error) {
 	values := make(map[*ir.Value]Tensor)
 	unused := maps.Clone(feeds)
@@ -65,7 +62,7 @@ func Run(g *ir.Graph, feeds map[string]Tensor, opts Options) (Result, error) {
 	return res, nil
 }
 
-// evalIn evaluates a node among the values computed so far.
+// evalIn evaluates a node, given the values computed so far.
 func evalIn(n *ir.Node, values map[*ir.Value]Tensor, feeds map[string]Tensor) ([]Tensor, error) {
 	if n.Op == ir.OpParam || n.Op == ir.OpInput {
 		t, ok := feeds[n.Name]
@@ -88,9 +85,8 @@ func evalIn(n *ir.Node, values map[*ir.Value]Tensor, feeds map[string]Tensor) ([
 	return Eval(n, args)
 }
 
-// Eval evaluates one node that is neither a parameter nor an input. The operands
-// must have the types of n.Args. Results of two bytes an element are rounded to
-// their format; f32 stands for the exact number.
+// Eval evaluates one node that is neither a parameter nor an input. The operands must have the types of n.Args.
+// Results of 16-bit types are rounded to their format; float64 stands for f32.
 func Eval(n *ir.Node, args []Tensor) ([]Tensor, error) {
 	kernel := kernelOf(n.Op)
 	if kernel == nil {
@@ -120,8 +116,8 @@ func Eval(n *ir.Node, args []Tensor) ([]Tensor, error) {
 // HasKernel reports whether [Eval] can evaluate the op.
 func HasKernel(op ir.Op) bool { return kernelOf(op) != nil }
 
-// kernelFunc computes zeroed results from operands whose types inference has
-// checked. It fails on what types do not tell, such as an id out of range.
+// kernelFunc computes results, which are zeroed, from operands whose types have been checked. It fails on what
+// types do not tell, such as an id out of range.
 type kernelFunc func(n *ir.Node, in, out []Tensor) error
 
 func kernelOf(op ir.Op) kernelFunc {
@@ -223,7 +219,7 @@ func kernelOf(op ir.Op) kernelFunc {
 	return nil
 }
 
-// constant is the scalar of the attributes.
+// constant returns the scalar in the attributes.
 func constant(n *ir.Node, _, out []Tensor) error {
 	x := n.Attr.(ir.ConstAttr).Value
 	if out[0].I == nil {
@@ -237,8 +233,8 @@ func constant(n *ir.Node, _, out []Tensor) error {
 	return nil
 }
 
-// identity is every communication: it moves parts of a value, which stays what
-// it was. And it is from_fixed: a Tensor holds what a fixed-point value stands for.
+// identity evaluates all communication, which moves parts of a value without changing it, and from_fixed,
+// because a Tensor holds the numbers that fixed-point elements stand for.
 func identity(_ *ir.Node, in, out []Tensor) error {
 	out[0] = in[0]
 	return nil

@@ -197,9 +197,9 @@ func TestDecodeIsAttention(t *testing.T) {
 	}
 }
 
-// TestGroupedAttention: heads that share keys and values attend as heads of their own
-// with copies of them would, and the gradient of what is shared is the sum of those
-// of the copies. The dropout mask of query g of head h is that of head g NH + h.
+// TestGroupedAttention: query heads that share keys and values attend like heads that each have a copy of them,
+// and the gradient of what is shared is the sum over the copies. The dropout mask of query g of head h is that
+// of head g NH + h.
 func TestGroupedAttention(t *testing.T) {
 	rng := irtest.Rand(t, 6)
 	const batch, length, group, heads, width = 2, 5, 3, 2, 4
@@ -326,8 +326,7 @@ func TestEveryComputeOpHasAKernel(t *testing.T) {
 	}
 }
 
-// TestRoPEIsRelative: the product of a rotated query and key depends on how far
-// apart they are, not on where.
+// TestRoPEIsRelative: the product of a rotated query and key depends only on their distance.
 func TestRoPEIsRelative(t *testing.T) {
 	rng := irtest.Rand(t, 5)
 	const length, width = 5, 6

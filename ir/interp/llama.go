@@ -6,8 +6,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// The definitions in this file are of the ops in which Llama (Touvron et al.,
-// 2023) differs from GPT-2.
+// This file defines the ops in which Llama (Touvron et al., 2023) differs from GPT-2.
 
 // rmsNorm (Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019) of
 // each row x of C elements: y = x rstd w, rstd = 1/√(avg(x²) + ε).
@@ -46,8 +45,7 @@ func rmsNormGrad(_ *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// gated returns where gate and up of element i of the result of swiGLU lie in
-// its operand [..., 2, F].
+// gated returns the indices, in the operand [..., 2, F], of gate and up for element i of the result of swiGLU.
 func gated(i, width int) (gate, up int) {
 	gate = i/width*2*width + i%width
 	return gate, gate + width
@@ -78,10 +76,10 @@ func swiGLUGrad(_ *ir.Node, in, out []Tensor) error {
 	return nil
 }
 
-// rope is rotary position embedding (Su et al., "RoFormer", 2021) of queries and
-// keys [B, T, G+2, NH, D], in the convention of HuggingFace's Llama: element i of
-// the first half of a head and element i of its second half are a pair, turned at
-// position p by p θ^(-2i/D), or back if inverse. Values stay.
+// rope is rotary position embedding (Su et al., "RoFormer", 2021) of queries and keys [B, T, G+2, NH, D], in
+// the convention of HuggingFace's Llama. Element i of the first half of a head and element i of its second half
+// are a pair, which is rotated at position p by the angle p θ^(-2i/D), or by its negative if inverse. Values
+// are not rotated.
 func rope(n *ir.Node, in, out []Tensor) error {
 	attr := n.Attr.(ir.RoPEAttr)
 	x, y := packed{in[0]}, out[0].F

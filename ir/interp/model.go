@@ -7,8 +7,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// matMul: y[M,N] = Σ_K of the operands, whose dimension groups lie as the form
-// says. K is the product of the contracted dimensions.
+// matMul: y[M,N] = Σ_K of the operands, whose groups of dimensions are in the order that the form says. K is
+// the product of the contracted dimensions.
 func matMul(n *ir.Node, in, out []Tensor) error {
 	attr := n.Attr.(ir.MatMulAttr)
 	a, b, y := in[0], in[1], out[0].F

@@ -2,13 +2,13 @@ package interp
 
 import "github.com/autopar/autopar/ir"
 
-// someRows: some of the positions of all sequences.
+// someRows takes one part of the positions of all sequences.
 func someRows(n *ir.Node, in, out []Tensor) error {
 	copyPositions(out[0], 0, in[0], n.Attr.(ir.RowsAttr).Part*out[0].Shape[1], out[0].Shape[1])
 	return nil
 }
 
-// joinRows: all positions, of those of each part in order.
+// joinRows joins the parts, in order, to all positions.
 func joinRows(_ *ir.Node, in, out []Tensor) error {
 	for i, x := range in {
 		copyPositions(out[0], i*x.Shape[1], x, 0, x.Shape[1])

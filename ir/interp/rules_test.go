@@ -13,11 +13,10 @@ import (
 	"github.com/autopar/autopar/ir/irtest"
 )
 
-// TestEveryRuleIsTrue takes the signatures at their word: for every node of
-// random graphs and every rule of its signature, the operands are cut in three
-// as the rule says, the op runs on each part alone, and the parts of the results
-// must make up the results of the whole. So a wrong row in the op table, a
-// dimension called splittable that is not, fails here.
+// TestEveryRuleIsTrue checks the signatures against the definitions. For every node of random graphs and every
+// rule of its signature, it cuts the operands in three as the rule says, runs the op on each part alone, and
+// requires that the parts of the results make up the whole results. So a wrong row in the op table, such as a
+// dimension that cannot really be split, fails here.
 func TestEveryRuleIsTrue(t *testing.T) {
 	tried := map[string]bool{}
 	for seed := range uint64(25) {
@@ -96,9 +95,8 @@ func checkRule(t *testing.T, n *ir.Node, sig *ir.Signature, rule int, values map
 	}
 }
 
-// evalSomeQueries computes attention, or its gradient, for some of the queries that
-// share heads, as a kernel that knows which they are does: the op runs on these
-// alone, and other queries have no gradient.
+// evalSomeQueries computes attention, or its gradient, for some of the queries that share heads, as a kernel
+// does that knows which they are: it runs the op on these alone, and other queries have no gradient.
 func evalSomeQueries(t *testing.T, n *ir.Node, args []interp.Tensor, cut ir.Span, put func(i int, out interp.Tensor)) {
 	if cut.Len == 0 {
 		return
@@ -110,7 +108,7 @@ func evalSomeQueries(t *testing.T, n *ir.Node, args []interp.Tensor, cut ir.Span
 	whole := args[at]
 	s := whole.Shape
 	some := []int{s[0], s[1], cut.Len + 2, s[3], s[4]}
-	// move copies the parts that are there between tensors with all queries and some.
+	// move copies the selected parts between a tensor with all queries and one with some.
 	move := func(do func(all, few int)) {
 		for row := range s[0] * s[1] {
 			for part := range some[2] {
@@ -127,7 +125,7 @@ func evalSomeQueries(t *testing.T, n *ir.Node, args []interp.Tensor, cut ir.Span
 	few := interp.Zeros(ir.Type{Shape: some})
 	move(func(all, i int) { few.F[i] = whole.F[all] })
 	args[at] = few
-	if cut.Len == 1 { // no dimension counts one query
+	if cut.Len == 1 { // a single query has no dimension
 		for i, x := range args {
 			if n.Op == ir.OpAttentionGrad && i != at && len(x.Shape) >= 4 {
 				args[i].Shape = slices.Delete(slices.Clone(x.Shape), len(x.Shape)-3, len(x.Shape)-2)
@@ -144,9 +142,9 @@ func evalSomeQueries(t *testing.T, n *ir.Node, args []interp.Tensor, cut ir.Span
 	}
 }
 
-// shiftIDs makes ids relative to the vocabulary range that a part holds, as a
-// kernel that knows its offset does. It reports whether that can be expressed
-// with the op on the part alone: rows out of range must come out as 0.
+// shiftIDs makes ids relative to the range of the vocabulary that a part holds, as a kernel does that knows its
+// offset. It reports whether that can be expressed with the op on the part alone: rows out of range must come
+// out as 0.
 func shiftIDs(op ir.Op, args []interp.Tensor, cut ir.Span) bool {
 	shift := func(ids interp.Tensor) interp.Tensor {
 		out := interp.Zeros(ids.Type())
@@ -164,7 +162,7 @@ func shiftIDs(op ir.Op, args []interp.Tensor, cut ir.Span) bool {
 	case ir.OpRowPick:
 		args[1] = shift(args[1])
 		return true
-	case ir.OpEmbedding: // a zero row in front of the table takes the ids out of range
+	case ir.OpEmbedding: // a row of zeros in front of the table serves ids out of range
 		table := args[0]
 		width := table.Shape[1]
 		args[0] = interp.Floats(append(make([]float64, width), table.F...), table.Shape[0]+1, width)

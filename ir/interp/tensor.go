@@ -8,9 +8,8 @@ import (
 	"github.com/autopar/autopar/ir/philox"
 )
 
-// Tensor is a dense row-major array. F holds the elements of a floating-point
-// value, in float64, or the numbers that those of a q64 value stand for; I those
-// of an i32 value. The other is nil.
+// Tensor is a dense row-major array. For an i32 value, I holds the elements. For a floating-point value F holds
+// them, in float64; for a q64 value F holds the numbers that they stand for. The other of the two is nil.
 type Tensor struct {
 	Shape []int
 	F     []float64
@@ -48,7 +47,7 @@ func (t Tensor) Type() ir.Type {
 	return ir.Type{DType: ir.F32, Shape: t.Shape}
 }
 
-// rounded returns t in the precision of a type: itself, unless that has two bytes.
+// rounded returns t rounded to a type of 16 bits; for other types it returns t.
 func (t Tensor) rounded(d ir.DType) Tensor {
 	if !d.Half() {
 		return t
@@ -60,7 +59,7 @@ func (t Tensor) rounded(d ir.DType) Tensor {
 	return t
 }
 
-// check reports a tensor that is not well-formed or not of the wanted type.
+// check returns an error if the tensor is malformed or not of the wanted type.
 func (t Tensor) check(want ir.Type) error {
 	if got := t.Type(); !slices.Equal(got.Shape, want.Shape) || (got.DType == ir.I32) != (want.DType == ir.I32) {
 		return fmt.Errorf("tensor is %s, want %s", got, want)
@@ -71,10 +70,9 @@ func (t Tensor) check(want ir.Type) error {
 	return nil
 }
 
-// InitParam returns the initial value of a parameter: zeros, ones, or a normal
-// distribution drawn by position, so that any part of it can be made alone. It
-// is rounded to float32, which every backend starts from, and from there to its
-// own type. A master copy starts as its weight.
+// InitParam returns the initial value of a parameter: zeros, ones, a constant, or a normal distribution drawn
+// by position, so that any part of it can be computed alone. It is rounded to float32, which every backend
+// starts from, and from there to the parameter's own type. A master copy starts as its weight does.
 func InitParam(name string, attr ir.ParamAttr, t ir.Type, seed uint64) Tensor {
 	p := Zeros(t)
 	if attr.Master != "" {
@@ -94,8 +92,8 @@ func InitParam(name string, attr ir.ParamAttr, t ir.Type, seed uint64) Tensor {
 	return p.rounded(t.DType)
 }
 
-// split cuts a shape in two and returns the elements of each part: rows of the
-// leading dimensions and columns of the last n.
+// split returns the number of elements of the leading dimensions of a shape (rows) and of its last n dimensions
+// (cols).
 func split(shape []int, n int) (rows, cols int) {
 	at := len(shape) - n
 	return int(ir.Elems(shape[:at])), int(ir.Elems(shape[at:]))

@@ -1,8 +1,7 @@
 // Package irtest is for tests only: a runner of golden scripts, random graphs
 // over every op of the table, and random legal ways to place them on a mesh.
 //
-// Everything random takes its generator from the caller, who prints the seed
-// ([Rand] does).
+// All random functions take their generator from the caller, who prints the seed ([Rand] does).
 package irtest
 
 import (

@@ -105,7 +105,7 @@ func swiGLUMotif(b *graphBuilder) {
 	b.op(ir.OpSwiGLUGrad, nil, x, b.like(y))
 }
 
-// roles is the size of a dimension of queries, a key and a value: grouped or not.
+// roles returns a size for a dimension of queries, one key and one value, with one or more queries.
 func (b *graphBuilder) roles() int { return 3 + b.rng.IntN(3) }
 
 func ropeMotif(b *graphBuilder) {
@@ -132,7 +132,7 @@ func attentionMotif(b *graphBuilder) {
 	b.op(ir.OpAttentionGrad, attr, b.like(out[0]), qkv, out[0], out[1], b.seed, b.step)
 }
 
-// contextMotif is attention as context parallelism has it.
+// contextMotif is attention under context parallelism.
 func contextMotif(b *graphBuilder) {
 	qkv := b.fresh(b.size(), b.size(), b.roles(), b.size(), b.size())
 	attr := b.dropoutAttr("context")
@@ -172,8 +172,8 @@ func crossEntropyMotif(b *graphBuilder) {
 	b.op(ir.OpCrossEntropyGrad, nil, x, top, sum, targets, b.like(nll))
 }
 
-// castMotif changes no number: those who compare with sums in another order want
-// no rounding to fewer bits.
+// castMotif casts without changing any number: callers compare results whose sums have another order, which
+// does not work with rounding to fewer bits.
 func castMotif(b *graphBuilder) { b.op(ir.OpCast, ir.CastAttr{To: ir.F32}, b.value(0)) }
 
 func lossScaleMotif(b *graphBuilder) {

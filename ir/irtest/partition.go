@@ -7,9 +7,9 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// RandomSpecs returns a legal spec for every value of a graph without a mesh: for
-// leaves any split of their dimensions, for results what a random rule of their
-// op makes of them, which may be Partial. Operands need resharding in between.
+// RandomSpecs returns a legal spec for every value of a graph without a mesh. Leaves have any split of their
+// dimensions, results what a random rule of their op makes of them, which may be Partial. Operands would need
+// resharding in between.
 func RandomSpecs(rng *rand.Rand, g *ir.Graph, mesh ir.Mesh) map[*ir.Value]ir.ShardSpec {
 	specs := map[*ir.Value]ir.ShardSpec{}
 	for _, n := range g.Nodes {
@@ -25,9 +25,8 @@ func RandomSpecs(rng *rand.Rand, g *ir.Graph, mesh ir.Mesh) map[*ir.Value]ir.Sha
 	return specs
 }
 
-// RandomPartition returns a copy of a graph, placed on a mesh without time axes
-// by random rules, with the communication that the rules need in between. It
-// verifies, and computes the same values.
+// RandomPartition returns a copy of a graph that is placed on a mesh without time axes by random rules, with
+// the communication that the rules need in between. The copy passes Verify, and computes the same values.
 func RandomPartition(rng *rand.Rand, g *ir.Graph, mesh ir.Mesh) *ir.Graph {
 	p := &partitioner{g: ir.NewGraph(g.Name), at: map[*ir.Value]*ir.Value{}}
 	p.g.Mesh = mesh
@@ -100,8 +99,8 @@ func randomLeafSpec(rng *rand.Rand, v *ir.Value, mesh ir.Mesh) ir.ShardSpec {
 	return s
 }
 
-// randomSplit draws a rule for every axis and returns the specs they ask of the
-// operands and give to the results.
+// randomSplit draws a rule for every axis, and returns the specs that the rules require of operands and give to
+// results.
 func randomSplit(rng *rand.Rand, n *ir.Node, mesh ir.Mesh) (args, results []ir.ShardSpec) {
 	sig := ir.SignatureOf(n)
 	args = make([]ir.ShardSpec, len(n.Args))
@@ -110,7 +109,7 @@ func randomSplit(rng *rand.Rand, n *ir.Node, mesh ir.Mesh) (args, results []ir.S
 		for {
 			onArgs, onResults, ok := sig.Rule(ir.PassPartial + rng.IntN(len(sig.Dims)+2))
 			if !ok {
-				continue // ReplicateAll always is
+				continue // ReplicateAll always fits
 			}
 			for i := range args {
 				args[i][a] = onArgs[i]
@@ -124,9 +123,8 @@ func randomSplit(rng *rand.Rand, n *ir.Node, mesh ir.Mesh) (args, results []ir.S
 	return args, results
 }
 
-// reshard leads a value to the wanted spec: what changes is made whole, inner
-// axes first, then cut, outer axes first. A single change takes the direct
-// collective.
+// reshard brings a value to the wanted spec. Axes that change are gathered or reduced, inner axes first, then
+// sliced, outer axes first. A single change takes the direct collective.
 func (p *partitioner) reshard(v *ir.Value, want ir.ShardSpec, phase ir.Phase) *ir.Value {
 	changed := changedAxes(p.g.Mesh, v.Spec, want)
 	if len(changed) == 1 {
@@ -159,8 +157,8 @@ func (p *partitioner) reshard(v *ir.Value, want ir.ShardSpec, phase ir.Phase) *i
 	return v
 }
 
-// changedAxes returns, outer first, the axes that differ and those that shard
-// inside of a dimension whose sharding changes.
+// changedAxes returns, outer first, the axes that differ, and those that shard the same dimension inside of one
+// that changes.
 func changedAxes(mesh ir.Mesh, from, to ir.ShardSpec) []int {
 	var changed []int
 	touched := map[int8]bool{}

@@ -106,16 +106,6 @@ func Threshold(p float64) uint64 {
 	return uint64(p * 0x1p32)
 }
 
-// FillUint32 sets dst[j] to Uint32(start+j).
-func (k Key) FillUint32(dst []uint32, start uint64) {
-	for len(dst) > 0 {
-		w := k.Block(start >> 2)
-		n := copy(dst, w[start&3:])
-		dst = dst[n:]
-		start += uint64(n)
-	}
-}
-
 // FillNormal sets dst[j] to mean + std * Normal(start+j), computed in float64
 // and rounded once.
 func (k Key) FillNormal(dst []float32, start uint64, mean, std float64) {

@@ -9,8 +9,8 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset. The yaml, enum, print
-// and help tags are what package config reads keys, legal words and documentation from.
+// Config is the architecture of one GPT. The zero value is not a model: start from DefaultConfig or Preset.
+// Package config reads keys, legal values and documentation from the tags yaml, enum, print and help.
 type Config struct {
 	Preset        string  `yaml:"preset" help:"a named model; it replaces every other model key, keys beside it override it"`
 	NLayer        int     `yaml:"n_layer" help:"transformer blocks (L)"`
@@ -34,11 +34,11 @@ type Config struct {
 	LoRADropout float64 `yaml:"lora_dropout" print:"nonzero" help:"probability of dropping what adapters read"`
 	LoRATargets string  `yaml:"lora_targets" print:"nonzero" help:"regular expression of the linear layers with adapters, among attn.c_attn, attn.c_proj, mlp.c_fc, mlp.c_proj; empty is attn.c_attn"`
 
-	// Float is the type of weights and activations. It is no key of the model: a run chooses it.
+	// Float is the type of weights and activations. It is not a key of the model: each run chooses it.
 	Float trace.DType
 }
 
-// The words that Config's text fields accept.
+// The legal values of Config's text fields.
 const (
 	GELU     = "gelu"
 	GELUTanh = "gelu_tanh"
@@ -51,17 +51,19 @@ const (
 	RoPE    = "rope"
 )
 
-// maxVocabSize is beyond any vocabulary there is; a larger one is a mistake.
+// maxVocabSize is larger than any real vocabulary; a larger number is a mistake.
 const maxVocabSize = 1 << 24
 
-// maxLayers is ten times the depth of the deepest Transformer there is (DeepNet, Wang et al. 2022: 1,000 layers). A graph
-// has some hundred nodes a layer: a number mistyped by three digits would take all memory before anything is said.
+// maxLayers is ten times the depth of the deepest published Transformer (DeepNet, Wang et al. 2022: 1,000
+// layers). A graph has some hundred nodes per layer, so a number that is wrong by three digits would exhaust
+// memory before any error is reported.
 const maxLayers = 10_000
 
-// maxDropoutLayers is how many blocks draw different masks: package trace refuses the name of a site in the next.
+// maxDropoutLayers is the largest number of blocks whose dropout masks all differ: package trace refuses the
+// hash of a name in the next block.
 const maxDropoutLayers = 5_943
 
-// ConfigError is a model key whose value cannot be used. Key is the yaml name without its section.
+// ConfigError is a key of the model whose value cannot be used. Key is the yaml name without its section.
 type ConfigError struct {
 	Key string
 	Msg string
@@ -173,10 +175,11 @@ func (c Config) KVHeads() int {
 	return c.NKVHead
 }
 
-// QueryGroup is the number of heads of queries that share a head of keys and values (G).
+// QueryGroup is the number of query heads that share a head of keys and values (G).
 func (c Config) QueryGroup() int { return c.NHead / c.KVHeads() }
 
-// heads are the dimensions in which attention leaves the heads of a token, and the last of the weight that reads them.
+// heads returns the dimensions of the result of attention for one token: the heads. They are also the last
+// dimensions of the weight that reads it.
 func (c Config) heads() []int {
 	if c.QueryGroup() == 1 {
 		return []int{c.NHead, c.HeadDim()}
@@ -184,7 +187,7 @@ func (c Config) heads() []int {
 	return []int{c.QueryGroup(), c.KVHeads(), c.HeadDim()}
 }
 
-// HeadsText says how many heads there are, and of keys and values if those are fewer.
+// HeadsText returns the number of heads, and that of key and value heads if there are fewer.
 func (c Config) HeadsText() string {
 	if c.QueryGroup() == 1 {
 		return fmt.Sprintf("%d heads", c.NHead)
@@ -192,7 +195,7 @@ func (c Config) HeadsText() string {
 	return fmt.Sprintf("%d heads (%d of keys and values)", c.NHead, c.KVHeads())
 }
 
-// FFN is the width inside the MLP, after the default.
+// FFN is the width inside the MLP, with the default applied.
 func (c Config) FFN() int {
 	if c.FFNHidden == 0 {
 		return 4 * c.NEmbd
@@ -200,7 +203,7 @@ func (c Config) FFN() int {
 	return c.FFNHidden
 }
 
-// Theta is the base of rope's angles, after the default [Su et al. 2021].
+// Theta is the base of rope's angles, with the default applied [Su et al. 2021].
 func (c Config) Theta() float64 {
 	if c.RopeTheta == 0 {
 		return 10000
@@ -211,8 +214,9 @@ func (c Config) Theta() float64 {
 // HeadDim is the width of one attention head, C/NH.
 func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 
-// Same reports, as a *ConfigError, the first key by which c computes something else of the same weights than other does.
-// The preset is a name, dropout (of adapters too) is not part of the model that is trained, Float is no key, and rotary positions have no end.
+// Same returns, as a *ConfigError, the first key for which c computes something else than other from the same
+// weights. Four keys do not count: the preset is only a name, dropout (also that of adapters) is not part of
+// the trained model, Float is not a key, and rotary positions have no limit.
 func (c Config) Same(other Config) error {
 	for _, k := range []struct {
 		key      string
@@ -234,7 +238,7 @@ func (c Config) Same(other Config) error {
 	return nil
 }
 
-// Validate reports the first value that makes no model, as a *ConfigError.
+// Validate returns, as a *ConfigError, the first value with which there is no model.
 func (c Config) Validate() error {
 	for _, size := range []struct {
 		key   string
@@ -291,10 +295,11 @@ func (c Config) Validate() error {
 	if err := c.validateLoRA(); err != nil {
 		return err
 	}
-	// An upper bound on one sequence's training FLOPs, in floating point: beyond it the counts of count.go overflow int64.
+	// An upper bound on the training FLOPs of one sequence, in floating point: above it the counts in count.go
+	// would overflow int64.
 	L, C, T, F := float64(c.NLayer), float64(c.NEmbd), float64(c.BlockSize), float64(c.FFN())
 	flops := 6 * T * (L*(4*C*C+3*C*F+2*T*C) + 2*C*float64(c.VocabSize))
-	if c.LoRARank > 0 { // at most n_embd, with which an adapter is no more than twice what it stands beside
+	if c.LoRARank > 0 { // with the largest rank, n_embd, an adapter is at most twice as large as its weight
 		flops *= 3
 	}
 	if c.FFN() < 0 || flops > math.MaxInt64/2 {

@@ -104,7 +104,8 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 	require.NoError(t, c.Validate(), "the limits themselves are legal")
 }
 
-// TestDropoutLayers: the sites of as many blocks as may have dropout have hashes of their own, those of one more have not.
+// TestDropoutLayers: up to the largest number of blocks all dropout nodes have different hashes; with one more
+// block they do not.
 func TestDropoutLayers(t *testing.T) {
 	hashes := map[uint32]string{philox.OpKey("dropout"): "dropout"}
 	for block := range maxDropoutLayers + 1 {

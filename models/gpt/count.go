@@ -2,8 +2,9 @@ package gpt
 
 import "strings"
 
-// This file counts parameters, FLOPs and bytes in closed form, for reports and as a check on what the compiler derives from
-// the graph itself. Every function wants a Config whose shape is valid; a multiply-add counts as two FLOPs.
+// This file counts parameters, FLOPs and bytes in closed form, for reports and as a check of what the compiler
+// derives from the graph. All functions require a Config whose shape is valid. A multiply-add counts as two
+// FLOPs.
 
 // ParamGroup is one of AdamW's two parameter groups.
 type ParamGroup struct {
@@ -11,8 +12,9 @@ type ParamGroup struct {
 	Elements int64
 }
 
-// ParamGroups splits the parameters that are trained as nanoGPT's configure_optimizers does: matrices and tables are
-// decayed, biases and norms are not. A tied table counts once. With adapters it is they alone.
+// ParamGroups splits the trained parameters as nanoGPT's configure_optimizers does: matrices and tables have
+// weight decay, biases and norms do not. A tied table counts once. With adapters only their matrices are
+// trained.
 func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	if c.LoRARank > 0 {
 		return c.adapters(c.Adapted()), ParamGroup{}
@@ -20,7 +22,7 @@ func (c Config) ParamGroups() (decay, noDecay ParamGroup) {
 	return c.baseGroups()
 }
 
-// adapters counts the matrices of the adapters of so many linear layers of a block, in all blocks.
+// adapters counts the matrices of the adapters of the named linear layers, in all blocks.
 func (c Config) adapters(names []string) ParamGroup {
 	C, F := int64(c.NEmbd), int64(c.FFN())
 	sides := map[string]int64{ // in + out
@@ -35,13 +37,13 @@ func (c Config) adapters(names []string) ParamGroup {
 	return g
 }
 
-// baseGroups are the groups of the model without adapters.
+// baseGroups returns the groups of the model without adapters.
 func (c Config) baseGroups() (decay, noDecay ParamGroup) {
 	L, C, F := int64(c.NLayer), int64(c.NEmbd), int64(c.FFN())
 	qkv := C + 2*c.kvWidth()
 	up := c.upProjections()
 
-	decay.Tensors = 1 + 4*c.NLayer // the projections up share one
+	decay.Tensors = 1 + 4*c.NLayer // gate and up projections are one tensor
 	decay.Elements = int64(c.VocabSize)*C + L*(C*qkv+C*C+(up+1)*C*F)
 	if c.Position == Learned {
 		decay.Tensors++
@@ -65,7 +67,7 @@ func (c Config) baseGroups() (decay, noDecay ParamGroup) {
 	return decay, noDecay
 }
 
-// NumParams is the number of parameters, frozen ones too.
+// NumParams is the number of parameters, including frozen ones.
 func (c Config) NumParams() int64 {
 	decay, noDecay := c.baseGroups()
 	return decay.Elements + noDecay.Elements + c.adapters(c.Adapted()).Elements
@@ -80,9 +82,10 @@ func (c Config) NumTrained() int64 {
 // NumParamsNoPosition is what nanoGPT's get_num_params prints: all parameters but the position table.
 func (c Config) NumParamsNoPosition() int64 { return c.NumParams() - c.positionParams() }
 
-// FLOPsPerToken is nanoGPT's estimate for one token of training, forward and backward: 6N + 12 L NH (C/NH) T, with N as
-// NumParamsNoPosition [Chowdhery et al. 2022, PaLM, appendix B]. A token table that is not the head too is only looked up,
-// like the position table, and does not count. Frozen parameters count four times: they have no gradient.
+// FLOPsPerToken is nanoGPT's estimate for training on one token, forward and backward: 6N + 12 L NH (C/NH) T,
+// with N as NumParamsNoPosition [Chowdhery et al. 2022, PaLM, appendix B]. A token table that is not also the
+// head is only looked up, like the position table, and does not count. Frozen parameters count 4 instead of 6
+// times, because they have no gradient.
 func (c Config) FLOPsPerToken() int64 {
 	n := c.NumParamsNoPosition()
 	if !c.TieEmbeddings {
@@ -95,8 +98,9 @@ func (c Config) FLOPsPerToken() int64 {
 	return 4*n + 2*trained + 12*int64(c.NLayer)*int64(c.NEmbd)*int64(c.BlockSize)
 }
 
-// ForwardFLOPs is the matrix-multiply work of one forward pass over one sequence of BlockSize tokens, as counted in
-// nanoGPT's transformer_sizing notebook (attention without the causal saving). Training takes three times as much, of frozen weights twice.
+// ForwardFLOPs is the work of the matrix products in one forward pass over one sequence of BlockSize tokens,
+// counted as in nanoGPT's transformer_sizing notebook (attention without the savings of the causal mask).
+// Training takes three times as much, and twice for frozen weights.
 type ForwardFLOPs struct {
 	Attention int64 // projections, scores and weighted sum of all layers
 	MLP       int64 // all layers
@@ -109,7 +113,7 @@ func (f ForwardFLOPs) Total() int64 { return f.Attention + f.MLP + f.Head }
 // ForwardFLOPs counts one forward pass.
 func (c Config) ForwardFLOPs() ForwardFLOPs {
 	L, C, T := int64(c.NLayer), int64(c.NEmbd), int64(c.BlockSize)
-	var attn, mlp []string // that have adapters
+	var attn, mlp []string // layers that have adapters
 	for _, name := range c.Adapted() {
 		if strings.HasPrefix(name, "attn.") {
 			attn = append(attn, name)
@@ -127,16 +131,16 @@ func (c Config) ForwardFLOPs() ForwardFLOPs {
 // TrainingBytes is the memory of training on one device, without recomputation or sharding.
 type TrainingBytes struct {
 	Weights     int64
-	Gradients   int64 // as they are summed over micro-batches
-	Optimizer   int64 // AdamW's two moments, and the master copy of the weights if there is one
-	Activations int64 // by formula, see ActivationBytes; a compiled program knows its own exact number
+	Gradients   int64 // in the type in which they are summed over micro-batches
+	Optimizer   int64 // the two moments of AdamW, and the master copy of the weights if there is one
+	Activations int64 // by formula: see ActivationBytes; a compiled program has its own exact number
 }
 
 // Total is the sum of the parts.
 func (b TrainingBytes) Total() int64 { return b.Weights + b.Gradients + b.Optimizer + b.Activations }
 
-// TrainingBytes sizes a step that holds the given number of sequences at once, in c.Float and with float32 master weights
-// if that has two bytes and master is set.
+// TrainingBytes returns the memory of a step that holds a number of sequences at once. Weights have type
+// c.Float, with float32 master copies if that is a 16-bit type and master is set.
 func (c Config) TrainingBytes(sequences int, master bool) TrainingBytes {
 	n, size := c.NumTrained(), c.Float.Size()
 	b := TrainingBytes{
@@ -149,10 +153,12 @@ func (c Config) TrainingBytes(sequences int, master bool) TrainingBytes {
 	return b
 }
 
-// ActivationBytes estimates what the forward pass keeps for the backward pass, for elements of the given size, with
-// unfused attention: per layer sbh(34 + 5as/h) bytes at two bytes per element with dropout [Korthikanti et al. 2023,
-// table 2], plus embedding mask, final norm, head input, float32 logits and two int32 ids per token. What A makes is kept
-// for B, and what adapters read where some of it is dropped; that frozen layers need no inputs is not taken off.
+// ActivationBytes estimates the bytes that the forward pass keeps for the backward pass, for elements of
+// elementSize bytes and unfused attention. Per layer that is sbh(34 + 5as/h) bytes for two bytes per element
+// with dropout [Korthikanti et al. 2023, table 2]; in addition there are the embedding mask, the final norm,
+// the head's input, float32 logits and two int32 ids per token. With adapters the result of A is kept for B,
+// and so is the input of A if there is dropout on it. That frozen layers do not need their inputs is not
+// deducted.
 func (c Config) ActivationBytes(sequences, elementSize int) int64 {
 	T, C, F, e := int64(c.BlockSize), int64(c.NEmbd), int64(c.FFN()), int64(elementSize)
 	tokens := int64(sequences) * T
@@ -167,7 +173,7 @@ func (c Config) ActivationBytes(sequences, elementSize int) int64 {
 	mlp := e*(C+(c.upProjections()+1)*F) + mask*C
 	for _, name := range c.Adapted() {
 		attention += e * int64(c.LoRARank)
-		if c.LoRADropout > 0 { // what A reads
+		if c.LoRADropout > 0 { // the input of A after dropout
 			in := C
 			if name == "mlp.c_proj" {
 				in = F
@@ -177,14 +183,14 @@ func (c Config) ActivationBytes(sequences, elementSize int) int64 {
 	}
 	probabilities := e * scores
 	if c.Dropout > 0 {
-		probabilities += (1 + e) * scores // mask, and the probabilities after it
+		probabilities += (1 + e) * scores // the mask, and the probabilities after dropout
 	}
 	layer := norms + attention + mlp + probabilities
 	ends := mask*C + 2*e*C + 4*int64(c.VocabSize) + 8
 	return tokens * (int64(c.NLayer)*layer + ends)
 }
 
-// kvWidth is the width of all key (or value) heads together.
+// kvWidth is the total width of all key (or value) heads.
 func (c Config) kvWidth() int64 { return int64(c.KVHeads()) * int64(c.HeadDim()) }
 
 // upProjections is the number of C->F matrices in an MLP: a gated one has two.

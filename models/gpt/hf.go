@@ -5,8 +5,8 @@ import (
 	"strings"
 )
 
-// GPT2 returns an error that names what a weights file of nanoGPT's or
-// HuggingFace's GPT-2 has no place for, nil for a GPT-2.
+// GPT2 returns an error that names what in this model a weights file of nanoGPT's or HuggingFace's GPT-2 cannot
+// store, or nil if it can store everything.
 func (c Config) GPT2() error {
 	for _, other := range []struct {
 		key   string
@@ -26,16 +26,14 @@ func (c Config) GPT2() error {
 	return nil
 }
 
-// HFName returns how nanoGPT and HuggingFace's GPT2LMHeadModel store a parameter
-// of this model: the tensor's name and its shape in nanoGPT's files, which has
-// the same elements in the same order as the parameter (heads are not a
-// dimension of their own). transpose says that HuggingFace stores the matrix the
-// other way round, in x out: its Conv1D does so for the four projections of a
-// block. The name is "" for what is no parameter of this model.
+// HFName returns how nanoGPT and HuggingFace's GPT2LMHeadModel store a parameter of this model: the name of the
+// tensor and its shape in nanoGPT's files. It has the same elements in the same order as the parameter, but
+// heads are not a dimension of their own. transpose says that HuggingFace stores the matrix transposed, in x
+// out, as its Conv1D does for the four projections of a block. The name is "" if this model has no such
+// parameter.
 //
-// A tied head has no entry: lm_head.weight is transformer.wte.weight. Names of
-// models for which [Config.GPT2] has an error are made alike; no one else's
-// program reads them.
+// A tied head has no entry: lm_head.weight is transformer.wte.weight. For models for which [Config.GPT2]
+// returns an error names are formed in the same way, but no other software reads them.
 func (c Config) HFName(param string) (name string, transpose bool, shape []int) {
 	C, F := c.NEmbd, c.FFN()
 	module, field, _ := cutLast(param, ".")

@@ -9,22 +9,23 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// Low-rank adaptation [Hu et al. 2022]: beside the weight W of a linear layer two matrices are trained, A [rank, in] and
-// B [out, rank], and the layer computes x Wᵀ + alpha/rank (x Aᵀ) Bᵀ. All else is frozen: it has no gradient and no
-// optimizer state. B begins with zeros, so that training begins with what the model computes.
+// Low-rank adaptation [Hu et al. 2022]: in addition to the weight W of a linear layer two matrices are trained,
+// A [rank, in] and B [out, rank], and the layer computes x Wᵀ + alpha/rank (x Aᵀ) Bᵀ. Everything else is
+// frozen: it has no gradient and no optimizer state. B starts with zeros, so that training starts with the
+// function of the base model.
 
 // linears are the linear layers of a block, and defaultTargets matches those that have adapters unless others are named.
 var linears = []string{"attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"}
 
 const defaultTargets = `^attn\.c_attn$`
 
-// Base is the model without adapters.
+// Base returns the model without adapters.
 func (c Config) Base() Config {
 	c.LoRARank, c.LoRAAlpha, c.LoRADropout, c.LoRATargets = 0, 0, 0, ""
 	return c
 }
 
-// Adapted lists the linear layers of a block that have adapters, by their names in it.
+// Adapted lists the linear layers of a block that have adapters, by their names within the block.
 func (c Config) Adapted() (names []string) {
 	if c.LoRARank == 0 {
 		return nil
@@ -35,7 +36,7 @@ func (c Config) Adapted() (names []string) {
 	}
 	match, err := regexp.Compile(targets)
 	if err != nil {
-		return nil // Validate has refused it
+		return nil // Validate refuses it
 	}
 	for _, name := range linears {
 		if match.MatchString(name) {
@@ -45,10 +46,10 @@ func (c Config) Adapted() (names []string) {
 	return names
 }
 
-// Adapter is what is beside a weight [out..., in...]: A [rank, in...] and B [out..., rank].
+// Adapter describes the adapter of a weight [out..., in...]: A [rank, in...] and B [out..., rank].
 type Adapter struct {
-	A, B   string  // parameters
-	In     int     // how many dimensions in... is
+	A, B   string  // names of the parameters
+	In     int     // number of dimensions in in...
 	Factor float64 // alpha/rank
 }
 
@@ -108,13 +109,13 @@ func (c Config) validateLoRA() error {
 	return nil
 }
 
-// adapter adds to y, what a linear layer makes of x, what its adapter makes of it.
+// adapter returns the sum of y, the result of a linear layer for x, and the result of its adapter for x.
 func (m *model) adapter(t *trace.Tracer, x, y trace.Tensor, out, in []int) trace.Tensor {
 	wide := 1
 	for _, d := range in {
 		wide *= d
 	}
-	// The spread of loralib's A, uniform within 1/sqrt(in).
+	// The standard deviation of loralib's A, which is uniform within 1/sqrt(in).
 	std := 1 / math.Sqrt(3*float64(wide))
 	a := t.Param("a", append([]int{m.LoRARank}, in...), trace.ParamAttr{Init: trace.InitNormal, Std: std, Decay: true})
 	b := t.Param("b", append(out[:len(out):len(out)], m.LoRARank), trace.ParamAttr{Init: trace.InitZeros, Decay: true})

@@ -11,7 +11,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// withAdapters is a small model of odd sizes, whose adapters are where targets has them.
+// withAdapters is a small model of odd sizes with adapters at the layers that targets matches.
 func withAdapters(targets string) Config {
 	c := DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize, c.Dropout = 2, 3, 21, 9, 65, 0.1
@@ -19,7 +19,8 @@ func withAdapters(targets string) Config {
 	return c
 }
 
-// Only matrices of adapters are trained, beside the layers that match; counts in closed form are those of the graph.
+// Only the matrices of adapters are trained, at the layers that match; the closed-form counts are those of the
+// graph.
 func TestAdaptersAlone(t *testing.T) {
 	grouped := withAdapters(".")
 	grouped.NHead, grouped.NKVHead, grouped.NEmbd, grouped.Activation, grouped.Norm, grouped.Position = 4, 2, 24, SwiGLU, RMSNorm, RoPE
@@ -70,7 +71,7 @@ func TestAdaptersAlone(t *testing.T) {
 	}
 }
 
-// What training begins with is the model without adapters; alpha over rank scales them.
+// Training starts with the function of the model without adapters; alpha over rank scales the adapters.
 func TestAdapterFactor(t *testing.T) {
 	c := withAdapters(".")
 	a, ok := c.AdapterOf("h.1.attn.c_proj.weight")

@@ -1,7 +1,7 @@
-// Package gpt is nanoGPT's model, written in the user's own API: the forward pass
-// (model.go), adapters beside its linear layers (lora.go) and the graphs that are made of
-// them, a training step, evaluation, logits and decoding (step.go), all against package
-// trace alone; its configuration, counts and the names that checkpoints of others use.
+// Package gpt is nanoGPT's model, written in the user's own API: the forward pass (model.go), adapters beside
+// its linear layers (lora.go), and the graphs made from them: a training step, evaluation, logits and decoding
+// (step.go). These use package trace alone. config.go has the configuration and presets, count.go counts
+// parameters, FLOPs and bytes, and hf.go has the names of parameters in checkpoints of other software.
 package gpt
 
 import (
@@ -15,21 +15,19 @@ const (
 	normEps = 1e-5
 )
 
-// model is one traced use of a Config, written like nanoGPT's model.py, with
-// Llama's choices [Touvron et al. 2023] beside GPT-2's. In the shapes B, T, C, V,
-// NH are nanoGPT's letters, D = C/NH and F is the MLP's width. NH heads are G queries
-// to each of KV heads of keys and values.
+// model is one traced use of a Config. It is written like nanoGPT's model.py, with Llama's choices [Touvron et
+// al. 2023] in addition to GPT-2's. In shapes B, T, C, V and NH have nanoGPT's meaning, D = C/NH, and F is the
+// width of the MLP. The NH heads are G queries for each of KV heads of keys and values.
 type model struct {
 	Config
 	random trace.Stream // of dropout
 
-	adapted   []string     // linear layers of a block
-	loraScale trace.Tensor // of what adapters make
-	stream    trace.Tensor // what the first block reads
+	adapted   []string     // names of the linear layers of a block that have adapters
+	loraScale trace.Tensor // alpha/rank, factor of what adapters add
+	stream    trace.Tensor // input of the first block
 
-	// attention maps packed queries, keys and values [B,T,G+2,KV,D] to [B,T,G,KV,D],
-	// with G of 1 to [B,T,NH,D]: over the whole sequence, or from one token to a cache
-	// of those before it.
+	// attention maps packed queries, keys and values [B,T,G+2,KV,D] to [B,T,G,KV,D], or to [B,T,NH,D] if G is
+	// 1. It attends either over the whole sequence, or from one token to a cache of the tokens before it.
 	attention func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor
 }
 
@@ -61,10 +59,10 @@ func (m *model) block(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	return t.Add(x, m.mlp(t.Scope("mlp"), m.norm(t.Scope("ln_2"), x)))
 }
 
-// attn keeps heads of keys and values a dimension of their own, so that they can be
-// split, each with the queries that share it: its weights have the memory of nanoGPT's
-// [3C,C] and [C,C]. Of grouped queries those that come g-th in their groups lie
-// together, query g of group h being head h G + g of HuggingFace's Llama.
+// attn keeps the heads of keys and values as a dimension of their own, so that they can be split, each with the
+// queries that share it. Its weights have the memory layout of nanoGPT's [3C,C] and [C,C]. With grouped
+// queries, the g-th queries of all groups are adjacent: query g of group h is head h G + g of HuggingFace's
+// Llama.
 func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	packed := []int{m.QueryGroup() + 2, m.KVHeads(), m.HeadDim()}
 	qkv := m.linear(t, "c_attn", x, initStd, packed, []int{m.NEmbd})
@@ -75,9 +73,8 @@ func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	return t.Dropout(y, m.Dropout, m.random)
 }
 
-// mlp packs the gate and up projections of SwiGLU in one weight [2,F,C], as
-// attn does its three: one product reads x, and one sum over ranks returns its
-// gradient, where two weights would take two of each.
+// mlp packs the gate and up projections of SwiGLU in one weight [2,F,C], as attn packs its three. So one
+// product reads x, and one sum over ranks returns its gradient; two weights would take two of each.
 func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	C, F := []int{m.NEmbd}, []int{m.FFN()}
 	if m.Activation == SwiGLU {
@@ -89,11 +86,12 @@ func (m *model) mlp(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	return t.Dropout(x, m.Dropout, m.random)
 }
 
-// residualStd is the initial spread of the projections that end in the residual
-// stream, which 2L of them add to.
+// residualStd is the initial standard deviation of the projections into the residual stream. 2L of them add to
+// it.
 func (m *model) residualStd() float64 { return initStd / math.Sqrt(2*float64(m.NLayer)) }
 
-// linear maps the last len(in) dimensions of x to out, by a weight [out..., in...] and, where there is one, its adapter.
+// linear maps the last len(in) dimensions of x to out with a weight [out..., in...] and, if the layer has one,
+// its adapter.
 func (m *model) linear(t *trace.Tracer, name string, x trace.Tensor, std float64, out, in []int) trace.Tensor {
 	t = t.Scope(name)
 	w := m.matrix(t, std, append(out[:len(out):len(out)], in...)...)
@@ -112,12 +110,12 @@ func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), normEps)
 }
 
-// matrix declares a weight that is decayed; norms and biases are not.
+// matrix declares a weight with weight decay; norms and biases have none.
 func (m *model) matrix(t *trace.Tracer, std float64, shape ...int) trace.Tensor {
 	return m.param(t, "weight", shape, trace.ParamAttr{Init: trace.InitNormal, Std: std, Decay: true})
 }
 
-// bias is missing in a model without biases.
+// bias declares a bias. It returns a missing tensor in a model without biases.
 func (m *model) bias(t *trace.Tracer, shape []int) trace.Tensor {
 	if !m.Bias {
 		return trace.Tensor{}
@@ -125,7 +123,7 @@ func (m *model) bias(t *trace.Tracer, shape []int) trace.Tensor {
 	return m.param(t, "bias", shape, trace.ParamAttr{Init: trace.InitZeros})
 }
 
-// param declares a weight of the model without adapters, beside which it is frozen.
+// param declares a weight of the base model. It is frozen if there are adapters.
 func (m *model) param(t *trace.Tracer, name string, shape []int, attr trace.ParamAttr) trace.Tensor {
 	attr.Frozen = m.LoRARank > 0
 	return t.Param(name, shape, attr)

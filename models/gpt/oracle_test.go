@@ -104,7 +104,7 @@ func positions(n int) interp.Tensor {
 	return interp.Ints(p, n)
 }
 
-// training adds the inputs that a training step has beside those of a loss.
+// training adds the inputs of a training step that a loss does not have.
 func training(inputs map[string]interp.Tensor, step int, lr float64) map[string]interp.Tensor {
 	inputs["seed"], inputs["step"], inputs["lr"] = interp.IntScalar(1337), interp.IntScalar(int32(step)), interp.Scalar(lr)
 	return inputs

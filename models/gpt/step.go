@@ -11,8 +11,8 @@ type Optimizer struct {
 	Beta1, Beta2, Eps float64
 	WeightDecay       float64 // of matrices and tables only
 	GradClip          float64 // largest global gradient norm; 0 is off
-	// NoMaster updates weights of two bytes as they are, with moments and sums of
-	// gradients in their type, instead of keeping all these in f32.
+	// NoMaster updates 16-bit weights directly, with moments and sums of gradients in their type, instead of
+	// keeping all of these in f32.
 	NoMaster bool
 }
 
@@ -35,19 +35,18 @@ func (o Optimizer) validate() error {
 	return nil
 }
 
-// TrainStep traces a whole training step on a batch of sequences of seqLen
-// tokens: forward, loss, backward, clip and AdamW.
+// TrainStep traces a whole training step on a batch of sequences of seqLen tokens: forward, loss, backward,
+// clipping and AdamW.
 //
 // Inputs: ids and targets i32[B,T] (a negative target is ignored), positions
 // i32[T], seed, step i32 (counted from 0), lr f32, and loss_weight f32, which is
 // one over the number of targets that count. Outputs: loss, and grad_norm before
 // clipping. Updates: every weight and its two moments.
 //
-// cfg.Float is the type of weights, activations and gradients [Micikevicius et
-// al. 2018]. Unless it is f32 or opt.NoMaster is set, an f32 copy of each weight
-// is updated, gradients are summed in f32, and rounded to cfg.Float before ranks
-// exchange them. With f16 the loss is multiplied by a scale that adapts itself:
-// see [trace.Scaler] for the two outputs more that there are then.
+// cfg.Float is the type of weights, activations and gradients [Micikevicius et al. 2018]. Unless it is f32 or
+// opt.NoMaster is set, AdamW updates an f32 copy of each weight; gradients are summed in f32, and rounded to
+// cfg.Float before ranks exchange them. With f16 the loss is multiplied by a scale that adapts itself, and
+// there are two more outputs: see [trace.Scaler].
 func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, error) {
 	if err := opt.validate(); err != nil {
 		return nil, err
@@ -78,8 +77,8 @@ func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, erro
 	}
 	wrt := weights
 	if cfg.LoRARank > 0 {
-		// Nothing reads the gradient of what the first block reads. With it all blocks are alike: what is true of one is of each,
-		// and its recomputation, which begins there, too.
+		// Nothing reads the gradient of the first block's input. It is requested so that all blocks are alike,
+		// including their recomputation, which starts at this input.
 		wrt = append(weights[:len(weights):len(weights)], m.stream)
 	}
 	grads := t.Grad(scaled, wrt, wide)[:len(weights)]
@@ -97,10 +96,9 @@ func TrainStep(cfg Config, opt Optimizer, batch, seqLen int) (*trace.Graph, erro
 // initialLossScale is the default of torch.amp.GradScaler.
 const initialLossScale = 65536
 
-// clipped returns the global norm of the gradients, and the factor that clips them
-// to most (0 is off). With a scaler the gradients come scaled: the norm is what it
-// would be without, and the factor undoes the scale too. In a step to skip the
-// norm is not finite and the factor not positive.
+// clipped returns the global norm of the gradients and the factor that clips them to norm most (0 is off). With
+// a scaler the gradients are scaled: norm is that of the unscaled ones, and the factor also undoes the scale.
+// In a step that is to be skipped the norm is not finite, and the factor is not positive.
 func clipped(t *trace.Tracer, most float64, scaler *trace.Scaler, weights, grads []trace.Tensor) (norm, factor trace.Tensor) {
 	at := t.Scope("grad_norm")
 	norm = at.GlobalNorm(weights, grads)
@@ -119,8 +117,8 @@ func clipped(t *trace.Tracer, most float64, scaler *trace.Scaler, weights, grads
 	return norm, at.Scale(at.ClipScale(norm, most), unscale)
 }
 
-// EvalStep traces forward and loss without dropout. Inputs: ids, targets,
-// positions and loss_weight as in TrainStep. Output: loss.
+// EvalStep traces forward pass and loss without dropout. Inputs: ids, targets, positions and loss_weight as in
+// TrainStep. Output: loss.
 func EvalStep(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 	if err := cfg.validateBatch(batch, seqLen); err != nil {
 		return nil, err
@@ -145,10 +143,9 @@ func Logits(cfg Config, batch, seqLen int) (*trace.Graph, error) {
 	return t.Finish()
 }
 
-// Decode traces the forward pass of one token per sequence, with the keys and
-// values of up to maxLen tokens in h.N.attn.cache [B,maxLen,2,KV,D]. Inputs:
-// ids i32[B,1], and the token's position twice: positions i32[1] and pos i32.
-// Output: logits [B,1,V]. Updates: the caches. Feeding a sequence's tokens at
+// Decode traces the forward pass of one token per sequence. The keys and values of up to maxLen tokens are in
+// h.N.attn.cache [B,maxLen,2,KV,D]. Inputs: ids i32[B,1], and the position of the token twice, as positions
+// i32[1] and pos i32. Output: logits [B,1,V]. Updates: the caches. Feeding the tokens of a sequence at
 // positions 0, 1, 2, ... gives the rows of Logits.
 func Decode(cfg Config, batch, maxLen int) (*trace.Graph, error) {
 	if err := cfg.validateBatch(batch, maxLen); err != nil {
@@ -181,7 +178,7 @@ func inputs(t *trace.Tracer, batch, seqLen int) (ids, targets, positions trace.T
 		t.Input("positions", trace.I32, seqLen)
 }
 
-// fullSequence is the model that attends over all of a sequence.
+// fullSequence returns the model that attends over whole sequences.
 func fullSequence(cfg Config, random trace.Stream) *model {
 	m := &model{Config: cfg, random: random, adapted: cfg.Adapted()}
 	m.attention = func(t *trace.Tracer, qkv trace.Tensor) trace.Tensor {
@@ -190,13 +187,13 @@ func fullSequence(cfg Config, random trace.Stream) *model {
 	return m
 }
 
-// withoutDropout is fullSequence for evaluation: nothing is drawn.
+// withoutDropout returns fullSequence for evaluation: it draws no random numbers.
 func withoutDropout(t *trace.Tracer, cfg Config) *model {
 	cfg.Dropout, cfg.LoRADropout = 0, 0
 	return fullSequence(cfg, trace.Stream{Seed: t.Const("seed", trace.I32, 0), Step: t.Const("step", trace.I32, 0)})
 }
 
-// validateBatch checks the model together with the sizes of a batch.
+// validateBatch checks the configuration together with the size of a batch.
 func (c Config) validateBatch(batch, seqLen int) error {
 	if err := c.Validate(); err != nil {
 		return err

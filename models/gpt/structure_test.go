@@ -363,8 +363,8 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestGradientsAreSummedInFloat32: in two-byte types each use of a weight widens
-// its part of the gradient before anything adds it, unless there are no masters.
+// TestGradientsAreSummedInFloat32: in 16-bit types each use of a weight casts its part of the gradient to f32
+// before anything adds it, unless there are no master weights.
 func TestGradientsAreSummedInFloat32(t *testing.T) {
 	for _, c := range []struct {
 		opt  Optimizer
