@@ -165,7 +165,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "an epilogue is never chosen", how: "the choice of the plain product waits for it",
 		file: "cuda/driver/cublaslt.go",
-		old:  "if apart != nil { // which", new: "if apart != nil && b == nil { // which",
+		old:  "if apart != nil { // apart", new: "if apart != nil && b == nil { // apart",
 		pkg: "./cuda/driver", run: "^TestEpilogues$",
 	}, {
 		bug: "a product is never timed", how: "there was no memory to, in an earlier run",
