@@ -102,8 +102,9 @@ func findKey(section, name string) (key, bool) {
 	return key{}, false
 }
 
-// nearestKey is the valid key closest to the one written: by the edit distance of its name, and between equals one of the
-// same (or most similar) section. Of nanoGPT's two factors of the global batch it is that.
+// nearestKey returns the valid key closest to the one written: by the edit distance of its name,
+// and among equals the one in the same or most similar section. For nanoGPT's two factors of the
+// global batch it is batch.global.
 func nearestKey(section, name string) string {
 	if name == "batch_size" || name == "gradient_accumulation_steps" {
 		return "batch.global"
@@ -118,8 +119,8 @@ func nearestKey(section, name string) string {
 	return best
 }
 
-// Nearest returns the word closest to the one written, for messages about words
-// that do not exist, by edit distance; what it begins is but one edit away.
+// Nearest returns the word closest to the one written, by edit distance, for messages about unknown
+// words. If the written word is a prefix of one, their distance is at most 1.
 func Nearest(written string, words []string) string {
 	if len(words) == 0 {
 		return ""

@@ -70,10 +70,11 @@ type Split struct {
 	tokens    int
 	blockSize int
 	vocabSize int
-	sum       uint32 // of the ids that openSplit checks, and of a sample of the rest
+	sum       uint32 // checksum of the ids that openSplit reads: the first GiB, and a sample of the rest
 }
 
-// Contents tells a file from another by its length and a checksum: of all ids in the first GiB, and of a sample of those beyond.
+// Contents identifies a file by its length and a checksum of all ids in the first GiB and a sample
+// of the rest.
 func (s *Split) Contents() string { return fmt.Sprintf("%d tokens, CRC-32 %08x", s.tokens, s.sum) }
 
 // Tokens is the number of ids in the file.
@@ -82,7 +83,7 @@ func (s *Split) Tokens() int { return s.tokens }
 // maxScan is how many ids openSplit checks; more would delay the start of a run.
 const maxScan = 1 << 29
 
-// samples is how many stretches of ids it checks of those beyond.
+// samples is how many stretches of ids openSplit checks beyond those.
 const samples = 256
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
@@ -126,7 +127,7 @@ func (s *Split) check() error {
 	return nil
 }
 
-// read sets ids to those from position start on. buf has two bytes per id.
+// read reads ids from position start on. buf has two bytes per id.
 func (s *Split) read(ids []int32, start int, buf []byte) error {
 	buf = buf[:2*len(ids)]
 	if n, err := s.f.ReadAt(buf, 2*int64(start)); n < len(buf) {

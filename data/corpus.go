@@ -66,7 +66,7 @@ func withoutPath(err error) error {
 	return err
 }
 
-// remoteFile is a file of the web whose content is known beforehand.
+// remoteFile is a file on the web with known content.
 type remoteFile struct {
 	name   string // of the corpus
 	file   string // in the cache directory
@@ -106,8 +106,8 @@ func Shakespeare(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 	return tinyShakespeare().find(ctx, opts)
 }
 
-// ShakespeareOrGoSource is Shakespeare, or where that is unavailable the text
-// of goSource, with the reason in the corpus.
+// ShakespeareOrGoSource is Shakespeare, or if that is unavailable the text of goSource, with the
+// reason in the corpus.
 func ShakespeareOrGoSource(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 	corpus, err := Shakespeare(ctx, opts)
 	if !errors.Is(err, ErrUnavailable) {

@@ -14,8 +14,7 @@ import (
 // Meta is what meta.pkl says about the bins beside it.
 type Meta struct {
 	VocabSize int
-	// Symbols holds the character of each id, or is nil when the file has the
-	// size alone.
+	// Symbols holds the character of each id. It is nil if the file has only the size.
 	Symbols []rune
 }
 
