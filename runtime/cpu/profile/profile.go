@@ -50,21 +50,6 @@ type Figure struct {
 	Samples int
 }
 
-// Measure measures this machine in about the given time. The machine should be idle otherwise.
-func Measure(ctx context.Context, budget time.Duration) (*Result, error) {
-	m, err := Begin(ctx, budget)
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	for range Turns {
-		if err := m.Turn(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return m.Result()
-}
-
 // Turns is the number of turns in which training steps are timed.
 const Turns = 4
 
