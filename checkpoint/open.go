@@ -169,12 +169,12 @@ func readLatest(root string) (string, error) {
 func readText(path string) ([]byte, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		return nil, &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		return nil, &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	if len(text) > maxManifestBytes {
 		return nil, errorf(path, "", "is larger than %d bytes", maxManifestBytes)
@@ -188,7 +188,7 @@ func (c *Checkpoint) openFiles() error {
 		path := filepath.Join(c.Dir, want.Name)
 		got, err := describe(path)
 		if err != nil {
-			return &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+			return &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 		}
 		if got.Bytes != want.Bytes {
 			return errorf(path, "", "has %d bytes, the manifest says %d", got.Bytes, want.Bytes)
@@ -281,7 +281,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 		size := stored.Size()
 		buf := make([]byte, (last-first)*size)
 		if n, err := section.ReadAt(buf, first*size); n < len(buf) {
-			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: withoutPath(err)}
+			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: infile.WithoutPath(err)}
 		}
 		var failed error
 		runs(common, slab, part, func(a, b, n int64) {
@@ -337,13 +337,4 @@ func readFloats(r Reader, name string, slab ir.Slab) ([]float32, error) {
 		panic("BUG: checkpoint: " + err.Error())
 	}
 	return out, nil
-}
-
-// withoutPath drops the path from an error of package os, because our errors name it.
-func withoutPath(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

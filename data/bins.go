@@ -89,7 +89,7 @@ const samples = 256
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: infile.WithoutPath(err)}
 	}
 	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
 	if err := s.check(); err != nil {
@@ -102,7 +102,7 @@ func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 func (s *Split) check() error {
 	info, err := s.f.Stat()
 	if err != nil {
-		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	if info.Size()%2 != 0 {
 		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint16 ids: the file is cut short or is not a bin", info.Size())
@@ -134,7 +134,7 @@ func (s *Split) read(ids []int32, start int, buf []byte) error {
 		if errors.Is(err, io.EOF) {
 			return inputErrorf(s.path, "ends at byte %d, but had %d bytes when it was opened", 2*start+n, 2*s.tokens)
 		}
-		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	for i := range ids {
 		id := int32(binary.LittleEndian.Uint16(buf[2*i:]))

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/wholefile"
 )
 
@@ -38,7 +39,7 @@ func (c Corpus) Open() (io.ReadCloser, error) { return c.open() }
 func FileCorpus(path string) (Corpus, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return Corpus{}, &InputError{File: path, Detail: "cannot read the text", Err: withoutPath(err)}
+		return Corpus{}, &InputError{File: path, Detail: "cannot read the text", Err: infile.WithoutPath(err)}
 	}
 	if !info.Mode().IsRegular() {
 		return Corpus{}, inputErrorf(path, "the text must be a regular file, because it is read twice")
@@ -55,15 +56,6 @@ func textCorpus(name, source string, text []byte) Corpus {
 	return Corpus{Name: name, Source: source, open: func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(text)), nil
 	}}
-}
-
-// withoutPath drops the path from a file error whose message already has it.
-func withoutPath(err error) error {
-	var p *os.PathError
-	if errors.As(err, &p) {
-		return p.Err
-	}
-	return err
 }
 
 // remoteFile is a file on the web with known content.

@@ -26,12 +26,12 @@ const maxMetaSize = 4 << 20
 func readMeta(path string) (*Meta, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot open", Err: infile.WithoutPath(err)}
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxMetaSize+1))
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot read", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	if len(b) > maxMetaSize {
 		return nil, inputErrorf(path, "is larger than %d bytes", maxMetaSize)

@@ -31,6 +31,16 @@ func Same(a, b string) bool {
 	return errA == nil && errB == nil && os.SameFile(x, y)
 }
 
+// WithoutPath returns the cause of an error of package os without the path, for errors that name the
+// file themselves. It returns other errors as they are.
+func WithoutPath(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
 // patience is how long a pipe may be without a writer. A shell opens one when it starts the writer.
 const patience = 10 * time.Second
 
