@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"fmt"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -191,9 +190,7 @@ func (l *lane) serve() {
 func guard(do func() error) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = runtime.Panicked(x)
 		}
 	}()
 	return do()

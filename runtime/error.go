@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"fmt"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -31,6 +32,13 @@ func (e *StepError) Error() string {
 }
 
 func (e *StepError) Unwrap() error { return e.Err }
+
+// Panicked returns the error for what recover has returned, with the place of the panic. It is for
+// goroutines of ranks and streams, where nobody else could recover.
+func Panicked(x any) error {
+	stack := make([]byte, 4096)
+	return fmt.Errorf("panic: %v\n%s", x, stack[:goruntime.Stack(stack, false)])
+}
 
 // WaitError says that a device waited too long for other ranks. Any call that waits may return it.
 type WaitError struct {

@@ -7,7 +7,6 @@ package runtime
 import (
 	"errors"
 	"fmt"
-	goruntime "runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -81,9 +80,7 @@ func (r *rank) serve() {
 func (r *rank) guard(j job) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = Panicked(x)
 		}
 	}()
 	return j.do(r)

@@ -1,9 +1,7 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
-	goruntime "runtime"
 	"sync"
 	"time"
 
@@ -113,9 +111,7 @@ func (s *stream) serve() {
 func (s *stream) do(w work) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = runtime.Panicked(x)
 		}
 		if err != nil && w.node() != nil {
 			err = &runtime.StreamError{Stream: s.of, Node: w.node(), Err: err}
