@@ -73,17 +73,17 @@ type Options struct {
 
 // Backend is the CUDA backend of one world.
 type Backend struct {
-	opts    Options
-	system  *System
-	world   runtime.World
-	gpus    map[int]*gpu
-	devices []*Device // by rank, nil for those of other processes
-	others  *others   // nil when all ranks are in this process
-	stopped chan struct{}
-	abort   sync.Once
-	noted   sync.Once
-	left    atomic.Bool   // NCCL or a stream was abandoned in the middle of work; it still uses the contexts
-	bound   time.Duration // on the wait for streams and communicators to end
+	opts      Options
+	system    *System
+	world     runtime.World
+	gpus      map[int]*gpu
+	devices   []*Device // by rank, nil for those of other processes
+	others    *others   // nil when all ranks are in this process
+	stopped   chan struct{}
+	abort     sync.Once
+	noted     sync.Once
+	abandoned atomic.Bool   // NCCL or a stream was abandoned in the middle of work; it still uses the contexts
+	bound     time.Duration // on the wait for streams and communicators to end
 
 	mu          sync.Mutex
 	open        int // how many devices are not closed
@@ -303,7 +303,7 @@ func (b *Backend) closed() error {
 // on streams and graphs, communicators, memory, contexts. If work does not end, it leaves the rest
 // open.
 func (b *Backend) release() error {
-	if b.left.Load() { // the run has failed, and what still runs uses all of this
+	if b.abandoned.Load() { // the run has failed, and what still runs uses all of this
 		return nil
 	}
 	b.devices = slices.DeleteFunc(b.devices, func(d *Device) bool { return d == nil })
@@ -313,9 +313,9 @@ func (b *Backend) release() error {
 		}
 	}
 	errs := []error{b.others.close()}
-	errs = append(errs, b.rest()...) // before leave: see membership
+	errs = append(errs, b.awaitIdle()...) // before leave: see membership
 	errs = append(errs, b.leave()...)
-	if b.left.Load() {
+	if b.abandoned.Load() {
 		return errors.Join(errs...)
 	}
 	for _, d := range b.devices {
@@ -331,11 +331,11 @@ func (b *Backend) release() error {
 	return errors.Join(errs...)
 }
 
-// rest waits until all streams are idle, and frees all graphs.
-func (b *Backend) rest() (errs []error) {
+// awaitIdle waits until all streams are idle, and frees all graphs.
+func (b *Backend) awaitIdle() (errs []error) {
 	end := time.Now().Add(b.bound)
 	for _, d := range b.devices {
-		errs = append(errs, d.rest(end))
+		errs = append(errs, d.awaitIdle(end))
 	}
 	return errs
 }

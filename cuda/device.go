@@ -363,14 +363,14 @@ func (d *Device) label(l *lane, op, name string) {
 // ranks may use its arena.
 func (d *Device) Close() error { return d.backend.closed() }
 
-// rest waits until the rank's streams are idle, at most until end, and frees its graphs.
-func (d *Device) rest(end time.Time) error {
+// awaitIdle waits until the rank's streams are idle, at most until end, and frees its graphs.
+func (d *Device) awaitIdle(end time.Time) error {
 	if err := d.drv.SetCurrent(d.gpu.context); err != nil {
 		return err
 	}
 	for _, l := range d.lanes() {
-		if !l.rests(end) {
-			d.backend.left.Store(true)
+		if !l.awaitIdle(end) {
+			d.backend.abandoned.Store(true)
 			return fmt.Errorf("cuda: a stream of rank %d is at work still after %v; GPU %d (%s) stays open", d.rank, d.backend.bound, d.gpu.ordinal, d.gpu.name)
 		}
 	}

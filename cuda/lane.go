@@ -224,9 +224,9 @@ func (l *lane) stop() {
 	}
 }
 
-// rests waits until the stream is idle, and reports whether it was by the given time. Failures are
+// awaitIdle waits until the stream is idle, and reports whether it was by the given time. Failures are
 // ignored: they have been reported, and all that matters is that nothing runs any more.
-func (l *lane) rests(end time.Time) bool {
+func (l *lane) awaitIdle(end time.Time) bool {
 	d := l.device
 	if d.landed == 0 || d.drv.RecordEvent(d.landed, l.stream) != nil { // nothing was given, or the GPU has failed and nothing runs
 		return true

@@ -98,7 +98,7 @@ func (m *membership) end(by func() error) {
 // leave closes all communicators and waits until they have ended. If a stream or a graph was
 // abandoned they would not end, and it does nothing.
 func (b *Backend) leave() (errs []error) {
-	if b.left.Load() {
+	if b.abandoned.Load() {
 		return nil
 	}
 	b.mu.Lock()
@@ -115,7 +115,7 @@ func (b *Backend) leave() (errs []error) {
 		case err := <-m.ended:
 			errs = append(errs, err)
 		case <-late.C:
-			b.left.Store(true)
+			b.abandoned.Store(true)
 			return append(errs, fmt.Errorf("cuda: NCCL has not ended rank %d's part in group %d within %v; GPU %d (%s) stays open",
 				m.device.rank, m.group, b.bound, m.device.gpu.ordinal, m.device.gpu.name))
 		}
@@ -170,10 +170,10 @@ func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.
 		}
 		return j.comm, nil
 	case <-b.stopped:
-		b.left.Store(true)
+		b.abandoned.Store(true)
 		return nil, runtime.ErrAborted
 	case <-timer.C:
-		b.left.Store(true)
+		b.abandoned.Store(true)
 		var ranks []string
 		for _, r := range v.ranks {
 			ranks = append(ranks, strconv.Itoa(r))

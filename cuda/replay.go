@@ -52,23 +52,23 @@ const maxSequences = 6
 
 // sequence is a kind of step: the calls of a rank in it.
 type sequence struct {
-	calls   []call
-	seen    int  // how many steps had these calls
-	odd     bool // it cannot be captured
-	exec    driver.Exec
-	inputs  driver.Ptr // device memory that the graph copies inputs from
-	sharing bool       // other ranks take part in it
+	calls        []call
+	seen         int  // how many steps had these calls
+	uncapturable bool // it cannot be captured
+	exec         driver.Exec
+	inputs       driver.Ptr // device memory that the graph copies inputs from
+	sharing      bool       // other ranks take part in it
 }
 
 // replay remembers the steps of a device and replays them.
 type replay struct {
 	*Device
-	kept []*sequence // oldest first
-	now  []call      // calls of the current step
-	data [][]byte    // data of its uploads, while its calls are only compared
-	live []*sequence // captured sequences that begin with the calls so far; while there are any, calls are not made
-	odd  bool        // something in the step cannot be captured
-	why  string      // what keeps all steps of this kind from being captured, for the user; or ""
+	kept         []*sequence // oldest first
+	now          []call      // calls of the current step
+	data         [][]byte    // data of its uploads, while its calls are only compared
+	live         []*sequence // captured sequences that begin with the calls so far; while there are any, calls are not made
+	uncapturable bool        // something in the step cannot be captured
+	why          string      // what keeps all steps of this kind from being captured, for the user; or ""
 	// base is how many events each stream had at the start of the step.
 	base [runtime.Host]int64
 }
@@ -120,7 +120,7 @@ func (r *replay) do(c call, data []byte) error {
 }
 
 func (r *replay) begin() {
-	r.odd, r.data, r.live = false, nil, nil
+	r.uncapturable, r.data, r.live = false, nil, nil
 	for _, s := range r.kept {
 		if s.exec != 0 {
 			r.live = append(r.live, s)
@@ -150,7 +150,7 @@ func (r *replay) catchUp() error {
 
 // flush makes all calls so far, because what follows cannot be captured.
 func (r *replay) flush() error {
-	r.odd = true
+	r.uncapturable = true
 	if len(r.live) == 0 {
 		return nil
 	}
@@ -207,7 +207,7 @@ func (r *replay) end() (ran *sequence, calls []call, err error) {
 	}
 	if r.why != "" {
 		r.backend.explain(r.why)
-	} else if !r.odd {
+	} else if !r.uncapturable {
 		calls = r.now
 	}
 	r.now, r.why = r.now[:0], ""
@@ -265,11 +265,11 @@ func (r *replay) learn(calls []call) error {
 		r.kept = append(r.kept, s)
 	}
 	s.seen++
-	if s.seen < 2 || s.odd || s.exec != 0 {
+	if s.seen < 2 || s.uncapturable || s.exec != 0 {
 		return nil
 	}
 	if err := r.capture(s); err != nil {
-		s.odd = true // it is made call by call, as before
+		s.uncapturable = true // it is made call by call, as before
 		var refused *driver.Error
 		if !errors.As(err, &refused) {
 			return err

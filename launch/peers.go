@@ -189,15 +189,15 @@ func (p *Peers) Fail(err error) error {
 	return p.err
 }
 
-// hearsay is how long the news of why a process has ended may take to arrive.
-const hearsay = time.Second
+// newsDelay is how long the news of why a process has ended may take to arrive.
+const newsDelay = time.Second
 
 // Lost reports that a connection to another process has broken which [Join] did not make, and
 // returns the first failure of the job. A process that ends because of a failure elsewhere has
 // passed that on, but over another connection. So Lost waits a moment for such news; if there is
 // none, it tells all that the process itself is lost.
 func (p *Peers) Lost(rank int, addr net.Addr, err error) error {
-	moment := time.NewTimer(hearsay)
+	moment := time.NewTimer(newsDelay)
 	defer moment.Stop()
 	select {
 	case <-p.failed:

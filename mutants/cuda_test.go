@@ -130,7 +130,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "the end of a run hangs in NCCL", how: "graphs that captured communicators are destroyed after them",
 		file: "cuda/backend.go",
-		old:  "	errs = append(errs, b.rest()...) // before leave: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.rest()...)\n",
+		old:  "	errs = append(errs, b.awaitIdle()...) // before leave: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.awaitIdle()...)\n",
 		pkg: "./cuda", run: "^TestEndsWithGraphs$/^at_the_end$",
 	}, {
 		bug: "a failure is not told", how: "NCCL aborts on the thread that would tell",

@@ -36,23 +36,23 @@ type task struct {
 	// before and after count the events of each stream in this step: those before the task, and
 	// those up to its end.
 	before, after [Host]int64
-	joins         int   // how many of its buckets must be done at its end; the others may run on: see [codegen.Instr.Async]
-	away          int64 // how many sends of this step must be done before it starts: see [codegen.Instr.Posted]
+	bucketsDone   int   // how many of its buckets must be done at its end; the others may run on: see [codegen.Instr.Async]
+	awaitSends    int64 // how many sends of this step must be done before it starts: see [codegen.Instr.Posted]
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective, transfer and feed is
 // set.
 type action struct {
-	node       *ir.Node
-	kernel     *Kernel
-	collective *Collective
-	transfer   *Transfer
-	expects    bool     // the action is an Expect of the transfer; its Recv comes later
-	await      int      // how many buckets of the task must be done first
-	rejoin     int      // how many collectives of the task on the exchange stream must be done first
-	after      int64    // a send first waits for this compute event of the peer's step; 0 is none
-	bytes      int64    // communicated
-	with       []string // nodes of the other collectives of its bucket, for the trace
+	node           *ir.Node
+	kernel         *Kernel
+	collective     *Collective
+	transfer       *Transfer
+	expects        bool     // the action is an Expect of the transfer; its Recv comes later
+	awaitBuckets   int      // how many buckets of the task must be done first
+	awaitExchanges int      // how many collectives of the task on the exchange stream must be done first
+	after          int64    // a send first waits for this compute event of the peer's step; 0 is none
+	bytes          int64    // communicated
+	with           []string // nodes of the other collectives of its bucket, for the trace
 
 	part, parts int // those of the instruction: see [codegen.Instr]
 
@@ -204,7 +204,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	away := map[part]int64{} // sends up to the last task of the same phase and chunk, which the next such task waits for
 	for i, t := range s.Tasks {
 		of := part{t.Phase, t.Chunk}
-		tasks[i].Task, tasks[i].before, tasks[i].away = t, count, away[of]
+		tasks[i].Task, tasks[i].before, tasks[i].awaitSends = t, count, away[of]
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
@@ -222,7 +222,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				}
 				given = append(given, n)
 				if !in.Last {
-					tasks[i].joins = n
+					tasks[i].bucketsDone = n
 				}
 			}
 			if !runs {
@@ -242,9 +242,9 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				bucket.bytes += a.bytes
 				continue
 			}
-			a.await, awaits = awaits, 0
+			a.awaitBuckets, awaits = awaits, 0
 			if until > 0 && j >= until {
-				a.rejoin, until = exchanges, 0
+				a.awaitExchanges, until = exchanges, 0
 			}
 			if in.Beside > 0 {
 				exchanges++
@@ -283,7 +283,7 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	var run []*Kernel
 	for i := range actions {
 		a := &actions[i]
-		if a.kernel != nil && a.await == 0 && a.rejoin == 0 && a.parts == 0 {
+		if a.kernel != nil && a.awaitBuckets == 0 && a.awaitExchanges == 0 && a.parts == 0 {
 			run = append(run, a.kernel)
 			continue
 		}

@@ -100,21 +100,21 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
-		if task.away > 0 {
-			if err := r.waitFor(Transfers, task.away); err != nil {
+		if task.awaitSends > 0 {
+			if err := r.waitFor(Transfers, task.awaitSends); err != nil {
 				return err
 			}
 		}
 		for i := range task.actions {
 			r.place.Store(int64(t)<<32 | int64(i))
 			a := &task.actions[i]
-			if a.await > 0 {
-				if err := r.waitFor(Communication, task.before[Communication]+int64(a.await)); err != nil {
+			if a.awaitBuckets > 0 {
+				if err := r.waitFor(Communication, task.before[Communication]+int64(a.awaitBuckets)); err != nil {
 					return err
 				}
 			}
-			if a.rejoin > 0 {
-				if err := r.waitFor(Exchange, task.before[Exchange]+int64(a.rejoin)); err != nil {
+			if a.awaitExchanges > 0 {
+				if err := r.waitFor(Exchange, task.before[Exchange]+int64(a.awaitExchanges)); err != nil {
 					return err
 				}
 			}
@@ -143,8 +143,8 @@ func (r *rank) step(p *program, start time.Time) error {
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
-		if task.joins > 0 {
-			if err := r.waitFor(Communication, task.before[Communication]+int64(task.joins)); err != nil {
+		if task.bucketsDone > 0 {
+			if err := r.waitFor(Communication, task.before[Communication]+int64(task.bucketsDone)); err != nil {
 				return err
 			}
 		}
