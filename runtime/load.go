@@ -193,10 +193,9 @@ type meeting struct {
 
 // schedule builds the tasks of one rank. The first task also uploads constants and step inputs.
 func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
-	prog := l.program.src
-	stage := prog.Stages[s.Stage]
+	stage := l.program.src.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
-	var count [Host]int64
+	var count [Host]int64 // events so far
 	type part struct {
 		phase ir.Phase
 		chunk int
@@ -208,58 +207,14 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
-		given := []int{0} // given[n] is how many buckets the first n asynchronous instructions of the body are in
-		awaits := 0       // the Await of instructions that do nothing passes to the next one that runs
-		exchanges, posts, until := 0, 0, 0
-		instrs := stage.Run(t)
-		for j := range instrs {
-			in := &instrs[j]
-			runs := s.Runs(in, t)
-			if in.Async {
-				n := given[len(given)-1]
-				if runs && !in.Fused {
-					n++
-				}
-				given = append(given, n)
-				if !in.Last {
-					tasks[i].bucketsDone = n
-				}
-			}
-			if !runs {
-				continue
-			}
-			awaits = max(awaits, given[in.Await])
-			if in.Idle() {
-				continue
-			}
-			a, err := l.action(s, stage, t, in)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
-			}
-			if in.Fused {
-				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
-				bucket.collective.More = append(bucket.collective.More, a.collective)
-				bucket.bytes += a.bytes
-				continue
-			}
-			a.awaitBuckets, awaits = awaits, 0
-			if until > 0 && j >= until {
-				a.awaitExchanges, until = exchanges, 0
-			}
-			if in.Beside > 0 {
-				exchanges++
-				until = j + 1 + in.Beside
-			}
-			if in.Posted {
-				posts++
-			}
-			tasks[i].actions = append(tasks[i].actions, a)
+		events, err := l.body(s, stage, &tasks[i])
+		if err != nil {
+			return nil, err
 		}
-		count[Communication] += int64(given[len(given)-1])
-		count[Exchange] += int64(exchanges)
-		count[Transfers] += int64(posts)
-		count[Compute] += int64(given[len(given)-1]+exchanges+posts) + 1
-		if tasks[i].after = count; posts > 0 {
+		for stream, n := range events {
+			count[stream] += n
+		}
+		if tasks[i].after = count; events[Transfers] > 0 {
 			away[of] = count[Transfers]
 		}
 		l.observe(s, &tasks[i])
@@ -268,6 +223,63 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		}
 	}
 	return tasks, nil
+}
+
+// body appends the actions of a task's instructions, and returns how many events the task records on
+// each stream.
+func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (events [Host]int64, err error) {
+	t := to.Task
+	given := []int{0} // given[n] is how many buckets the first n asynchronous instructions of the body are in
+	awaits := 0       // the Await of instructions that do nothing passes to the next one that runs
+	until := 0        // the instruction that waits for the collectives on the exchange stream, if not 0
+	instrs := stage.Run(t)
+	for j := range instrs {
+		in := &instrs[j]
+		runs := s.Runs(in, t)
+		if in.Async {
+			n := given[len(given)-1]
+			if runs && !in.Fused {
+				n++
+			}
+			given = append(given, n)
+			if !in.Last {
+				to.bucketsDone = n
+			}
+		}
+		if !runs {
+			continue
+		}
+		awaits = max(awaits, given[in.Await])
+		if in.Idle() {
+			continue
+		}
+		a, err := l.action(s, stage, t, in)
+		if err != nil {
+			return events, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
+		}
+		if in.Fused {
+			bucket := &to.actions[len(to.actions)-1]
+			bucket.collective.More = append(bucket.collective.More, a.collective)
+			bucket.bytes += a.bytes
+			continue
+		}
+		a.awaitBuckets, awaits = awaits, 0
+		if until > 0 && j >= until {
+			a.awaitExchanges, until = int(events[Exchange]), 0
+		}
+		if in.Beside > 0 {
+			events[Exchange]++
+			until = j + 1 + in.Beside
+		}
+		if in.Posted {
+			events[Transfers]++
+		}
+		to.actions = append(to.actions, a)
+	}
+	events[Communication] = int64(given[len(given)-1])
+	// The compute stream records one event before each action on another stream, and one at the end.
+	events[Compute] = events[Communication] + events[Exchange] + events[Transfers] + 1
+	return events, nil
 }
 
 // fuse tells a device that can fuse kernels which ones follow each other.

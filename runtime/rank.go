@@ -86,7 +86,9 @@ func (r *rank) guard(j job) (err error) {
 	return j.do(r)
 }
 
-// step runs the rank's tasks of one step.
+// step runs the rank's tasks of one step. Between the actions it makes the compute stream wait for
+// the other streams where the program says so; at the end of each task it records an event, for peers
+// that send to this rank.
 func (r *rank) step(p *program, start time.Time) error {
 	r.counters, r.apart = Counters{}, 0
 	began := time.Now()
@@ -95,6 +97,7 @@ func (r *rank) step(p *program, start time.Time) error {
 	for t := range p.tasks[r.id] {
 		task := &p.tasks[r.id][t]
 		r.place.Store(int64(t) << 32)
+		// An update reads what all collectives before it have made.
 		if given := task.before[Communication]; task.Phase == ir.Update && given > 0 {
 			if err := r.waitFor(Communication, given); err != nil {
 				return err
@@ -148,6 +151,7 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
+		// The next step may overwrite what is being sent.
 		if sent := task.after[Transfers]; sent > 0 && t == len(p.tasks[r.id])-1 {
 			if err := r.waitFor(Transfers, sent); err != nil {
 				return err
