@@ -21,8 +21,9 @@ type Group []*runtime.Kernel
 type fusion struct {
 	// joins reports whether kernel k may be the next one of group g.
 	joins func(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool
-	// together says that the kernels are independent of each other. Otherwise the second reads
-	// result 0 of the first row by row, and a result may overwrite an operand only row by row.
+	// together says that the kernels do not depend on each other, except that a cast may copy what an
+	// AdamW has updated. Otherwise the second reads result 0 of the first row by row, and a result may
+	// overwrite an operand only row by row.
 	together bool
 	launch   func(l *list) error
 }
