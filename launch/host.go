@@ -35,8 +35,8 @@ type member struct {
 
 // event is a message of an agent.
 type event struct {
-	from *member // kindHello when it comes, 0 when its connection has ended
-	kind byte    // kindHello when it comes, 0 when it has gone
+	from *member
+	kind byte // kindHello when it comes, 0 when its connection has ended
 	text []byte
 	err  error
 }

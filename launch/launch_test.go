@@ -279,7 +279,7 @@ func TestLostHearsWhy(t *testing.T) {
 				return p.Lost(0, gone, io.ErrClosedPipe)
 			case p.Rank() == 2 && reason:
 				time.Sleep(50 * time.Millisecond)
-				// Long, so that rank 0 is still telling rank 1 when it has heard, and ends itself. // long, so that rank 0 is still telling rank 1 when this one has heard and ends
+				// Long, so that rank 0 is still telling rank 1 when this one has heard and ends.
 				return p.Fail(errors.New("no paper" + strings.Repeat(".", 4<<20)))
 			}
 			<-p.Failed()

@@ -8,8 +8,8 @@ import (
 
 // stragglers finds ranks that compute longer than others. It compares the time that ranks computed,
 // without waits, over many steps.
-type stragglers struct { // by rank, time per step in any unit; nil is the same for all
-	expected []float64 // by rank, seconds a step in any unit; nil is the same for all
+type stragglers struct {
+	expected []float64 // by rank, time per step in any unit; nil is the same for all
 	spent    []time.Duration
 	steps    int
 }

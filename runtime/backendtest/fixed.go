@@ -100,7 +100,7 @@ func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 		part := whole
 		part.Args, part.Accum = nil, make([]bool, len(k.Results))
 		for _, a := range whole.Args {
-			// All operands but a weight have the batch first. // all operands but a weight have the batch as first dimension
+			// All operands but a weight have the batch as first dimension.
 			if s := a.Slab; len(s.Local) > 1 {
 				a.Offset += a.Bytes() / int64(batch) * int64(span.Off)
 				a.Slab = ir.Slab{Global: s.Global, Offset: append([]int{span.Off}, s.Offset[1:]...), Local: append([]int{span.Len}, s.Local[1:]...)}

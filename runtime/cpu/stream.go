@@ -171,7 +171,7 @@ func (d *Device) Record(s runtime.Stream) error {
 	return nil
 }
 
-// Wait waits for an event. Of the compute stream it blocks the caller; other streams wait in their
+// Wait waits for an event. With stream Compute it blocks the caller; other streams wait in their
 // goroutines.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	of := d.backend.devices[e.Rank]

@@ -65,7 +65,7 @@ func BenchmarkMatMul(b *testing.B) {
 					if p.isa.name == "portable" && flop > 1e10 {
 						b.Skip("takes minutes")
 					}
-					// In turn, as the clock of the processor changes from one millisecond to the next. // in turns, because the clock of the processor varies from one millisecond to the next
+					// In turns, because the clock of the processor varies from one millisecond to the next.
 					var products, peaks []float64
 					for b.Loop() {
 						start := time.Now()

@@ -113,7 +113,7 @@ func TestFixedSquares(t *testing.T) {
 	}
 }
 
-// FromFixed rounds once, also in place.
+// TestFromFixed rounds once, also in place.
 func TestFromFixed(t *testing.T) {
 	rnd := random(t, 83)
 	for _, n := range sizes() {
