@@ -12,9 +12,8 @@ import (
 )
 
 // Collectives on one GPU (loopback), and what all collectives share. The members of a group meet at
-// barriers, of which each is a wait on the host followed by waits of streams: a stream can wait
-// only for an event that has been recorded. Between barriers a member reads the arenas of the
-// others.
+// barriers. A barrier is a wait on the host and then waits of streams, because a stream can wait only
+// for an event that has been recorded. Between barriers a member reads the arenas of the others.
 
 // group is a set of ranks that make collectives together. All of its ranks in this process share
 // it.

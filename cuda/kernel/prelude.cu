@@ -77,9 +77,9 @@ template <int n, class H> DEVICE void store(H* p, const Pack<n>& x) {
 // Int tells a generic lambda how many elements to take at a time.
 template <int n> struct Int { static const int value = n; };
 
-// each visits n elements with many threads, of which the calling one is number at. It calls f(Int,
-// i) for elements i, i+1, ...: 16 bytes of H at a time if they are aligned, and one by one for
-// those at the end, or for all if not aligned.
+// each visits n elements with many threads; the calling one is number at. It calls f(Int, i) for
+// elements i, i+1, ...: 16 bytes of H at a time if they are aligned, and one by one for those at the
+// end, or for all if they are not aligned.
 template <class H, class N, class F> DEVICE void each(N n, bool aligned, decltype(n) at, decltype(n) many, F f) {
 	const int width = 16 / sizeof(H);
 	N packs = aligned ? n / width : 0;
