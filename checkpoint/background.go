@@ -6,33 +6,36 @@ import (
 	"time"
 )
 
-// Background writes the checkpoints of a run while the run goes on. Only copying a snapshot into memory holds the run up,
-// and a snapshot that comes before the one before it is on disk. What is written, and when it counts, is as with [Save].
+// Background writes the checkpoints of a run while the run goes on. The run waits only while a
+// snapshot is copied to memory, and before that until the previous snapshot is on disk. What is
+// written is the same as with [Save].
 //
-// It is for one goroutine. Of several processes all make the same calls.
+// One goroutine uses it. In a run of several processes all make the same calls.
 type Background struct {
 	Dir    string // of the run
 	Keep   Retention
 	Memory *Memory
-	// Patience is how long a snapshot without a byte may take to get to disk. Each 10 MB may take a second more.
+	// Patience bounds how long writing a snapshot may take if it has no bytes. Every 10 MB may take
+	// a second more.
 	Patience time.Duration
 
-	// Done, when set, is told by the methods below of each checkpoint that is on disk, and of a [*StaleError] or nil.
+	// Done, if set, is called by the methods below for each checkpoint that is on disk. stale is a
+	// [*StaleError] or nil.
 	Done func(step int, path string, stale error)
 
-	writing chan written // of the snapshot that is on its way; nil when none is
+	writing chan written // receives the end of the snapshot that is being written; nil if none is
 	step    int          // its step
 	bound   time.Duration
 	begun   time.Time
 }
 
-// written is how writing a snapshot has ended.
+// written is the result of writing a snapshot.
 type written struct {
 	path string
 	err  error
 }
 
-// Save copies a snapshot and begins to write it, when the one before has been written.
+// Save waits until the previous snapshot is written, copies this one, and begins to write it.
 func (b *Background) Save(s Snapshot) error {
 	if err := b.Wait(); err != nil {
 		return err
@@ -58,7 +61,7 @@ func (b *Background) begin(s Snapshot) {
 	}()
 }
 
-// Poll returns why a snapshot could not be written. It does not wait.
+// Poll returns the error of a snapshot that could not be written. It does not wait.
 func (b *Background) Poll() error {
 	select {
 	case w := <-b.writing:
@@ -68,7 +71,7 @@ func (b *Background) Poll() error {
 	}
 }
 
-// Wait is Poll when nothing is on its way any more. It gives up on a disk, or another process, that takes too long.
+// Wait is Poll after waiting until nothing is being written. The wait is bounded.
 func (b *Background) Wait() error {
 	if b.writing == nil {
 		return nil
@@ -94,7 +97,7 @@ func (b *Background) end(w written) error {
 	return nil
 }
 
-// Close waits, and gives the memory back if nobody reads it any more.
+// Close waits, and frees the memory unless a snapshot is still being written from it.
 func (b *Background) Close() error {
 	err := b.Wait()
 	if b.writing == nil {

@@ -1,24 +1,27 @@
-// Package checkpoint saves a run so that any plan can go on with it.
+// Package checkpoint saves a run so that it can continue under any plan.
 //
 // A checkpoint is a directory DIR/ckpt/step-NNNNNNNN:
 //
 //	manifest.json            step, config, plan, and for every tensor its global shape and which file holds which part
 //	rank-NNNNN.safetensors   the parts that one rank saved
 //
-// and DIR/ckpt/latest names the newest. Parts are stored by global position, so how the tensors were cut when they were
-// saved does not matter when they are read: [Checkpoint.Read] assembles any part of any tensor from the files.
+// and DIR/ckpt/latest names the newest. Parts are stored by global position, so it does not matter
+// for reading how tensors were cut when they were saved: [Checkpoint.Read] assembles any part of
+// any tensor from the files.
 //
-// [Save] writes into a temporary directory, makes it durable, gives it its name and then replaces latest, each in one
-// atomic move. Whenever the writer is killed, latest leads to a complete checkpoint: the new one or the one before.
+// [Save] writes a temporary directory, makes it durable, renames it and then replaces latest, each
+// by one atomic rename. Whenever the writer is killed, latest leads to a complete checkpoint: the
+// new one or the one before.
 //
-// A [Background] does the same while the run goes on, from a copy in a [Memory], which may outlive the process: then another
-// that takes its place finds there what it had [Held].
+// A [Background] does the same while the run goes on, from a copy in a [Memory]. That memory may
+// outlive the process; the one that is started in its place finds there what is [Held].
 //
-// Reading treats the directory as hostile. [Open] holds the manifest against itself and against the size, the SHA-256
-// and the header of every file; what does not fit is an [*Error] that names the file, the tensor and the numbers.
+// Reading treats the directory as hostile. [Open] checks the manifest for consistency, and against
+// the size, the SHA-256 and the header of every file. The error is an [*Error] that names the file,
+// the tensor and the numbers.
 //
-// Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's GPT-2, as one
-// safetensors file; files of torch.save are read too.
+// Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's
+// GPT-2, as one safetensors file. Files of torch.save can be read too.
 package checkpoint
 
 import (
@@ -28,11 +31,12 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Reader is a source of tensors by their structural names: a [Checkpoint] or [Weights].
+// Reader is a source of tensors by structural name: a [Checkpoint] or [Weights].
 type Reader interface {
-	// Read fills dst with the part slab of a tensor, in row-major order and little-endian, as elements of the given
-	// type. Floating-point numbers of another type are converted, rounded to nearest even where bits are lost. The
-	// slab's Global must be the tensor's shape. An *Error says what does not fit.
+	// Read fills dst with the part slab of a tensor, in row-major order and little-endian, as
+	// elements of the given type. Floating-point numbers of another type are converted, rounded to
+	// nearest even if bits are lost. slab.Global must be the tensor's shape. The error is an
+	// *Error.
 	Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error
 }
 
@@ -79,11 +83,12 @@ func intersect(a, b ir.Slab) (ir.Slab, bool) {
 	return out, true
 }
 
-// runs calls f for every stretch of part that lies together in both slabs that contain it: n elements, at element a of
-// slab and element b of other.
+// runs calls f for every run of elements of part that is contiguous in both slab and other, which
+// contain it: n elements, from element a of slab and element b of other.
 func runs(part, slab, other ir.Slab, f func(a, b, n int64)) {
 	rank := len(part.Local)
-	// Dimensions from inner on are whole in both slabs: they lie together with the one before them.
+	// Dimensions behind inner are whole in both slabs, so they are contiguous with the one before
+	// them.
 	inner, n := rank, int64(1)
 	for inner > 0 {
 		inner--
@@ -108,7 +113,8 @@ func runs(part, slab, other ir.Slab, f func(a, b, n int64)) {
 	}
 }
 
-// position returns the index in slab of the element at the given place of part; dimensions without a place are at 0.
+// position returns the index in slab of the element at index at of part. Dimensions that at lacks
+// are at 0.
 func position(part, slab ir.Slab, at []int) int64 {
 	p := int64(0)
 	for d := range slab.Local {

@@ -25,7 +25,7 @@ import (
 	"github.com/autopar/autopar/launch/launchtest"
 )
 
-// value is what element i of a tensor holds at a step: all different.
+// value is element i of a tensor at a step. All values are different.
 func value(name string, step int, i int64) uint32 {
 	return uint32(step)<<24 ^ uint32(len(name))<<16 ^ uint32(name[0])<<20 ^ uint32(i)
 }
@@ -48,8 +48,8 @@ func shard(rank int, name string, step int, slab ir.Slab) Shard {
 	}}
 }
 
-// snapshot is of four ranks: w is cut over the first two and copied on the others, s is a scalar, and v lies differently
-// on the last rank.
+// snapshot is of four ranks: w is cut over the first two and replicated on the others, s is a
+// scalar, and v is cut differently on the last rank.
 func snapshot(step int) Snapshot {
 	s := Snapshot{Step: step, Config: "model: {}\n", Plan: json.RawMessage(`{"dp":2}`)}
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "tp", Size: 2}}}
@@ -73,7 +73,7 @@ func mustSave(t *testing.T, dir string, s Snapshot, keep Retention) string {
 	return path
 }
 
-// requireHolds fails unless the newest checkpoint of a run is whole, and of the given step.
+// requireHolds fails unless the newest checkpoint of a run is complete, and of the given step.
 func requireHolds(t *testing.T, dir string, step int) {
 	t.Helper()
 	c, err := Open(dir)
@@ -115,7 +115,8 @@ func TestSaveAndOpen(t *testing.T) {
 	require.ErrorContains(t, err, `tensor "w": has shape [7 5], want [5 7]`)
 }
 
-// TestAnyToAny: whatever uneven grids cut a tensor when it is saved and when it is read, every element arrives.
+// TestAnyToAny: however uneven grids cut a tensor when it is saved and when it is read, every
+// element arrives.
 func TestAnyToAny(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -173,14 +174,15 @@ func TestAnyToAny(t *testing.T) {
 	}
 }
 
-// TestIncomplete: what the ranks do not hold between them cannot be saved.
+// TestIncomplete: a tensor that the ranks do not hold completely cannot be saved.
 func TestIncomplete(t *testing.T) {
 	s := Snapshot{Step: 1, Shards: []Shard{shard(0, "w", 1, ir.Slab{Global: []int{7}, Offset: []int{0}, Local: []int{4}})}}
 	_, err := Save(t.TempDir(), s, Retention{})
 	require.ErrorContains(t, err, "hold 4 of 7 elements")
 }
 
-// TestFailureAtEachStage: a writer that stops before any stage leaves the checkpoint before, and the next one is whole.
+// TestFailureAtEachStage: a writer that stops before any stage leaves the previous checkpoint, and
+// the next one is complete.
 func TestFailureAtEachStage(t *testing.T) {
 	for _, stage := range []string{"rank-00000.safetensors", "rank-00001.safetensors", "manifest", "rename", "latest", "retention"} {
 		t.Run(stage, func(t *testing.T) {
@@ -224,12 +226,13 @@ func TestFailureAtEachStage(t *testing.T) {
 	requireHolds(t, dir, 1)
 }
 
-// TestOldOnesStay: a checkpoint that cannot be removed is said to be there, does not keep others from being removed, and does not
-// make one that is saved fail, whether anybody waits for it or not. The next one tries again.
+// TestOldOnesStay: a checkpoint that cannot be removed is reported, does not keep others from being
+// removed, and does not make a save fail, whether anybody waits for it or not. The next save tries
+// again.
 func TestOldOnesStay(t *testing.T) {
 	dir := t.TempDir()
 	manifest := filepath.Join(dir, rootDir, "step-00000001", manifestFile)
-	require.NoError(t, os.MkdirAll(filepath.Join(manifest, "x"), 0o755)) // as one that nobody may remove
+	require.NoError(t, os.MkdirAll(filepath.Join(manifest, "x"), 0o755)) // so that it cannot be removed
 	mustSave(t, dir, snapshot(7), Retention{Last: 9, Every: 1})
 	path, err := Save(dir, snapshot(8), Retention{})
 	var stale *StaleError
@@ -265,7 +268,8 @@ func names(t *testing.T, dir string) []string {
 	return out
 }
 
-// TestOpenWhileSaving: a reader that is slower than a run, which removes what it reads, gets what the run has saved since.
+// TestOpenWhileSaving: a reader that is slower than a run, which removes what it reads, gets a
+// newer checkpoint.
 func TestOpenWhileSaving(t *testing.T) {
 	dir := t.TempDir()
 	mustSave(t, dir, snapshot(1), Retention{})
@@ -284,7 +288,7 @@ func TestOpenWhileSaving(t *testing.T) {
 	require.ErrorIs(t, err, fs.ErrNotExist, "which nobody mends")
 }
 
-// TestSaved: that a checkpoint is new does not hang on the clock.
+// TestSaved: whether a checkpoint is new does not depend on the clock.
 func TestSaved(t *testing.T) {
 	dir := t.TempDir()
 	require.Zero(t, Saved(dir))
@@ -292,7 +296,7 @@ func TestSaved(t *testing.T) {
 	require.False(t, SavedSince(dir, before))
 	for i, step := range []int{5, 5, 3} {
 		mustSave(t, dir, snapshot(step), Retention{})
-		at := time.Unix(1e9, 0).Add(-time.Duration(i/2) * time.Hour) // the same, and earlier
+		at := time.Unix(1e9, 0).Add(-time.Duration(i/2) * time.Hour) // the same times, and earlier ones
 		require.NoError(t, os.Chtimes(filepath.Join(dir, LatestFile), at, at))
 		require.True(t, SavedSince(dir, before))
 		before = Saved(dir)
@@ -315,20 +319,22 @@ func TestRetention(t *testing.T) {
 		save(step, min(step, 15), keep)
 	}
 	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020", "step-00000025"}, names(t, dir))
-	// A run that begins again replaces those of later steps; a step saved again replaces itself.
+	// A run that begins again replaces checkpoints of later steps; a step that is saved again
+	// replaces itself.
 	save(20, 0, keep)
 	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020.1"}, names(t, dir))
 	save(20, 0, keep)
 	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020"}, names(t, dir))
 	save(21, 0, Retention{})
 	require.Equal(t, []string{"step-00000021"}, names(t, dir))
-	// What is left of one that was being removed is none, and takes no other's place.
+	// A half-removed checkpoint does not count as one.
 	require.NoError(t, os.Mkdir(filepath.Join(dir, rootDir, "step-00000022"), 0o777))
 	save(23, 0, Retention{Last: 2})
 	require.Equal(t, []string{"step-00000021", "step-00000023"}, names(t, dir))
 }
 
-// TestKilledWriter kills a writer at random moments; whatever it leaves opens, and is no older than what it reported.
+// TestKilledWriter kills a writer at random moments. What it leaves must open, and be no older than
+// it reported.
 func TestKilledWriter(t *testing.T) {
 	const variable = "CHECKPOINT_TEST_WRITER"
 	if dir := os.Getenv(variable); dir != "" {
@@ -367,8 +373,8 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// TestWayBack: who cannot use the newest checkpoint is told of the one before, and how to go on from it; who named a
-// checkpoint is told of no other.
+// TestWayBack: if the newest checkpoint cannot be used, the error names the one before, and how to
+// continue from it; but not if the user named the checkpoint.
 func TestWayBack(t *testing.T) {
 	dir := t.TempDir()
 	older, err := Save(dir, snapshot(3), Retention{Last: 2})
@@ -376,7 +382,7 @@ func TestWayBack(t *testing.T) {
 	newest, err := Save(dir, snapshot(8), Retention{Last: 2})
 	require.NoError(t, err)
 	require.NoError(t, os.Truncate(filepath.Join(newest, "rank-00000.safetensors"), 9))
-	require.NoError(t, os.Mkdir(filepath.Join(dir, rootDir, "step-00000007"), 0o777)) // what is left of one that was being removed
+	require.NoError(t, os.Mkdir(filepath.Join(dir, rootDir, "step-00000007"), 0o777)) // a half-removed checkpoint
 	latest := filepath.Join(dir, LatestFile)
 	_, err = Open(dir)
 	require.ErrorAs(t, err, new(*Error))
@@ -392,7 +398,7 @@ func TestWayBack(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
-// TestCorruption: every way in which a checkpoint can be damaged is an *Error that says where and what.
+// TestCorruption: every kind of damage to a checkpoint is an *Error that says where and what.
 func TestCorruption(t *testing.T) {
 	file := "rank-00000.safetensors"
 	edit := func(path string, change func([]byte) []byte) error {
@@ -402,7 +408,7 @@ func TestCorruption(t *testing.T) {
 		}
 		return os.WriteFile(path, change(text), 0o644)
 	}
-	// editManifest changes the manifest's meaning and keeps its form.
+	// editManifest changes the manifest's content and keeps its form.
 	editManifest := func(change func(*Manifest)) func(string) error {
 		return func(dir string) error {
 			return edit(filepath.Join(dir, manifestFile), func(text []byte) []byte {
@@ -429,7 +435,8 @@ func TestCorruption(t *testing.T) {
 			})
 		}
 	}
-	// rewrite replaces the file by a sound one with other contents, and the manifest agrees on its bytes.
+	// rewrite replaces the file by a valid one with other contents, with the manifest updated to
+	// its bytes.
 	rewrite := func(tensors ...safetensors.Tensor) func(string) error {
 		return func(dir string) error {
 			path := filepath.Join(dir, file)
@@ -558,7 +565,8 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestSaveWaitsInVain: a process that hangs while all save fails the others in the time they have, and is named.
+// TestSaveWaitsInVain: if a process hangs while all save, the others fail within their bound and
+// name it.
 func TestSaveWaitsInVain(t *testing.T) {
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)

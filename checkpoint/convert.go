@@ -6,11 +6,12 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// masterSuffix ends the name of the copy of a weight in full precision, of which the weight is the rounding.
+// masterSuffix ends the name of a weight's master copy, the full-precision value that the weight is
+// rounded from.
 const masterSuffix = ".master"
 
-// CheckType is an *Error unless the tensor is there and of the given type. Converting is right for weights that begin a
-// new run; a run that goes on wants the numbers it had.
+// CheckType returns an *Error unless the tensor exists and has the given type. Converting weights
+// is fine at the start of a new run, but a run that continues needs the same numbers.
 func (c *Checkpoint) CheckType(name string, dtype ir.DType) error {
 	t := c.find(name)
 	if t == nil {

@@ -7,8 +7,9 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// Folded reads the weights of the model without adapters, which computes what the model with them does, from those of the
-// model with them: W + alpha/rank B A, summed in double precision and rounded once [Hu et al. 2022, section 4.1].
+// Folded returns a Reader of a model's weights with its adapters merged into them: W + alpha/rank B
+// A, summed in double precision and rounded once [Hu et al. 2022, section 4.1]. r has weights and
+// adapters. The merged model computes the same function.
 func Folded(r Reader, cfg gpt.Config) Reader {
 	if cfg.LoRARank == 0 {
 		return r
@@ -58,7 +59,8 @@ func (f folded) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) erro
 	return nil
 }
 
-// dims are some dimensions of a part, times those of one part and then of another.
+// dims returns dimensions [from, to) of a part. times returns the part with the dimensions of a
+// followed by those of b.
 func dims(s ir.Slab, from, to int) ir.Slab {
 	return ir.Slab{Global: s.Global[from:to], Offset: s.Offset[from:to], Local: s.Local[from:to]}
 }

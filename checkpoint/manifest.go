@@ -15,22 +15,23 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Version is that of the manifest's schema.
+// Version is the version of the manifest's schema.
 const Version = 1
 
 // Manifest is the contents of manifest.json.
 type Manifest struct {
 	Version int `json:"version"`
-	// Step is the number of updates made, and so the next iteration.
+	// Step is the number of updates made, and so the number of the next iteration.
 	Step int `json:"step"`
-	// BestVal is the lowest validation loss so far and BestStep the step it was measured at; nil before the first.
+	// BestVal is the lowest validation loss so far and BestStep the step at which it was measured;
+	// nil before the first.
 	BestVal  *float32 `json:"best_val"`
 	BestStep int      `json:"best_step"`
 	// Config is the gpt.yaml of the run, every key of it.
 	Config string `json:"config"`
 	// Plan is the plan that the run had. Reading does not depend on it.
 	Plan json.RawMessage `json:"plan"`
-	// Data tells the data of the run from others, by file; checkpoints of older versions have none.
+	// Data identifies the data of the run, by file. Checkpoints of older versions have none.
 	Data    map[string]string `json:"data,omitempty"`
 	Files   []File            `json:"files"`   // sorted by name
 	Tensors []Tensor          `json:"tensors"` // sorted by name
@@ -65,7 +66,7 @@ func (t *Tensor) slab(p Part) ir.Slab {
 
 const (
 	manifestFile = "manifest.json"
-	// maxManifestBytes is far beyond any manifest, and stops a data file given by mistake.
+	// maxManifestBytes is far above any manifest. It stops a data file given by mistake.
 	maxManifestBytes = 256 << 20
 )
 
@@ -182,7 +183,8 @@ func (t *Tensor) validate(path string, files map[string]bool) error {
 	return nil
 }
 
-// elems multiplies the sizes of a shape, which must be positive and take less than 2^62 bytes.
+// elems multiplies the sizes of a shape. It returns false if one is not positive or there are more
+// than 2^60 elements.
 func elems(shape []int) (int64, bool) {
 	n := uint64(1)
 	for _, s := range shape {

@@ -6,7 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// mapMemory maps so many bytes of a file, or, of none, of memory that is this process's alone.
+// mapMemory maps bytes bytes of a file, or if file is nil of memory of this process.
 func mapMemory(file *os.File, bytes int64) ([]byte, error) {
 	fd, flags := -1, unix.MAP_PRIVATE|unix.MAP_ANON
 	if file != nil {
@@ -19,7 +19,7 @@ func mapMemory(file *os.File, bytes int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // all works without
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // only hints
 	_ = unix.Madvise(memory, unix.MADV_POPULATE_WRITE)
 	return memory, nil
 }

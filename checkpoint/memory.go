@@ -14,23 +14,25 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Memory has room for one snapshot: what the ranks of this process hold of it. A run copies its state there and goes on
-// while the copy is written to disk.
+// Memory has room for one snapshot of what the ranks of this process hold. A run copies its state
+// there and goes on while the copy is written to disk.
 //
-// The room may be a file of memory that whoever has started the process keeps ([launch.Place.Memory]). Then it outlives
-// the process, and has all that its ranks hold, so that the one that is started in its place goes on from there. In memory
-// of its own a process keeps only what it writes itself: of parts that several ranks hold, one.
+// The room may be a file in memory that the launcher keeps ([launch.Place.Memory]). Then it
+// outlives the process, and holds all that the process's ranks hold, so that the process that is
+// started in its place can continue from it. Otherwise it is memory of this process, and holds only
+// what this process writes to disk: of parts that several ranks hold, one.
 //
-// The room begins with a seal, which is broken while a snapshot comes in, and not there before the first. A process that is killed then leaves nothing to
-// go on from but what is on disk, which is the snapshot before: a [Background] writes one before it takes the next.
+// The room begins with a seal, which is open while a snapshot is copied in. If the process is
+// killed then, the memory is of no use, but the previous snapshot is on disk: a [Background] writes
+// one before it takes the next.
 type Memory struct {
 	file  *os.File
 	bytes []byte // mapped
-	err   error  // why the file cannot be read
+	err   error  // the error of mapping the file
 }
 
-// NewMemory returns room in a file that is this process's alone to write, or, of nil, in memory that it gives back.
-// What another process has left in the file is there.
+// NewMemory returns room in a file that only this process writes to, or if file is nil in memory of
+// this process. What an earlier process left in the file is kept.
 func NewMemory(file *os.File) *Memory {
 	m := &Memory{file: file}
 	if file == nil {
@@ -44,7 +46,7 @@ func NewMemory(file *os.File) *Memory {
 	return m
 }
 
-// Close gives the memory back, and leaves a file as it is.
+// Close unmaps the memory. A file keeps its contents.
 func (m *Memory) Close() error {
 	if m.bytes == nil {
 		return nil
@@ -54,7 +56,7 @@ func (m *Memory) Close() error {
 	return unmapMemory(memory)
 }
 
-// room sees to at least so many bytes, without what was there.
+// room makes the memory at least n bytes long. It does not keep the contents.
 func (m *Memory) room(n int64) error {
 	if int64(len(m.bytes)) >= n {
 		return nil
@@ -70,11 +72,11 @@ func (m *Memory) room(n int64) error {
 	return nil
 }
 
-// The seal: a word that says that the head, the description of the snapshot, is where the next two words say (offset and
-// bytes), and the checksum of the head.
+// The seal is four words: whether it is closed, offset and length of the head (which describes the
+// snapshot), and the head's checksum.
 const (
 	sealWord  = 0x315241504f545541 // "AUTOPAR1"
-	openWord  = 0x305241504f545541 // "AUTOPAR0", in its place while a snapshot comes in
+	openWord  = 0x305241504f545541 // "AUTOPAR0": a snapshot is being copied in
 	sealBytes = 4 * 8
 )
 
@@ -89,7 +91,7 @@ type head struct {
 	Parts    []heldPart
 }
 
-// heldPart is a shard in memory.
+// heldPart is a shard in the memory.
 type heldPart struct {
 	Rank   int
 	Name   string
@@ -107,7 +109,7 @@ func (p heldPart) size() int64 {
 	return p.Slab.Elems() * dtype.Size()
 }
 
-// parts are the shards of a snapshot that this process keeps.
+// parts returns the shards of a snapshot that this process keeps.
 func (m *Memory) parts(s Snapshot) (parts []Shard, err error) {
 	here := func(rank int) bool { return s.Peers == nil || rank == s.Peers.Rank() }
 	if m.file == nil {
@@ -130,7 +132,7 @@ func (m *Memory) parts(s Snapshot) (parts []Shard, err error) {
 	return parts, nil
 }
 
-// layout says where the parts of a snapshot come, and how many bytes of memory all takes, without the slack.
+// layout says where the parts of a snapshot go, and how many bytes all takes, without the slack.
 func (m *Memory) layout(s Snapshot) (h head, parts []Shard, total int64, err error) {
 	parts, err = m.parts(s)
 	if err != nil {
@@ -146,12 +148,12 @@ func (m *Memory) layout(s Snapshot) (h head, parts []Shard, total int64, err err
 	return h, parts, at + int64(len(text)) + 10*int64(len(parts)), err
 }
 
-// slack is for the digits of a step and of a loss, which a head has not yet when memory is reserved for it; ten more bytes for
-// each part are for its checksum.
+// slack leaves room for the digits of a step and a loss, which the head does not have yet when
+// memory is reserved. layout adds ten bytes per part for its checksum.
 const slack = 256
 
-// Reserve sees to the memory for snapshots like this one before the first comes, which then does not wait for the system
-// to find it, and returns its bytes.
+// Reserve allocates the memory for snapshots like this one in advance, so that the first one does
+// not wait for it, and returns its bytes.
 func (m *Memory) Reserve(s Snapshot) (int64, error) {
 	_, _, total, err := m.layout(s)
 	if err != nil {
@@ -161,14 +163,14 @@ func (m *Memory) Reserve(s Snapshot) (int64, error) {
 	return total, m.room(total)
 }
 
-// Missing is how many more bytes of memory [Memory.Reserve] would take.
+// Missing returns how many more bytes of memory [Memory.Reserve] would take.
 func (m *Memory) Missing(s Snapshot) (int64, error) {
 	_, _, total, err := m.layout(s)
 	return max(0, total+slack-int64(len(m.bytes))), err
 }
 
-// Hold copies a snapshot and returns it with the copy in place of what the ranks hold. What the memory held before is lost,
-// after an error, too.
+// Hold copies a snapshot and returns it with the copy in place of what the ranks hold. The previous
+// contents are lost, even after an error.
 func (m *Memory) Hold(s Snapshot) (Snapshot, error) {
 	h, parts, total, err := m.layout(s)
 	if err != nil {
@@ -196,7 +198,7 @@ func (m *Memory) Hold(s Snapshot) (Snapshot, error) {
 	}
 	copy(m.bytes[at:], text)
 	words := []uint64{sealWord, uint64(at), uint64(len(text)), uint64(checksum(text))}
-	for i := len(words) - 1; i >= 0; i-- { // the word that closes the seal is the last
+	for i := len(words) - 1; i >= 0; i-- { // the word that closes the seal comes last
 		binary.NativeEndian.PutUint64(m.bytes[8*i:], words[i])
 	}
 	return m.replace(s, &h), nil
@@ -204,7 +206,7 @@ func (m *Memory) Hold(s Snapshot) (Snapshot, error) {
 
 func checksum(b []byte) uint32 { return crc32.Checksum(b, crc32.MakeTable(crc32.Castagnoli)) }
 
-// replace returns a snapshot that is read from memory as far as that has it.
+// replace returns a snapshot whose shards are read from the memory as far as it has them.
 func (m *Memory) replace(s Snapshot, h *head) Snapshot {
 	type key struct {
 		rank int
@@ -232,14 +234,14 @@ func (h *head) find(rank int, name string) *heldPart {
 	return &h.Parts[i]
 }
 
-// Held is a snapshot that another process has left in memory, whole.
+// Held is a complete snapshot that an earlier process left in the memory.
 type Held struct {
 	head
 	memory *Memory
 }
 
-// Held returns what was left, nil if nothing was. An error says what is wrong with it: its process was killed while it
-// was copied, or it is damaged.
+// Held returns the snapshot that was left, or nil if there is none. An error says what is wrong
+// with it: its process was killed while it was copied, or it is damaged.
 func (m *Memory) Held() (*Held, error) {
 	switch {
 	case m.err != nil:
@@ -255,7 +257,7 @@ func (m *Memory) Held() (*Held, error) {
 	}
 	size, at, n := uint64(len(m.bytes)), words[1], words[2]
 	switch {
-	case words[0] == 0: // room that nothing has come to
+	case words[0] == 0: // reserved and never used
 		return nil, nil
 	case words[0] == openWord:
 		return nil, errors.New("its process ended while it was copied")
@@ -284,7 +286,8 @@ func (m *Memory) Held() (*Held, error) {
 	return held, nil
 }
 
-// Fits reports whether the snapshot has the parts of another that this process keeps, for the same configuration, plan and data.
+// Fits reports whether the held snapshot has the parts of s that this process keeps, and the same
+// configuration, plan and data.
 func (h *Held) Fits(s Snapshot) bool {
 	parts, err := h.memory.parts(s)
 	return err == nil && h.Config == s.Config && maps.Equal(h.Data, s.Data) && bytes.Equal(h.Plan, s.Plan) && len(parts) == len(h.Parts) &&
@@ -298,13 +301,13 @@ func sameSlab(a, b ir.Slab) bool {
 	return slices.Equal(a.Global, b.Global) && slices.Equal(a.Offset, b.Offset) && slices.Equal(a.Local, b.Local)
 }
 
-// Snapshot is s, whose parts the memory has, with what the memory holds of it.
+// Snapshot returns s with the contents of the held snapshot, which must fit.
 func (h *Held) Snapshot(s Snapshot) Snapshot {
 	s.Step, s.BestVal, s.BestStep = h.Step, h.BestVal, h.BestStep
 	return h.memory.replace(s, &h.head)
 }
 
-// Read implements [Reader] for the parts of this process's ranks.
+// Read implements [Reader] for exactly the parts of this process's ranks.
 func (h *Held) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	for i := range h.Parts {
 		p := &h.Parts[i]

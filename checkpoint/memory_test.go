@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// memoryFile is a file that several [Memory] see one after the other, as processes do.
+// memoryFile is a file that several [Memory] use one after another, as processes do.
 func memoryFile(t *testing.T) *os.File {
 	t.Helper()
 	if goruntime.GOOS != "linux" {
@@ -25,7 +25,7 @@ func memoryFile(t *testing.T) *os.File {
 	return f
 }
 
-// held is what a new process finds in a file.
+// held returns what a new process finds in a file.
 func held(t *testing.T, f *os.File) (*Held, error) {
 	t.Helper()
 	m := NewMemory(f)
@@ -33,7 +33,8 @@ func held(t *testing.T, f *os.File) (*Held, error) {
 	return m.Held()
 }
 
-// TestMemoryOutlivesAProcess: what one process has copied another finds, with all that each rank holds.
+// TestMemoryOutlivesAProcess: one process finds what another has copied, with all that each rank
+// holds.
 func TestMemoryOutlivesAProcess(t *testing.T) {
 	f := memoryFile(t)
 	found, err := held(t, f)
@@ -69,7 +70,7 @@ func TestMemoryOutlivesAProcess(t *testing.T) {
 		}
 		require.ErrorContains(t, found.Read("w", ir.BF16, ir.Whole([]int{7, 5}), nil), `memory: tensor "w": has no part of type bf16 at [0 0]`)
 	}
-	// Another run has other parts, or other words.
+	// Another run has other parts, or other texts.
 	for name, change := range map[string]func(*Snapshot){
 		"config": func(s *Snapshot) { s.Config = "model: {n_layer: 3}\n" },
 		"plan":   func(s *Snapshot) { s.Plan = []byte(`{"dp":3}`) },
@@ -83,7 +84,7 @@ func TestMemoryOutlivesAProcess(t *testing.T) {
 	}
 }
 
-// TestMemoryIsWholeOrNothing: a copy that was not finished, and every byte that is not what was copied, is seen.
+// TestMemoryIsWholeOrNothing: a copy that was not finished, and every changed byte, is detected.
 func TestMemoryIsWholeOrNothing(t *testing.T) {
 	f := memoryFile(t)
 	m := NewMemory(f)
@@ -111,7 +112,7 @@ func TestMemoryIsWholeOrNothing(t *testing.T) {
 	require.EqualError(t, err, "5 bytes are no snapshot")
 }
 
-// layoutEnd is where what a snapshot takes in memory ends, with the head of the one that is there.
+// layoutEnd is where a snapshot ends in memory, with the current head.
 func (m *Memory) layoutEnd(t *testing.T, s Snapshot) int {
 	t.Helper()
 	_, _, total, err := m.layout(s)
@@ -123,7 +124,8 @@ func (m *Memory) layoutEnd(t *testing.T, s Snapshot) int {
 	return end
 }
 
-// TestReserve: what is reserved is enough for whatever a run comes to, and a copy comes into that memory, not into new.
+// TestReserve: the reserved memory is enough for any later step, and a copy goes there, not to new
+// memory.
 func TestReserve(t *testing.T) {
 	for _, file := range []*os.File{nil, memoryFile(t)} {
 		m, s := NewMemory(file), snapshot(0)
@@ -145,7 +147,7 @@ func TestReserve(t *testing.T) {
 	}
 }
 
-// TestMemoryOfAProcess: in memory of its own a process keeps each part once.
+// TestMemoryOfAProcess: memory of the process itself holds each part once.
 func TestMemoryOfAProcess(t *testing.T) {
 	m := NewMemory(nil)
 	own, err := m.parts(snapshot(1))
@@ -156,7 +158,8 @@ func TestMemoryOfAProcess(t *testing.T) {
 	require.Len(t, all, 12)
 }
 
-// TestBackground: what was copied is written, whatever becomes of the ranks meanwhile, in the files of [Save].
+// TestBackground: what was copied is written, whatever happens to the ranks meanwhile, in the files
+// of [Save].
 func TestBackground(t *testing.T) {
 	want, dir := t.TempDir(), t.TempDir()
 	s := snapshot(5)
@@ -196,7 +199,8 @@ func TestBackground(t *testing.T) {
 	requireHolds(t, dir, 8)
 }
 
-// TestBackgroundFails: why a checkpoint could not be written is said once, whoever asks, and what takes too long is.
+// TestBackgroundFails: the error of a checkpoint that could not be written is returned once, by
+// whichever call comes first, and writing is bounded in time.
 func TestBackgroundFails(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, rootDir), nil, 0o644))

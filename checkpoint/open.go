@@ -18,18 +18,19 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Checkpoint is an open checkpoint. Its methods may be called by several goroutines.
+// Checkpoint is an open checkpoint. Several goroutines may call its methods.
 type Checkpoint struct {
 	Manifest
 	Dir   string
 	files map[string]*safetensors.File
 }
 
-// Open opens a checkpoint: its own directory, or the DIR of a run for the one that DIR/ckpt/latest names. It reads every
-// file once, to compare its SHA-256 with the manifest's. Errors have an *Error in their tree; that of a directory without a checkpoint
-// wraps [fs.ErrNotExist].
+// Open opens a checkpoint, given its directory, or given the DIR of a run the one that
+// DIR/ckpt/latest names. It reads every file once to verify its SHA-256. Errors have an *Error in
+// their tree; that of a directory without a checkpoint wraps [fs.ErrNotExist].
 //
-// Of a run that saves meanwhile, and removes the checkpoint that is being read, it opens the next.
+// If the run saves meanwhile and removes the checkpoint that is being opened, Open opens the next
+// one.
 func Open(path string) (*Checkpoint, error) { return open(path, locate) }
 
 func open(path string, locate func(path string) (string, error)) (*Checkpoint, error) {
@@ -50,7 +51,8 @@ func open(path string, locate func(path string) (string, error)) (*Checkpoint, e
 	}
 }
 
-// beside says of the newest checkpoint, which cannot be used, how to go back to the one before, if that is there.
+// beside adds to the error of the newest checkpoint, which cannot be used, how to go back to the
+// one before, if there is one.
 func beside(dir string, err error) error {
 	root, name := filepath.Split(dir)
 	entries, _ := os.ReadDir(root) // none, if it cannot be read
@@ -62,7 +64,7 @@ func beside(dir string, err error) error {
 	return err
 }
 
-// whole reports whether a directory has a manifest: the last that is written of a checkpoint, and the first to be removed.
+// whole reports whether a directory has a manifest, which is written last and removed first.
 func whole(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, manifestFile))
 	return err == nil
@@ -95,7 +97,7 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
-// locate returns the directory of the checkpoint that path stands for.
+// locate returns the directory of the checkpoint that path refers to.
 func locate(path string) (string, error) {
 	if whole(path) {
 		return path, nil
@@ -111,14 +113,14 @@ func locate(path string) (string, error) {
 	return filepath.Join(root, name), nil
 }
 
-// Mark tells a checkpoint from those before and after; the zero Mark is none.
+// Mark identifies the newest checkpoint of a run at some time. The zero Mark is none.
 type Mark struct {
 	path string
 	at   int64
 }
 
-// SavedSince reports whether a checkpoint has been saved in the DIR of a run since Saved returned a mark, whatever the clock
-// says: it may have been set back, or not have moved on.
+// SavedSince reports whether a checkpoint was saved in the DIR of a run since Saved returned a
+// mark. It does not rely on the clock, which may have been set back or not have advanced.
 func SavedSince(dir string, before Mark) bool {
 	now := Saved(dir)
 	return now != before && now != Mark{}
@@ -137,7 +139,8 @@ func Saved(dir string) Mark {
 	return Mark{path, info.ModTime().UnixNano()}
 }
 
-// Newest returns the directory and the step of the newest checkpoint in the DIR of a run, by its name alone.
+// Newest returns the directory and step of the newest checkpoint in the DIR of a run, without
+// opening it.
 func Newest(dir string) (path string, step int, err error) {
 	root := filepath.Join(dir, rootDir)
 	name, err := readLatest(root)
@@ -162,16 +165,16 @@ func readLatest(root string) (string, error) {
 	return name, nil
 }
 
-// readText reads a manifest, or what is shorter.
+// readText reads a manifest, or a smaller file.
 func readText(path string) ([]byte, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		return nil, &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	defer f.Close()
 	text, err := io.ReadAll(io.LimitReader(f, maxManifestBytes+1))
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+		return nil, &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	if len(text) > maxManifestBytes {
 		return nil, errorf(path, "", "is larger than %d bytes", maxManifestBytes)
@@ -185,7 +188,7 @@ func (c *Checkpoint) openFiles() error {
 		path := filepath.Join(c.Dir, want.Name)
 		got, err := describe(path)
 		if err != nil {
-			return &Error{File: path, Msg: "cannot be read", Err: withoutPath(err)}
+			return &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 		}
 		if got.Bytes != want.Bytes {
 			return errorf(path, "", "has %d bytes, the manifest says %d", got.Bytes, want.Bytes)
@@ -222,7 +225,7 @@ func (c *Checkpoint) openFiles() error {
 	return nil
 }
 
-// describe measures a file.
+// describe returns size and SHA-256 of a file.
 func describe(path string) (File, error) {
 	f, err := infile.Open(path)
 	if err != nil {
@@ -237,8 +240,8 @@ func describe(path string) (File, error) {
 	return File{Name: filepath.Base(path), Bytes: n, SHA256: hex.EncodeToString(sum.Sum(nil))}, nil
 }
 
-// Read implements [Reader]. A weight of two bytes an element of which the checkpoint has the master copy is read from
-// that, unless it is wanted as it is.
+// Read implements [Reader]. If a two-byte weight is wanted in another type and the checkpoint has
+// its master copy, Read reads that.
 func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	t := c.find(name)
 	if t == nil {
@@ -267,7 +270,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 		if err != nil {
 			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Err: err}
 		}
-		// One read from the first common element to the last, then copies of what lies together.
+		// Read once from the first common element to the last, then copy run by run.
 		first, last := int64(-1), int64(0)
 		runs(common, slab, part, func(_, b, n int64) {
 			if first < 0 {
@@ -278,7 +281,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 		size := stored.Size()
 		buf := make([]byte, (last-first)*size)
 		if n, err := section.ReadAt(buf, first*size); n < len(buf) {
-			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: withoutPath(err)}
+			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: infile.WithoutPath(err)}
 		}
 		var failed error
 		runs(common, slab, part, func(a, b, n int64) {
@@ -291,8 +294,8 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 	return nil
 }
 
-// Snapshot describes the contents of a checkpoint cut another way, for [Save]. The shards' Read is filled in; nil shards
-// are one rank that holds all.
+// Snapshot describes the contents of a checkpoint, cut into the given shards, for [Save]. It sets
+// the shards' Read. nil shards stand for one rank that holds all.
 func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
 	s := Snapshot{Step: c.Step, BestVal: c.BestVal, BestStep: c.BestStep, Config: c.Config, Plan: c.Plan, Data: c.Data}
 	if shards == nil {
@@ -314,7 +317,7 @@ func (c *Checkpoint) Snapshot(shards []Shard) (Snapshot, error) {
 	return s, nil
 }
 
-// Float32s returns all of a tensor, a weight in full precision if that is there.
+// Float32s returns a whole tensor, for a weight from its master copy if there is one.
 func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	t := c.find(name)
 	if t == nil {
@@ -323,7 +326,7 @@ func (c *Checkpoint) Float32s(name string) ([]float32, error) {
 	return readFloats(c, name, ir.Whole(t.Shape))
 }
 
-// readFloats returns a part of a tensor.
+// readFloats returns a part of a tensor as float32.
 func readFloats(r Reader, name string, slab ir.Slab) ([]float32, error) {
 	data := make([]byte, 4*slab.Elems())
 	if err := r.Read(name, ir.F32, slab, data); err != nil {
@@ -334,13 +337,4 @@ func readFloats(r Reader, name string, slab ir.Slab) ([]float32, error) {
 		panic("BUG: checkpoint: " + err.Error())
 	}
 	return out, nil
-}
-
-// withoutPath drops the path from an error of package os, because ours name it.
-func withoutPath(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
-		return path.Err
-	}
-	return err
 }

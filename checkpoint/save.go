@@ -23,14 +23,14 @@ import (
 const (
 	rootDir    = "ckpt" // under the DIR of a run
 	latestFile = "latest"
-	nextFile   = "latest.next" // becomes latest
-	tempPrefix = ".tmp-"       // of directories being written
+	nextFile   = "latest.next" // renamed to latest
+	tempPrefix = ".tmp-"       // of directories that are being written
 )
 
 // LatestFile is the file in the DIR of a run that names its newest checkpoint.
 const LatestFile = rootDir + "/" + latestFile
 
-// Snapshot is what to save.
+// Snapshot is the state to save.
 type Snapshot struct {
 	Step     int      // updates made
 	BestVal  *float32 // see Manifest
@@ -38,20 +38,21 @@ type Snapshot struct {
 	Config   string
 	Plan     json.RawMessage
 	Data     map[string]string
-	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold the first is saved, so a
-	// replica costs nothing and a table that two pipeline stages share is saved once.
+	// Shards are what all ranks hold, in order of rank. Of parts that several ranks hold only the
+	// first is saved, so replicas, and a table that two pipeline stages share, are saved once.
 	Shards []Shard
-	// Peers are the processes that save together, each what its rank holds: all call Save
-	// with the same snapshot, and a directory that all see. nil when this is the only one.
+	// Peers are the processes that save together, each what its rank holds. All call Save with the
+	// same snapshot, and with a directory that all can see. It is nil if there is only one process.
 	Peers *launch.Peers
-	// Patience is how long they wait for one that writes not a byte; each 10 MB may take a second more.
+	// Patience bounds how long they wait for each other if nothing is written. Every 10 MB may take
+	// a second more.
 	Patience time.Duration
 }
 
-// slowest is the rate of a disk that is waited for, in bytes per second.
+// slowest is the rate of the slowest disk that is waited for, in bytes/s.
 const slowest = 10e6
 
-// bound is how long writing the snapshot may take.
+// bound returns how long writing the snapshot may take.
 func (s *Snapshot) bound(patience time.Duration) time.Duration {
 	total := int64(0)
 	for _, x := range s.Shards {
@@ -70,26 +71,29 @@ type Shard struct {
 	Read func(dst []byte) error
 }
 
-// Retention says which checkpoints stay when a new one is saved. The newest and the one with the best validation loss
-// always do. The zero value keeps those two alone.
+// Retention says which checkpoints are kept when a new one is saved. The newest and the one with
+// the best validation loss always are. The zero value keeps only those.
 type Retention struct {
-	Last  int // so many newest ones, at least 1
-	Every int // those whose step is a multiple; 0 is none
-	// New is the first save of a run that has begun anew: none that is there is its own, and none stays.
+	Last  int // how many newest ones, at least 1
+	Every int // those whose step is a multiple of it; 0 is none
+	// New says that this is the first save of a new run. Existing checkpoints are not its own, so
+	// none is kept.
 	New bool
 }
 
-// Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it removes the checkpoints
-// that are not retained, those of a later step too: they belong to a run that this one has replaced.
+// Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it
+// removes checkpoints that are not retained. Those of later steps are never retained: they belong
+// to a run that this one has replaced.
 //
-// With a directory the error is a [*StaleError]: the checkpoint is there. Until Save returns one, DIR/ckpt/latest leads to the
-// checkpoint before.
+// If Save returns a directory, the checkpoint is there, and an error is a [*StaleError]. Until then
+// DIR/ckpt/latest leads to the checkpoint before.
 func Save(dir string, s Snapshot, keep Retention) (string, error) {
 	return (&saver{root: filepath.Join(dir, rootDir), keep: keep}).save(s)
 }
 
-// A StaleError says that checkpoints which are not retained are still there: somebody keeps them from being removed, or reads
-// them on a network file system, where a file that is open has a name until it is closed. A later Save tries again.
+// A StaleError says that checkpoints which are not retained could not be removed: permissions
+// forbid it, or somebody reads them on a network file system, where an open file keeps a name until
+// it is closed. A later Save tries again.
 type StaleError struct{ Err error }
 
 func (e *StaleError) Error() string {
@@ -103,7 +107,7 @@ func (e *StaleError) Unwrap() error { return e.Err }
 type saver struct {
 	root string
 	keep Retention
-	// before, when set, is called before each stage; its error ends the saving there. Tests use it.
+	// before, if set, is called before each stage; an error ends the saving there. Tests use it.
 	before func(stage string) error
 }
 
@@ -114,9 +118,9 @@ func (w *saver) stage(name string) error {
 	return w.before(name)
 }
 
-// save saves in three stages, after each of which all processes know how it went everywhere:
-// the directory is made, the files are written, the checkpoint is there. The first process
-// makes the directory and the checkpoint.
+// save saves in three stages: the directory is made, the files are written, the checkpoint is
+// committed. After each stage all processes know whether it has succeeded everywhere. The first
+// process makes the directory and commits.
 func (w *saver) save(s Snapshot) (string, error) {
 	first := s.Peers == nil || s.Peers.Rank() == 0
 	ctx, cancel := context.WithTimeout(context.Background(), s.bound(s.Patience))
@@ -125,7 +129,7 @@ func (w *saver) save(s Snapshot) (string, error) {
 	var err error
 	if first {
 		if temp, err = w.begin(); err == nil {
-			defer os.RemoveAll(temp) // nothing is left there once it has its name
+			defer os.RemoveAll(temp) // after the rename it does not exist any more
 		}
 	}
 	told, err := together(ctx, s.Peers, progress{Name: temp}, err)
@@ -152,15 +156,15 @@ func (w *saver) save(s Snapshot) (string, error) {
 	return filepath.Join(w.root, told[0].Name), stale
 }
 
-// progress is what a process tells the others when it has done its part of a stage.
+// progress is what a process tells the others about its part of a stage.
 type progress struct {
 	Name  string
 	Files []File
 	Err   string
 }
 
-// together returns what all processes have done, by rank, or the error of the first that has
-// failed, which is err if that is this one.
+// together returns the progress of all processes by rank, or the error of the first process that
+// has failed. err is the error of this one.
 func together(ctx context.Context, peers *launch.Peers, mine progress, err error) ([]progress, error) {
 	if peers == nil {
 		return []progress{mine}, err
@@ -196,8 +200,8 @@ func (w *saver) begin() (string, error) {
 	return os.MkdirTemp(w.root, tempPrefix)
 }
 
-// fill writes this process's files into the temporary directory, and fills in the tensors of
-// the manifest.
+// fill writes this process's files to the temporary directory, and sets the tensors of the
+// manifest.
 func (w *saver) fill(temp string, m *Manifest, s Snapshot) (files []File, err error) {
 	saved, err := m.assign(s.Shards)
 	if err != nil {
@@ -223,8 +227,8 @@ func (w *saver) fill(temp string, m *Manifest, s Snapshot) (files []File, err er
 	return files, nil
 }
 
-// finish makes a checkpoint of the directory: it writes the manifest, gives the directory its
-// name and removes what is not retained, as far as that goes.
+// finish writes the manifest, commits the directory, and removes what is not retained. stale is the
+// error of the removal.
 func (w *saver) finish(temp string, m Manifest) (name string, stale, err error) {
 	if err := m.validate(temp); err != nil {
 		return "", nil, err
@@ -254,8 +258,8 @@ func (w *saver) finish(temp string, m Manifest) (name string, stale, err error) 
 	return name, nil, nil
 }
 
-// assign decides who saves what: each tensor's parts are those of the lowest ranks that together hold all of it. It
-// fills in the tensors of the manifest and returns the shards by file.
+// assign decides which rank saves which part: of each tensor the parts of the lowest ranks that
+// together hold all of it. It sets the tensors of the manifest and returns the shards by file.
 func (m *Manifest) assign(shards []Shard) (map[string][]Shard, error) {
 	tensors := map[string]*Tensor{}
 	files := map[string][]Shard{}
@@ -285,7 +289,7 @@ func (m *Manifest) assign(shards []Shard) (map[string][]Shard, error) {
 	return files, nil
 }
 
-// writeShards writes one file, a tensor at a time.
+// writeShards writes one file, tensor by tensor.
 func writeShards(path string, shards []Shard) error {
 	infos := make([]safetensors.Info, len(shards))
 	for i, s := range shards {
@@ -310,8 +314,9 @@ func writeShards(path string, shards []Shard) error {
 	return w.Commit()
 }
 
-// commit gives the finished directory its name and points latest at it. On a full disk it fails before the first of these. A step that was saved before gets a name of its
-// own, because one directory cannot replace another in one move.
+// commit renames the finished directory and points latest to it. On a full disk it fails before the
+// first rename. If the step was saved before, the directory gets another name, because a rename
+// cannot replace a directory.
 func (w *saver) commit(temp string, step int) (string, error) {
 	base := fmt.Sprintf("step-%08d", step)
 	name := base
@@ -326,7 +331,7 @@ func (w *saver) commit(temp string, step int) (string, error) {
 	if err := w.stage("rename"); err != nil {
 		return "", err
 	}
-	// MkdirTemp's are private: for whom the directory is that it is in.
+	// MkdirTemp's directories are private. Give this one the permissions of its parent.
 	info, err := os.Stat(w.root)
 	if err == nil {
 		err = os.Chmod(temp, info.Mode())
@@ -335,7 +340,7 @@ func (w *saver) commit(temp string, step int) (string, error) {
 		return "", err
 	}
 	next := filepath.Join(w.root, nextFile)
-	if err := writeFile(next, []byte(name+"\n")); err != nil { // the last that takes room
+	if err := writeFile(next, []byte(name+"\n")); err != nil { // the last write that takes space
 		return "", err
 	}
 	if err := os.Rename(temp, filepath.Join(w.root, name)); err != nil {
@@ -353,7 +358,7 @@ func (w *saver) commit(temp string, step int) (string, error) {
 	return name, syncDir(w.root)
 }
 
-// saved is a directory that holds a checkpoint: the again-th of its step.
+// saved is a directory with a checkpoint. again counts further checkpoints of the same step.
 type saved struct {
 	name        string
 	step, again int
@@ -378,7 +383,7 @@ func parseName(name string) (saved, bool) {
 	return s, true
 }
 
-// retain removes what is neither latest nor kept, and what a killed writer has left.
+// retain removes what is neither latest nor retained, and what a killed writer has left.
 func (w *saver) retain(latest string, best int) error {
 	entries, err := os.ReadDir(w.root)
 	if err != nil {
@@ -410,7 +415,7 @@ func (w *saver) retain(latest string, best int) error {
 	}
 	var failed error
 	for _, name := range drop {
-		// The manifest goes first: half a checkpoint must not pass for one.
+		// Remove the manifest first, so that half a checkpoint does not look like one.
 		err := os.Remove(filepath.Join(w.root, name, manifestFile))
 		if err == nil || errors.Is(err, fs.ErrNotExist) {
 			err = os.RemoveAll(filepath.Join(w.root, name))

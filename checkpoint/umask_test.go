@@ -12,8 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestUmask: a checkpoint is for those whom the umask of the process leaves it, such as the user alone, or a group that goes on
-// with it.
+// TestUmask: a checkpoint has the permissions that the umask of the process leaves, such as for the
+// user alone, or also for a group that may continue from it.
 func TestUmask(t *testing.T) {
 	before := syscall.Umask(0)
 	defer syscall.Umask(before)

@@ -32,7 +32,7 @@ const (
 
 const headName = "lm_head.weight"
 
-// tensorFile is what a weights file has: a [safetensors.File] or a [torchfile.File].
+// tensorFile is the content of a weights file: a [safetensors.File] or a [torchfile.File].
 type tensorFile interface {
 	Names() []string // sorted
 	Info(name string) (safetensors.Info, error)
@@ -40,21 +40,23 @@ type tensorFile interface {
 	Metadata() map[string]string
 }
 
-// Weights is an open file of a GPT's weights, by nanoGPT's names or HuggingFace's: safetensors, or what torch.save writes, be it
-// the weights alone or nanoGPT's ckpt.pt, whose optimizer state is not read.
+// Weights is an open file of a GPT's weights, by nanoGPT's names or HuggingFace's. The file is
+// safetensors, or what torch.save writes: the weights alone, or nanoGPT's ckpt.pt, whose optimizer
+// state is not read.
 type Weights struct {
 	path   string
 	closer io.Closer
 	file   tensorFile
 	cfg    gpt.Config
-	prefix string // of names: "transformer.", or "" in the files of the Hub
+	prefix string // of names: "transformer.", or "" in files of the Hub
 	layout Layout
 }
 
-// OpenWeights opens a weights file for a model of the given configuration. A missing tensor, one that the model does not
-// have, and one of another shape are an *Error that names it, and so are heads of another number than the file says. Which layout the file has shows in the shapes. The head
-// may be absent; if it is there it must equal the token table, to which it is tied. A position table longer than the
-// model's block size is cut.
+// OpenWeights opens a weights file for a model of the given configuration. The layout follows from
+// the shapes. Errors are an *Error that names the tensor: if one is missing, has another shape, or
+// is not part of the model, or if the file says another number of heads. The output head may be
+// absent; if present it must equal the token table, to which it is tied. Of a position table longer
+// than the model's block size only the beginning is read.
 func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return nil, err
@@ -90,7 +92,7 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 	return w, nil
 }
 
-// openTensors reads what a file of either kind says of its tensors.
+// openTensors reads the descriptions of the tensors in a file of either kind.
 func openTensors(path string, r *os.File) (tensorFile, error) {
 	stat, err := r.Stat()
 	if err != nil {
@@ -105,7 +107,7 @@ func openTensors(path string, r *os.File) (tensorFile, error) {
 // Close closes the file.
 func (w *Weights) Close() error { return w.closer.Close() }
 
-// bufferForm matches the causal masks that HuggingFace's files hold beside the weights.
+// bufferForm matches the causal masks that HuggingFace's files have besides the weights.
 var bufferForm = regexp.MustCompile(`\.attn\.(bias|masked_bias)$`)
 
 func (w *Weights) check() error {
@@ -138,8 +140,9 @@ func (w *Weights) check() error {
 	return errors.Join(w.checkStated(), w.checkHead())
 }
 
-// checkStated compares the model with what no tensor shows, where the file says it: the number of heads, and in a file of
-// [ExportWeights] the activation. HuggingFace's config.json says tanh, where nanoGPT takes the exact GELU.
+// checkStated compares the model with what the tensors do not show, if the file states it: the
+// number of heads, and in a file of [ExportWeights] the activation. HuggingFace's config.json says
+// tanh, whereas nanoGPT takes the exact GELU.
 func (w *Weights) checkStated() error {
 	meta := w.file.Metadata()
 	stated := w.cfg
@@ -178,7 +181,7 @@ func (w *Weights) checkHead() error {
 	return nil
 }
 
-// stored returns the name and shape under which the file holds a parameter.
+// stored returns the name and shape that a parameter has in the file.
 func (w *Weights) stored(param string) (string, []int) {
 	name, transpose, shape := w.cfg.HFName(param)
 	if transpose && w.layout == HuggingFace {
@@ -205,7 +208,7 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 	if err != nil {
 		return &Error{File: w.path, Tensor: name, Err: err}
 	}
-	values = values[:ir.Elems(shape)] // a longer position table is cut
+	values = values[:ir.Elems(shape)] // the rest of a longer position table is not used
 	if transpose && w.layout == HuggingFace {
 		values = transposed(values, shape[1], shape[0])
 	}
@@ -229,8 +232,9 @@ func transposed(x []float32, rows, cols int) []float32 {
 	return y
 }
 
-// ExportWeights writes a model's weights, without optimizer state and adapters folded in, to one safetensors file that
-// nanoGPT or HuggingFace reads. The sizes of the model are in its metadata, so that the file can be used without a gpt.yaml.
+// ExportWeights writes the weights of a model, with adapters merged and without optimizer state, to
+// one safetensors file that nanoGPT or HuggingFace can read. The metadata has the sizes of the
+// model, so that the file can be used without a gpt.yaml.
 func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
 	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
 		return err
@@ -296,7 +300,8 @@ func irShape(cfg gpt.Config, param string) []int {
 	return shape
 }
 
-// metadata names the sizes of a model as gpt.yaml does. HuggingFace's loader asks for the format.
+// metadata states the sizes of a model by the keys of gpt.yaml. HuggingFace's loader requires the
+// format.
 func metadata(cfg gpt.Config) map[string]string {
 	return map[string]string{
 		"format":     "pt",
@@ -312,9 +317,11 @@ func metadata(cfg gpt.Config) map[string]string {
 
 var blockForm = regexp.MustCompile(`^h\.(\d+)\.`)
 
-// WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the tensors; the number of
-// heads and the activation, which no tensor shows, come from the file's metadata (as [ExportWeights] writes it), nanoGPT's
-// model_args, whose activation is the exact GELU, or the config.json beside it. What these say of sizes must hold.
+// WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the
+// tensors. The number of heads and the activation, which no tensor shows, come from the file's
+// metadata (as [ExportWeights] writes it), from nanoGPT's model_args (whose activation is the exact
+// GELU), or from a config.json in the same directory. Sizes that these state must agree with the
+// tensors.
 func WeightsConfig(path string) (gpt.Config, error) {
 	w, err := openWeights(path, gpt.Config{})
 	if err != nil {
@@ -360,7 +367,7 @@ func WeightsConfig(path string) (gpt.Config, error) {
 	return cfg, nil
 }
 
-// heads fills in what no tensor shows.
+// heads sets what the tensors do not show.
 func (w *Weights) heads(cfg *gpt.Config) error {
 	meta := w.file.Metadata()
 	if text, ok := meta["n_head"]; ok {
@@ -372,7 +379,7 @@ func (w *Weights) heads(cfg *gpt.Config) error {
 		if activation, ok := meta["activation"]; ok {
 			cfg.Activation = activation
 		}
-		if text, ok := meta["dropout"]; ok { // nanoGPT's; who trains on may choose another
+		if text, ok := meta["dropout"]; ok { // nanoGPT's; it may be changed for further training
 			if cfg.Dropout, err = strconv.ParseFloat(text, 64); err != nil {
 				return errorf(w.path, "", "dropout is %.40q, want a number", text)
 			}

@@ -23,7 +23,8 @@ func tinyModel() gpt.Config {
 	return cfg
 }
 
-// numbered is a model whose every element is a different number that half precision can hold.
+// numbered is a model whose elements are all different, as numbers that half precision can
+// represent.
 type numbered struct{}
 
 func (n numbered) Read(name string, _ ir.DType, slab ir.Slab, dst []byte) error {
@@ -56,7 +57,7 @@ func tensors(t *testing.T, path string) (map[string]safetensors.Tensor, map[stri
 	return all, f.Metadata()
 }
 
-// rewritten writes a file's tensors again after a change, without metadata unless it is given.
+// rewritten writes a file's tensors again after a change, with no metadata except what is given.
 func rewritten(t *testing.T, path string, meta map[string]string, change func(map[string]safetensors.Tensor)) string {
 	t.Helper()
 	all, _ := tensors(t, path)
@@ -83,7 +84,7 @@ func requireNumbered(t *testing.T, path string, cfg gpt.Config) {
 		require.NoError(t, err)
 		require.Equal(t, want, got, p)
 	}
-	// A part: the second head of the queries, keys and values of some columns.
+	// A part: the second head of queries, keys and values, for some columns.
 	slab := ir.Slab{Global: []int{3, 3, 4, 12}, Offset: []int{0, 1, 0, 5}, Local: []int{3, 1, 4, 6}}
 	want, got := make([]byte, 4*72), make([]byte, 4*72)
 	require.NoError(t, numbered{}.Read("h.1.attn.c_attn.weight", ir.F32, slab, want))
@@ -116,8 +117,8 @@ func TestWeightsRoundTrip(t *testing.T) {
 	require.Equal(t, a[1*12+2], b[2*12+1], "a square matrix is transposed too")
 }
 
-// TestForeignFiles: what other programs write: names without a prefix, a tied head, masks, half precision, a longer
-// position table.
+// TestForeignFiles: what other programs write: names without a prefix, a tied head, masks, half
+// precision, a longer position table.
 func TestForeignFiles(t *testing.T) {
 	path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
 		for name, x := range maps.Clone(all) {
@@ -127,7 +128,7 @@ func TestForeignFiles(t *testing.T) {
 				x.Shape = []int{9, 12}
 				x.Data = append(x.Data, make([]byte, 4*4*12)...)
 			}
-			if x.Name == "ln_f.weight" { // the upper halves of float32 are bfloat16, for numbers as short as these
+			if x.Name == "ln_f.weight" { // the upper halves of float32 are bfloat16, exactly for such short numbers
 				half := x.Data[:0:0]
 				for i := 2; i < len(x.Data); i += 4 {
 					half = append(half, x.Data[i:i+2]...)
@@ -224,7 +225,7 @@ func TestWrongWeights(t *testing.T) {
 	require.Error(t, ExportWeights(filepath.Join(t.TempDir(), "x"), numbered{}, tinyModel(), "keras"))
 }
 
-// What nanoGPT's and HuggingFace's GPT-2 cannot say is refused by name, in both directions.
+// What nanoGPT's and HuggingFace's GPT-2 cannot express is refused by name, in both directions.
 func TestOnlyGPT2IsExchanged(t *testing.T) {
 	path := export(t, NanoGPT)
 	for _, tt := range []struct {
@@ -245,7 +246,7 @@ func TestOnlyGPT2IsExchanged(t *testing.T) {
 	}
 }
 
-// torchOracle is a directory of files of PyTorch and the model in them: see testdata/oracle/README.md.
+// torchOracle is a directory of PyTorch's files, and their model: see testdata/oracle/README.md.
 const torchOracle = "../testdata/oracle/torchfile/"
 
 func torchModel() gpt.Config {
@@ -254,7 +255,7 @@ func torchModel() gpt.Config {
 	return cfg
 }
 
-// TestTorchFiles: the weights are the same in every file, part by part; nanoGPT's says what model it is of.
+// TestTorchFiles: the weights are the same in every file, part by part. nanoGPT's states its model.
 func TestTorchFiles(t *testing.T) {
 	cfg := torchModel()
 	want, err := safetensors.Open(torchOracle + "weights.safetensors")
@@ -299,7 +300,7 @@ func TestTorchFiles(t *testing.T) {
 	require.ErrorContains(t, err, cut+": is a zip archive that is cut short or damaged")
 }
 
-// TestStatedSizes: what a file says of its model is what its tensors are.
+// TestStatedSizes: the sizes that a file states must be those of its tensors.
 func TestStatedSizes(t *testing.T) {
 	for key, want := range map[string]string{"n_layer": "2", "n_embd": "12", "block_size": "5", "vocab_size": "7", "bias": "true"} {
 		path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", key: "4"}, func(map[string]safetensors.Tensor) {})

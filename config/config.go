@@ -1,13 +1,15 @@
 // Package config reads gpt.yaml: the model, its data, the batch, the optimizer, the training run and the devices, in one
 // strict file.
 //
-// A Config is built in layers: nanoGPT's defaults, then the file, then each --set override in order. Every layer passes
-// through the same checks: an unknown key, a wrong type, a quoted 'False', a null or a duplicate is an *Error that names the
-// file, the line, section.key and the nearest valid key. What a key may hold is said once, in the tags of the structs
-// below; decoding, printing (Marshal) and documentation (Reference) all derive from them. The config.json of a HuggingFace
-// GPT-2 model is accepted in place of YAML.
+// A Config is built in layers: nanoGPT's defaults, then the file, then each --set override in
+// order. Every layer passes the same checks: an unknown key, a wrong type, a quoted 'False', a null
+// or a duplicate is an *Error that names the file, the line, section.key and the nearest valid key.
+// The tags of the structs below say once what a key may hold; decoding, printing (Marshal) and
+// documentation (Reference) derive from them. The config.json of a HuggingFace GPT-2 model is
+// accepted in place of YAML.
 //
-// Reading accepts every legal value. Validate refuses those that contradict each other or that this version cannot do yet.
+// Reading accepts every legal value. Validate refuses values that contradict each other, or that
+// this version cannot do yet.
 package config
 
 import (
@@ -40,7 +42,8 @@ type Data struct {
 	Sampling string `yaml:"sampling" enum:"with_replacement,without_replacement" help:"independent random windows, or each window once per epoch"`
 }
 
-// Batch is how many sequences make a step. Plans change how the global batch is cut, never what is in it.
+// Batch is the number of sequences per step. Plans change how the global batch is cut, never what
+// is in it.
 type Batch struct {
 	Global int     `yaml:"global" help:"sequences per optimizer step, over all devices"`
 	Micro  AutoInt `yaml:"micro" help:"sequences per micro-batch of one data-parallel rank; auto lets the planner choose"`
@@ -117,8 +120,8 @@ func Default() *Config {
 	}
 }
 
-// maxSize is far beyond any configuration, and stops a data file given by mistake. The YAML parser's time grows faster than
-// its input.
+// maxSize is far above any configuration. It stops a data file given by mistake, because the YAML
+// parser's time grows faster than its input.
 const maxSize = 64 << 10
 
 // Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 model, and applies overrides of the form

@@ -13,8 +13,9 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// Override applies one section.key=value through the checks of the file. The value is YAML, except that text needs no
-// quotes and is taken as it stands. Errors, those of Validate too, have flag for a file.
+// Override applies one section.key=value with the checks of the file. The value is YAML, except
+// that text needs no quotes and is taken literally. Errors, including those of Validate, have flag
+// in place of a file.
 func Override(c *Config, flag, assignment string) error {
 	at := strictyaml.Origin{File: flag}
 	name, value, hasValue := strings.Cut(assignment, "=")
@@ -47,7 +48,7 @@ func Override(c *Config, flag, assignment string) error {
 	return c.set(k, node, at)
 }
 
-// decodeYAML lays a file over c.
+// decodeYAML applies a file to c.
 func (c *Config) decodeYAML(file string, data []byte) error {
 	root, err := strictyaml.Parse(file, data)
 	if err != nil {

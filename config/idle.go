@@ -1,8 +1,9 @@
 package config
 
-// Idle says which values somebody wrote that have no effect beside the others, as errors that name file and key. They are no reason to
-// refuse a configuration, as one key may have been changed for a try. What a preset says of a model is
-// left, and so is what says how a learning rate decays that is constant: one key turns decay off.
+// Idle returns an error for every value that somebody wrote and that has no effect with the other
+// values. These are no reason to refuse a configuration, as one key may have been changed as a
+// trial. Values from a model preset are not reported, and neither are the keys of a learning-rate
+// decay that is off, because a single key turns it off.
 func (c *Config) Idle() (all []error) {
 	o, standard := c.Optimizer, Default()
 	for _, x := range []struct {

@@ -102,8 +102,9 @@ func findKey(section, name string) (key, bool) {
 	return key{}, false
 }
 
-// nearestKey is the valid key closest to the one written, by its name and between equals by its section. A name that is far
-// from all is that of another key of its section. Of nanoGPT's two factors of the global batch it is that.
+// nearestKey returns the valid key closest to the one written: by the edit distance of its name, and among equals the one
+// in the most similar section. If no name is close, it is the closest of the section's own keys. For nanoGPT's two factors
+// of the global batch it is batch.global.
 func nearestKey(section, name string) string {
 	if name == "batch_size" || name == "gradient_accumulation_steps" {
 		return "batch.global"
@@ -127,8 +128,8 @@ func nearestKey(section, name string) string {
 	return best.String()
 }
 
-// Nearest returns the word closest to the one written, for messages about words
-// that do not exist.
+// Nearest returns the word closest to the one written, by edit distance, for messages about unknown
+// words. If the written word is a prefix of one, their distance is at most 1.
 func Nearest(written string, words []string) string {
 	if len(words) == 0 {
 		return ""

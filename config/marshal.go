@@ -9,9 +9,10 @@ import (
 	"github.com/autopar/autopar/config/strictyaml"
 )
 
-// Marshal prints keys as YAML that Parse reads back to an equal Config: all of them, but those tagged print:"nonzero" only
-// if they are. The text is a function of the values alone, so it may be hashed; a new key that is not used leaves it, and
-// plans and checkpoints that were written before, as they were.
+// Marshal prints a Config as YAML that Parse reads back to an equal one. It prints all keys, except
+// that those tagged print:"nonzero" are left out if zero. The text is a function of the values
+// alone, so it may be hashed. A new key with that tag does not change the text of configurations
+// that do not use it, and so neither their plans and checkpoints.
 func (c *Config) Marshal() []byte {
 	var out strings.Builder
 	section := ""
@@ -28,8 +29,9 @@ func (c *Config) Marshal() []byte {
 	return []byte(out.String())
 }
 
-// Changed lists what a run that goes on under c trains differently since it was saved under was: each key with both values.
-// How the model is cut and where files are changes no number.
+// Changed lists, for a run that continues under c and was saved under was, each key that changes
+// what is trained, with both values. Keys that say how the model is cut, or where files are, do
+// not.
 func (c *Config) Changed(was *Config) []string {
 	var all []string
 	for _, k := range allKeys() {

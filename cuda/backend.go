@@ -1,10 +1,25 @@
-// Package cuda is the backend that runs ranks on NVIDIA GPUs. Every rank owns an arena of
-// device memory, another of pinned host memory, and two streams. Ranks are each on a GPU of
-// their own, all of this process or each of one, with collectives and messages by NCCL, or, to
-// run any plan on one GPU, together on it, with copies and sums of their arenas (loopback).
+// Package cuda is the backend that runs ranks on NVIDIA GPUs.
 //
-// Nothing here needs CUDA to build or to start: package driver finds the libraries when a
-// [System] is opened.
+// Every rank owns an arena of device memory, an arena of pinned host memory, and a CUDA stream for
+// each [runtime.Stream]. Ranks run in one of two ways:
+//
+//   - Each on a GPU of its own, all in this process or one per process. Collectives and transfers
+//     go
+//     by NCCL.
+//   - All together on one GPU (loopback), so that any plan can be run with one. Collectives and
+//     transfers are copies and sums of each other's arenas.
+//
+// Nothing here needs CUDA to build or to start: package driver finds the libraries when a [System]
+// is opened.
+//
+// # Files
+//
+// backend.go opens GPUs and closes everything; device.go is the [runtime.Device] of a rank. Its
+// parts: memory.go and staging.go (arenas, uploads, downloads), kernels.go and engine.go (kernels),
+// matmul.go (products by cuBLASLt), lane.go and event.go (streams and events), collective.go
+// (loopback) and nccl.go, transfer.go (loopback) and meeting.go (NCCL), end.go (the end of a step),
+// replay.go (steps as CUDA graphs). peers.go is for runs of several processes, machine.go opens the
+// libraries of this machine, timing.go is for measuring.
 package cuda
 
 import (
@@ -20,20 +35,21 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// System is the libraries that a backend runs on.
+// System is the set of libraries that a backend runs on.
 type System struct {
 	Driver driver.Driver
 	// Engine makes what runs kernels on a GPU, whose context is current.
 	Engine func(gpu int) (Engine, error)
 	// BLAS makes what runs matrix products on a GPU, whose context is current.
 	BLAS func(gpu int) (driver.BLAS, error)
-	// Collectives loads NCCL, when it is needed first.
+	// Collectives loads NCCL. It is called when NCCL is first needed.
 	Collectives func() (driver.Collectives, error)
-	// Together says that NCCL may run graphs of several GPUs of one process. The machine's may not: its documentation warns of
-	// deadlocks and recommends a process for each GPU (Using NCCL with CUDA Graphs). So steps of ranks on several GPUs of one process are told
-	// to the GPUs call by call, and are graphs where launch or torchrun starts a process for each.
+	// Together says that NCCL may run CUDA graphs of several GPUs of one process. That of [Machine]
+	// may not: NCCL's documentation warns of deadlocks and recommends one process per GPU (Using
+	// NCCL with CUDA Graphs). So a process that drives several GPUs gives them each step call by
+	// call. Steps are graphs if autopar launch or torchrun starts a process for each GPU.
 	Together bool
-	// Versions are those of the libraries, for people.
+	// Versions are those of the libraries, as text for users.
 	Versions []string
 }
 
@@ -43,41 +59,41 @@ type Options struct {
 	GPUs []int
 	// Loopback puts all ranks on the first of the GPUs.
 	Loopback bool
-	// Synchronous makes every call return after its effect, so that the time of a call is
-	// that of its work, and an error is that of the instruction it names.
+	// Synchronous makes every call return after its effect. The time of a call is then the time of
+	// its work, and an error is that of the instruction it names.
 	Synchronous bool
-	// Reproducible has package kernel do products, each number of which has the same bits under every plan, and not a
-	// library: for train.reproducible.
+	// Reproducible computes matrix products with package kernel, whose results have the same bits
+	// under every plan, and not with a library. It is for train.reproducible.
 	Reproducible bool
 	// Eager keeps steps from being replayed as graphs.
 	Eager bool
-	// Note, when set, is told once why steps are not replayed as graphs, if they cannot be.
+	// Note, if set, is called once with the reason if steps cannot be replayed as graphs.
 	Note func(text string)
 }
 
 // Backend is the CUDA backend of one world.
 type Backend struct {
-	opts    Options
-	system  *System
-	world   runtime.World
-	gpus    map[int]*gpu
-	devices []*Device // by rank, nil for those of other processes
-	others  *others   // nil when all ranks are in this process
-	stopped chan struct{}
-	abort   sync.Once
-	noted   sync.Once
-	left    atomic.Bool   // NCCL or a stream was left behind in the middle of something: it uses the contexts still
-	bound   time.Duration // of the end of streams, and of communicators
+	opts      Options
+	system    *System
+	world     runtime.World
+	gpus      map[int]*gpu
+	devices   []*Device // by rank, nil for those of other processes
+	others    *others   // nil when all ranks are in this process
+	stopped   chan struct{}
+	abort     sync.Once
+	noted     sync.Once
+	abandoned atomic.Bool   // NCCL or a stream was abandoned in the middle of work; it still uses the contexts
+	bound     time.Duration // on the wait for streams and communicators to end
 
 	mu          sync.Mutex
-	open        int // devices
+	open        int // how many devices are not closed
 	groups      map[int]*group
 	wires       map[int]*wire
 	nccl        driver.Collectives
 	memberships []*membership
 }
 
-// closing is how long streams and communicators may take to end: much longer than they do.
+// closing is how long streams and communicators may take to end. They take far less.
 const closing = 30 * time.Second
 
 var _ runtime.Backend = (*Backend)(nil)
@@ -90,7 +106,7 @@ func New(system *System, opts Options) *Backend {
 	}
 }
 
-// gpu is a GPU in use.
+// gpu is a GPU that ranks of this process use.
 type gpu struct {
 	ordinal int
 	name    string
@@ -104,11 +120,11 @@ type DeviceError struct{ Msg string }
 
 func (e *DeviceError) Error() string { return "cuda: " + e.Msg }
 
-// minCapability is the oldest compute capability, 10*major + minor, that has what the
-// kernels use: bfloat16 and asynchronous copies to shared memory (Ampere).
+// minCapability is the oldest compute capability, as 10*major + minor, with all that the kernels
+// use: bfloat16 and asynchronous copies to shared memory (Ampere).
 const minCapability = 80
 
-// GPUsFor returns the GPU of each rank, or why there are not enough.
+// GPUsFor returns the GPU of each rank, or a [DeviceError] if there are not enough.
 func (o Options) GPUsFor(d driver.Driver, ranks int) ([]int, error) {
 	visible, err := d.DeviceCount()
 	if err != nil {
@@ -140,7 +156,7 @@ func (o Options) GPUsFor(d driver.Driver, ranks int) ([]int, error) {
 	return gpus[:ranks], nil
 }
 
-// Open returns the devices of the world's ranks.
+// Open returns the devices of the ranks of this process.
 func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error) {
 	if world.Ranks < 1 || world.Timeout <= 0 {
 		return nil, fmt.Errorf("cuda: world of %d ranks with timeout %v", world.Ranks, world.Timeout)
@@ -185,7 +201,7 @@ func (b *Backend) Open(world runtime.World) (devices []runtime.Device, err error
 	return devices, nil
 }
 
-// gpu returns a GPU, which becomes current, opening it first if need be.
+// gpu returns a GPU and makes its context current. The first time, it opens the GPU.
 func (b *Backend) gpu(ordinal int) (*gpu, error) {
 	drv := b.system.Driver
 	if g := b.gpus[ordinal]; g != nil {
@@ -226,7 +242,7 @@ func capabilityOf(d driver.Driver, gpu int) (int, error) {
 	return 10*major + minor, err
 }
 
-// Usable returns a [DeviceError] when a GPU is too old.
+// Usable returns a [DeviceError] if a GPU is too old.
 func Usable(d driver.Driver, gpu int) error {
 	capability, err := capabilityOf(d, gpu)
 	if err != nil {
@@ -243,20 +259,20 @@ func Usable(d driver.Driver, gpu int) error {
 		gpu, name, capability/10, capability%10, minCapability/10, minCapability%10)}
 }
 
-// crowded reports whether this process drives several GPUs and NCCL may not run their graphs.
+// crowded reports whether this process drives several GPUs and NCCL may not run graphs of them.
 func (b *Backend) crowded() bool {
 	first, end := b.world.Here()
 	return !b.opts.Loopback && end-first > 1 && !b.system.Together
 }
 
-// explain says, once, why steps are told to the GPU call by call.
+// explain tells the user, once, why steps are given to the GPU call by call.
 func (b *Backend) explain(why string) {
 	if b.opts.Note != nil {
 		b.noted.Do(func() { b.opts.Note("steps are not replayed as CUDA graphs: " + why) })
 	}
 }
 
-// Abort ends every wait, and the collectives in progress. It does not wait for that.
+// Abort ends every wait, and the collectives in progress. It does not wait for them to end.
 func (b *Backend) Abort() {
 	b.abort.Do(func() {
 		close(b.stopped)
@@ -268,8 +284,8 @@ func (b *Backend) Abort() {
 	})
 }
 
-// closed notes that a device is closed. The last one frees everything: until then
-// streams of other ranks may use any arena.
+// closed counts a device that is closed. The last one frees everything: until then streams of other
+// ranks may use any arena.
 func (b *Backend) closed() error {
 	b.mu.Lock()
 	b.open--
@@ -283,9 +299,11 @@ func (b *Backend) closed() error {
 	return b.release()
 }
 
-// release frees what the backend holds.
+// release frees all that the backend holds, in this order: goroutines of lanes, connections, work
+// on streams and graphs, communicators, memory, contexts. If work does not end, it leaves the rest
+// open.
 func (b *Backend) release() error {
-	if b.left.Load() { // the run has failed
+	if b.abandoned.Load() { // the run has failed, and what still runs uses all of this
 		return nil
 	}
 	b.devices = slices.DeleteFunc(b.devices, func(d *Device) bool { return d == nil })
@@ -295,9 +313,9 @@ func (b *Backend) release() error {
 		}
 	}
 	errs := []error{b.others.close()}
-	errs = append(errs, b.rest()...) // first: see membership
+	errs = append(errs, b.awaitIdle()...) // before leave: see membership
 	errs = append(errs, b.leave()...)
-	if b.left.Load() {
+	if b.abandoned.Load() {
 		return errors.Join(errs...)
 	}
 	for _, d := range b.devices {
@@ -313,11 +331,11 @@ func (b *Backend) release() error {
 	return errors.Join(errs...)
 }
 
-// rest waits until no stream does anything any more, and drops all graphs.
-func (b *Backend) rest() (errs []error) {
+// awaitIdle waits until all streams are idle, and frees all graphs.
+func (b *Backend) awaitIdle() (errs []error) {
 	end := time.Now().Add(b.bound)
 	for _, d := range b.devices {
-		errs = append(errs, d.rest(end))
+		errs = append(errs, d.awaitIdle(end))
 	}
 	return errs
 }

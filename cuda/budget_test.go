@@ -21,7 +21,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite bench/gpu/budget.md")
 
-// listener is a backend of one device that only hears what it would launch.
+// listener is a backend of one device that only records what it would launch.
 type listener struct {
 	runtime.Device
 	groups []kernel.Group
@@ -39,18 +39,19 @@ func (d *listener) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	return nil
 }
 
-// part is a row of the budget: kernels of a kind.
+// part is a row of the budget: kernels of one kind.
 type part struct {
-	kernels, launches int // of kernels alone, and of groups
+	kernels, launches int // number of kernels, and of launches after fusion
 	alone, bytes      int64
 	flops             float64
-	rate              float64 // operations a second
+	rate              float64 // operations per second
 	before            int64   // bytes that a kernel of its own reads before the others run
 }
 
-// What the time of a part is predicted from. None of it is measured by this project: memory at 4.3 TB/s and 788 TFLOP/s of
-// large products are others' figures of an H200, of which products this narrow are taken to reach 80 %; the rates of attention,
-// and what a small kernel takes in a graph, are what public kernels of the same shape reach on an H100.
+// What the time of a part is predicted from. None of it was measured by this project. Memory at 4.3
+// TB/s and 788 TFLOP/s for large products are others' figures of an H200; products this narrow are
+// assumed to reach 80 % of that. The rates of attention, and the time of a small kernel in a graph,
+// are those of public kernels of the same shape on an H100.
 const (
 	memoryRate    = 4.3e12
 	productRate   = 630e12
@@ -67,7 +68,8 @@ func (p part) seconds() float64 {
 	return t + float64(p.before)/memoryRate + float64(p.launches)*launchSeconds
 }
 
-// TestBudget counts the launches and bytes of a step of GPT-2 124M, and predicts its time on one H200 by kernel.
+// TestBudget counts the launches and bytes of a step of GPT-2 124M, and predicts its time on one
+// H200 kernel by kernel.
 func TestBudget(t *testing.T) {
 	const batch, peak = 64, 989e12
 	model := gpt.Config{
@@ -158,7 +160,7 @@ Printed by `+"`go test ./cuda -run TestBudget -update`"+`.
 	require.Greater(t, mfu, 0.4)
 }
 
-// kindOf counts a group.
+// kindOf returns the kind of a group and its share of the budget.
 func kindOf(t *testing.T, g kernel.Group) (name string, p part) {
 	first := g[0]
 	p.kernels = len(g)
@@ -188,12 +190,12 @@ func kindOf(t *testing.T, g kernel.Group) (name string, p part) {
 		p.launches, p.flops, p.rate = 1, 2*float64(product.M)*float64(product.N)*float64(product.K), productRate
 		return "matrix products", p
 	case ir.OpAttention, ir.OpAttentionGrad:
-		s := first.Args[len(first.Args)-3].Slab.Local // log-sums, [batch, heads, rows], of the gradient
+		s := first.Args[len(first.Args)-3].Slab.Local // log-sums [batch, heads, rows], for the gradient
 		products, name := 7.0, "attention gradient"
 		p.rate = backwardRate
 		if op == ir.OpAttention {
 			s, products, name, p.rate = first.Results[1].Slab.Local, 2, "attention", forwardRate
-		} else { // products of results with their gradients
+		} else { // dot products of results with their gradients
 			p.before = first.Args[0].Bytes() + first.Args[len(first.Args)-4].Bytes()
 		}
 		rows := float64(s[len(s)-1])
@@ -215,13 +217,13 @@ func kindOf(t *testing.T, g kernel.Group) (name string, p part) {
 		return "norm gradient", p
 	case ir.OpRowMax:
 		return "softmax statistics", p
-	case ir.OpRowPick: // a sector of each row
+	case ir.OpRowPick: // one sector per row
 		p.bytes = 32 * first.Results[0].Slab.Elems()
 		p.alone = p.bytes
 	case ir.OpAdamW:
 		return "AdamW", p
 	case ir.OpCast:
-		if first.Args[0].Offset == first.Results[0].Offset { // by way of scratch memory
+		if first.Args[0].Offset == first.Results[0].Offset { // through scratch memory
 			for _, k := range g {
 				p.bytes += 2 * k.Results[0].Bytes()
 				p.alone += 2 * k.Results[0].Bytes()

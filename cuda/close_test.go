@@ -14,7 +14,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// endless are collectives whose communicators do not end.
+// endless is a Collectives whose communicators never end.
 type endless struct{ driver.Collectives }
 
 func (c endless) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) {
@@ -26,7 +26,7 @@ type endlessComm struct{ driver.Comm }
 
 func (endlessComm) Close() error { select {} }
 
-// refusing are collectives that refuse sums, and count groups of calls that are open.
+// refusing is a Collectives that refuses sums, and counts open groups of calls.
 type refusing struct {
 	driver.Collectives
 	open *atomic.Int32
@@ -45,7 +45,8 @@ func (refusingComm) AllReduce(driver.Ptr, driver.Ptr, int64, ir.DType, ir.Reduct
 	return errors.New("refused")
 }
 
-// twoRanks opens a backend of two GPUs with collectives, and returns what has a rank sum numbers over both.
+// twoRanks opens a backend of two GPUs, and returns a function that lets a rank sum numbers over
+// both.
 func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*Backend, []runtime.Device, func(rank int) error) {
 	h := &hollow{Driver: fake.New(fake.Options{Devices: 2})}
 	b := New(&System{
@@ -66,7 +67,8 @@ func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*
 	}
 }
 
-// TestGroupsEnd: a group of NCCL's calls in which one is refused is closed, as what the thread does next would be of it.
+// TestGroupsEnd: a group of NCCL calls is closed even if one is refused; otherwise the thread's
+// next calls would belong to it.
 func TestGroupsEnd(t *testing.T) {
 	var open atomic.Int32
 	_, ds, sum := twoRanks(t, func(c driver.Collectives) driver.Collectives { return refusing{c, &open} })
@@ -80,11 +82,12 @@ func TestGroupsEnd(t *testing.T) {
 	require.Zero(t, open.Load())
 }
 
-// TestCloseIsBounded: closing does not wait for ever for NCCL, nor for a stream, and says what it has left behind.
+// TestCloseIsBounded: closing does not wait for ever for NCCL or a stream, and says what it has
+// abandoned.
 func TestCloseIsBounded(t *testing.T) {
 	for name, tt := range map[string]struct {
 		nccl func(driver.Collectives) driver.Collectives
-		sums int // on the first rank; one on the other
+		sums int // by the first rank; the other makes one
 		want string
 	}{
 		"a communicator": {func(c driver.Collectives) driver.Collectives { return endless{c} }, 1, "cuda: NCCL has not ended rank "},

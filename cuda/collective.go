@@ -11,23 +11,28 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// group is a set of ranks that make collectives together.
+// Collectives on one GPU (loopback), and what all collectives share. The members of a group meet at
+// barriers. A barrier is a wait on the host and then waits of streams, because a stream can wait only
+// for an event that has been recorded. Between barriers a member reads the arenas of the others.
+
+// group is a set of ranks that make collectives together. All of its ranks in this process share
+// it.
 type group struct {
 	arrivals tally
-	members  []member // by position
-	id       driver.ID
+	members  []member  // by position
+	id       driver.ID // of the NCCL communicator, if named
 	named    bool
 }
 
-// member is what one rank tells the others of a group: how many barriers it has entered,
-// with which collective, and the event of the last two, after which its stream is there.
+// member is what one rank tells the others of its group: how many barriers it has entered, at which
+// collective it is, and the events of its stream at its last two barriers.
 type member struct {
 	barriers atomic.Int64
 	node     atomic.Pointer[ir.Node]
 	events   [2]driver.Event
 }
 
-// view is one rank's view of a group.
+// view is what one lane knows of a group.
 type view struct {
 	*group
 	number   int
@@ -90,7 +95,7 @@ func (v *view) missing() []int {
 	return ranks
 }
 
-// arrive enters the next barrier and returns when all members have, on the host.
+// arrive enters the next barrier and waits on the host until all members have entered it.
 func (l *lane) arrive(v *view) error {
 	v.barriers++
 	v.members[v.position].barriers.Store(v.barriers)
@@ -98,8 +103,8 @@ func (l *lane) arrive(v *view) error {
 	return l.device.backend.await(&v.arrivals, v.barriers*int64(len(v.members)), v.missing)
 }
 
-// barrier holds the lane's later work back until the streams of all members have come so
-// far. Nobody is two barriers ahead of another, so two events a member are enough.
+// barrier holds later work of the lane back until the streams of all members have reached the
+// barrier. No member can be two barriers ahead of another, so each needs only two events.
 func (l *lane) barrier(v *view) error {
 	drv, turn := l.device.drv, (v.barriers+1)&1
 	if v.events[turn] == 0 {
@@ -127,7 +132,7 @@ func (l *lane) barrier(v *view) error {
 	return nil
 }
 
-// Collective makes a collective, or gives it to the lane of its stream.
+// Collective makes a collective on the lane of its stream.
 func (d *Device) Collective(c *runtime.Collective) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -146,7 +151,7 @@ func (d *Device) collective(c *runtime.Collective) error {
 			}
 			return err
 		}
-		if c.Ran != nil { // when it was given to the GPU: the rank does not wait to know more
+		if c.Ran != nil { // the times of giving it to the GPU: the rank does not wait to learn more
 			c.Ran(start, time.Now())
 		}
 		return nil
@@ -157,7 +162,7 @@ func (d *Device) collective(c *runtime.Collective) error {
 	return d.settle()
 }
 
-// collective makes the rank's share of a collective, and of those made together with it.
+// collective makes the rank's part of a collective and the others of its bucket.
 func (l *lane) collective(c *runtime.Collective) error {
 	d := l.device
 	d.label(l, c.Node.Op.String(), c.Node.Name)
@@ -167,8 +172,8 @@ func (l *lane) collective(c *runtime.Collective) error {
 	return l.loopback(c)
 }
 
-// loopback makes a collective of ranks on one GPU: they meet, read each other's arenas,
-// and meet again before anyone may overwrite what was read.
+// loopback makes a collective of ranks on one GPU: they meet, read each other's arenas, and meet
+// again before anyone may overwrite what was read.
 func (l *lane) loopback(c *runtime.Collective) error {
 	v, err := l.view(c)
 	if err != nil {
@@ -200,18 +205,20 @@ func (l *lane) loopback(c *runtime.Collective) error {
 	return l.barrier(v)
 }
 
-// operand and result are where elements of a member's tensors lie, from one on.
+// operand returns the address of element from of a member's operand.
 func (l *lane) operand(m runtime.Member, from int) driver.Ptr {
 	return l.device.backend.devices[m.Rank].at(m.In) + driver.Ptr(int64(from)*m.In.DType.Size())
 }
 
+// result returns the address of element from of a member's result.
 func (l *lane) result(m runtime.Member, from int) driver.Ptr {
 	return l.device.backend.devices[m.Rank].at(m.Out) + driver.Ptr(int64(from)*m.Out.DType.Size())
 }
 
-// exchange reads what the member needs from the operands of the others: all of it but for
-// an all_reduce, of which it makes one share whole, in its own arena. A share in place of
-// an operand disturbs nobody: others read other shares of it.
+// exchange reads what the member needs from the operands of all members. Of an all_reduce it
+// computes only the member's share (see [codegen.ReduceShare]), in its own arena; collect then
+// copies the others. The result may overwrite the operand, because no other member reads that share
+// of it.
 func (l *lane) exchange(c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	switch c.Node.Op {
@@ -234,7 +241,7 @@ func (l *lane) exchange(c *runtime.Collective) error {
 	panic(fmt.Sprintf("BUG: cuda: %s is not a collective", c.Node.Op))
 }
 
-// bring copies bytes to where they belong, if they are not there.
+// bring copies bytes, unless they are already there.
 func (l *lane) bring(to, from driver.Ptr, bytes int64) error {
 	if to == from {
 		return nil
@@ -242,8 +249,8 @@ func (l *lane) bring(to, from driver.Ptr, bytes int64) error {
 	return l.device.drv.Copy(to, from, bytes, l.stream)
 }
 
-// reduce sets n elements of the member's result to the reduction, over the members in
-// order, of as many of their operands.
+// reduce sets n elements of the member's result, from index to on, to the reduction over all
+// members, in order, of their operands from index from on.
 func (l *lane) reduce(c *runtime.Collective, to, from, n int) error {
 	if n == 0 {
 		return nil
@@ -256,7 +263,7 @@ func (l *lane) reduce(c *runtime.Collective, to, from, n int) error {
 	return l.device.gpu.engine.Reduce(l.stream, c.Attr.Reduce, me.In.DType, l.result(me, to), in, int64(n))
 }
 
-// collect takes the shares of an all_reduce that the other members have made.
+// collect copies the shares of an all_reduce that the other members have computed.
 func (l *lane) collect(c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	for i, m := range c.Members {
@@ -272,7 +279,7 @@ func (l *lane) collect(c *runtime.Collective) error {
 	return nil
 }
 
-// eachRun is [runtime.EachRun] of something that fails; it stops at the first failure.
+// eachRun is [runtime.EachRun] for a function that may fail. It stops at the first error.
 func eachRun(a, b ir.Slab, do func(inA, inB, n int) error) (err error) {
 	runtime.EachRun(a, b, func(inA, inB, n int) {
 		if err == nil {

@@ -17,7 +17,7 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// onFake opens backends on fake drivers, and checks that nothing is left open.
+// onFake opens backends on fake drivers, and checks that everything is freed.
 func onFake(opts cuda.Options) backendtest.Open {
 	seed := uint64(0)
 	return func(t *testing.T) runtime.Backend {
@@ -30,7 +30,7 @@ func onFake(opts cuda.Options) backendtest.Open {
 	}
 }
 
-// The suite of backends, in parts: with all ranks on one GPU, and each on its own.
+// The conformance suite, in parts: with all ranks on one GPU, and with a GPU for each.
 func TestAlone(t *testing.T) { backendtest.RunAlone(t, onFake(cuda.Options{})) }
 func TestFused(t *testing.T) {
 	backendtest.RunFused(t, onFake(cuda.Options{}), func(ir.Op, ir.Attr) bool { return false })
@@ -40,8 +40,7 @@ func TestFixedNCCL(t *testing.T)  { backendtest.RunFixedPoint(t, onFake(cuda.Opt
 func TestLoopback(t *testing.T)   { backendtest.RunTogether(t, onFake(cuda.Options{Loopback: true})) }
 func TestNCCL(t *testing.T)       { backendtest.RunTogether(t, onFake(cuda.Options{})) }
 
-// TestOpenRefuses checks what is said of GPUs that will not do, and that nothing stays
-// open.
+// TestOpenRefuses checks the errors for unusable GPUs, and that everything is freed.
 func TestOpenRefuses(t *testing.T) {
 	for _, tt := range []struct {
 		fakes fake.Options
@@ -62,7 +61,7 @@ func TestOpenRefuses(t *testing.T) {
 	}
 }
 
-// late are collectives whose last rank never joins.
+// late is a Collectives whose last rank never joins.
 type late struct{ driver.Collectives }
 
 func (c late) NewID() (driver.ID, error) {
@@ -73,8 +72,8 @@ func (c late) NewID() (driver.ID, error) {
 
 func (c late) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) { select {} }
 
-// TestJoinIsBounded: a communicator that is never complete is an error with rank, group and
-// address, on every rank, and closing does not wait for it.
+// TestJoinIsBounded: if a communicator is never complete, every rank has an error with rank, group
+// and address, and closing does not wait for it.
 func TestJoinIsBounded(t *testing.T) {
 	d := fake.New(fake.Options{Devices: 2})
 	system, err := cudatest.NewSystem(d)
@@ -101,13 +100,13 @@ func TestJoinIsBounded(t *testing.T) {
 	}
 }
 
-// TestLateMessage: a message that is not sent, between ranks that have met before, is an error with
+// TestLateMessage: if a message is not sent, between ranks that have met before, the error names
 // the instruction that waits for it and the rank that does not send it.
 func TestLateMessage(t *testing.T) {
 	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 2}))
 	require.NoError(t, err)
 	b := cuda.New(system, cuda.Options{})
-	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 2 * time.Second}) // which the message that is sent has, too
+	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 2 * time.Second}) // also for the message that is sent
 	require.NoError(t, err)
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 	sent := &ir.Node{Op: ir.OpSend, Name: "x@send"}
@@ -141,8 +140,8 @@ func TestLateMessage(t *testing.T) {
 	}
 }
 
-// TestEndsWithGraphs: NCCL ends no communicator, nor aborts it, while there are graphs that captured it. The end of a run
-// waits for neither, nor does the word of its failure.
+// TestEndsWithGraphs: NCCL neither closes nor aborts a communicator while there are graphs that
+// captured it. Neither the end of a run nor the report of its failure waits for that.
 func TestEndsWithGraphs(t *testing.T) {
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 	sum := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
@@ -175,7 +174,7 @@ func TestEndsWithGraphs(t *testing.T) {
 			_, graphs := d.Ran()
 			require.Equal(t, 2, graphs, "the third step of each rank")
 			if fails {
-				require.NoError(t, tell[0]()) // the other does not come
+				require.NoError(t, tell[0]()) // the other rank does not come
 				start := time.Now()
 				b.Abort()
 				require.Less(t, time.Since(start), 5*time.Second)

@@ -13,7 +13,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Device is one rank. Calls hand work to the GPU and return; those that wait say so.
+// Device is one rank. Calls give work to the GPU and return; the ones that wait say so.
 type Device struct {
 	backend *Backend
 	drv     driver.Driver
@@ -21,7 +21,7 @@ type Device struct {
 	rank    int
 
 	compute    *lane
-	streams    [runtime.Host]*lane // the compute lane among them
+	streams    [runtime.Host]*lane // one per stream, including compute
 	arena      driver.Ptr          // of device memory
 	arenaBytes int64
 	host       []byte // pinned
@@ -29,22 +29,22 @@ type Device struct {
 	workspace, scratch driver.Ptr
 	scratchBytes       int64
 	upload             staging
-	landing            []byte // pinned, for downloads
+	landing            []byte // pinned memory that downloads pass through
 	landed             driver.Event
 	ends               ends
 
-	received map[int]int64          // messages taken, by Transfer.Wire
-	inlets   map[int]*lane          // where those of GPUs of their own arrive, by sender
-	expected map[int][]driver.Event // after messages that are expected and not taken, by Transfer.Wire
+	received map[int]int64          // how many messages were received, by Transfer.Wire (loopback)
+	inlets   map[int]*lane          // lanes that receive messages, by sender (NCCL): see meeting.go
+	expected map[int][]driver.Event // events after messages that were expected and not received yet, by Transfer.Wire
 
-	// prepared are the kernels of loaded programs, made ready when they are launched
-	// first; nil until then. Programs do not change. groups are those that are done as one,
-	// by their first kernel; the others of a group have an empty one.
+	// prepared has the kernels of loaded programs, which do not change. Each is made ready when it
+	// is first launched; until then its entry is nil. groups has the fused kernels, by the first
+	// kernel of each group; the other kernels of a group have an empty group.
 	prepared map[*runtime.Kernel]launch
 	groups   map[*runtime.Kernel]kernel.Group
-	checked  []kernel.Group // since the arena was asked for
-	steps    *replay        // nil where steps are never graphs
-	labels   driver.Labeler // nil unless the driver wants to know
+	checked  []kernel.Group // kernels and groups that were loaded since the last Alloc
+	steps    *replay        // nil if steps are never CUDA graphs
+	labels   driver.Labeler // nil if the driver does not take labels
 }
 
 var (
@@ -55,13 +55,13 @@ var (
 	_ runtime.Meeter  = (*Device)(nil)
 )
 
-// launch puts a prepared kernel on a stream.
+// launch puts a prepared kernel, or a fused group, on a stream.
 type launch func(s driver.Stream) error
 
 const (
-	// landingBytes is the pinned memory through which downloads go, a piece at a time.
+	// landingBytes is the size of the pinned memory that downloads pass through, piece by piece.
 	landingBytes = 1 << 20
-	// spin is how long a wait for the GPU looks without sleeping.
+	// A wait for the GPU polls without sleeping for spin, then every nap.
 	spin = 200 * time.Microsecond
 	nap  = 50 * time.Microsecond
 )
@@ -76,7 +76,7 @@ func newDevice(b *Backend, g *gpu, rank int) *Device {
 	return d
 }
 
-// open takes what the rank needs on its GPU, which is current.
+// open allocates what the rank needs on its GPU, whose context is current.
 func (d *Device) open() (err error) {
 	for s := range d.streams {
 		if d.streams[s], err = newLane(d, s != int(runtime.Compute) && d.backend.meetsOnHost()); err != nil {
@@ -107,7 +107,7 @@ func (d *Device) open() (err error) {
 	return d.upload.open(d)
 }
 
-// do does a call, unless it is one of a step that is replayed.
+// do makes a call, or only notes it if the step may be replayed as a graph.
 func (d *Device) do(c call, data []byte) error {
 	if d.steps != nil {
 		return d.steps.do(c, data)
@@ -115,7 +115,7 @@ func (d *Device) do(c call, data []byte) error {
 	return (&replay{Device: d}).perform(c, data)
 }
 
-// flush has everything done that was told before something that no graph has.
+// flush makes the calls that were only noted, before a call that no graph can contain.
 func (d *Device) flush() error {
 	if d.steps == nil {
 		return nil
@@ -123,10 +123,10 @@ func (d *Device) flush() error {
 	return d.steps.flush()
 }
 
-// meetsOnHost reports whether ranks of collectives wait for each other on the host.
+// meetsOnHost reports whether the ranks of a collective wait for each other on the host (loopback).
 func (b *Backend) meetsOnHost() bool { return b.opts.Loopback && b.world.Ranks > 1 }
 
-// enter makes the rank's GPU current on the calling thread. It is followed by leave.
+// enter makes the rank's GPU current on the calling thread. A call of leave follows.
 func (d *Device) enter() error {
 	goruntime.LockOSThread()
 	return d.drv.SetCurrent(d.gpu.context)
@@ -134,7 +134,7 @@ func (d *Device) enter() error {
 
 func (d *Device) leave() { goruntime.UnlockOSThread() }
 
-// drain waits until the compute stream has done what it was given.
+// drain waits until the compute stream is idle.
 func (d *Device) drain() error {
 	if err := d.drv.RecordEvent(d.landed, d.compute.stream); err != nil {
 		return err
@@ -142,7 +142,7 @@ func (d *Device) drain() error {
 	return d.poll(func() (bool, error) { return d.drv.EventDone(d.landed) })
 }
 
-// settle is drain for devices that do one thing after another.
+// settle drains if the backend is synchronous.
 func (d *Device) settle() error {
 	if !d.backend.opts.Synchronous {
 		return nil
@@ -150,8 +150,8 @@ func (d *Device) settle() error {
 	return d.drain()
 }
 
-// poll waits for the GPU. Work that was given ends by itself unless it is a collective of
-// several GPUs, which the world's timeout bounds.
+// poll waits until done says that work of the GPU has ended. Work that waits for other ranks may
+// never end, so the timeout of the world bounds the wait (see hangs).
 func (d *Device) poll(done func() (bool, error)) error {
 	start := time.Now()
 	for {
@@ -176,8 +176,7 @@ func (d *Device) poll(done func() (bool, error)) error {
 	}
 }
 
-// Check implements [runtime.Checker]. Kernels that pass are prepared when they are
-// launched first.
+// Check implements [runtime.Checker]. A kernel that passes is prepared at its first launch.
 func (d *Device) Check(k *runtime.Kernel) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -198,7 +197,7 @@ func (d *Device) Check(k *runtime.Kernel) error {
 	return nil
 }
 
-// Fuse implements [runtime.Fuser]. Where every call is timed, each kernel has its own.
+// Fuse implements [runtime.Fuser]. A synchronous device fuses nothing, as every kernel is timed.
 func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	if d.backend.opts.Synchronous {
 		return nil
@@ -208,7 +207,7 @@ func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	}
 	defer d.leave()
 	for _, g := range kernel.Fuse(run, uses) {
-		if len(g) == 1 || d.backend.opts.Reproducible && slices.ContainsFunc(g, isProduct) { // a library joins products
+		if len(g) == 1 || d.backend.opts.Reproducible && slices.ContainsFunc(g, isProduct) { // cuBLASLt runs fused products
 			continue
 		}
 		if d.productIn(g) < 0 {
@@ -225,7 +224,8 @@ func (d *Device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	return nil
 }
 
-// group returns what is done where a kernel is launched: nothing if others have done it.
+// group returns the kernels that a launch of k runs: k, its group, or none if k is a later one of a
+// group.
 func (d *Device) group(k *runtime.Kernel) kernel.Group {
 	if g, ok := d.groups[k]; ok {
 		return g
@@ -233,7 +233,7 @@ func (d *Device) group(k *runtime.Kernel) kernel.Group {
 	return kernel.Group{k}
 }
 
-// unprepare forgets what depends on addresses.
+// unprepare drops prepared kernels and graphs, because addresses in them change.
 func (d *Device) unprepare() error {
 	for k := range d.prepared {
 		d.prepared[k] = nil
@@ -271,7 +271,8 @@ func (d *Device) launch(k *runtime.Kernel) error {
 	return d.settle()
 }
 
-// prepare makes a kernel ready to be launched any number of times.
+// prepare returns the launch of a kernel and what is fused with it. It can be run any number of
+// times.
 func (d *Device) prepare(k *runtime.Kernel) (launch, error) {
 	switch g := d.group(k); {
 	case len(g) == 0:
@@ -296,7 +297,7 @@ func (d *Device) prepareGroup(g kernel.Group) (launch, error) {
 	return d.gpu.engine.Prepare(g, d.place, d.scratch)
 }
 
-// reserve makes the scratch memory of kernels at least bytes long.
+// reserve grows the scratch memory of kernels to at least the given bytes.
 func (d *Device) reserve(bytes int64) error {
 	if bytes <= d.scratchBytes {
 		return nil
@@ -321,7 +322,7 @@ func (d *Device) reserve(bytes int64) error {
 	return nil
 }
 
-// place is where a tensor lies.
+// place returns the device address of a tensor.
 func (d *Device) place(t runtime.Tensor) uint64 {
 	if t.Space == runtime.OnHost {
 		panic("BUG: cuda: a kernel reads host memory")
@@ -333,12 +334,11 @@ var _ kernel.Place = (*Device)(nil).place
 
 func (d *Device) at(t runtime.Tensor) driver.Ptr { return driver.Ptr(d.place(t)) }
 
-// copies reports the ops that only move a value between the spaces.
+// copies reports whether a kernel only copies between the two spaces.
 func copies(k *runtime.Kernel) bool {
 	return k.Node.Op == ir.OpFetch || k.Node.Op == ir.OpStash
 }
 
-// prepareCopy copies between the arenas.
 func (d *Device) prepareCopy(k *runtime.Kernel) launch {
 	from, to, bytes := k.Args[0], k.Results[0], k.Args[0].Bytes()
 	return func(s driver.Stream) error {
@@ -352,25 +352,25 @@ func (d *Device) prepareCopy(k *runtime.Kernel) launch {
 	}
 }
 
-// label tells the driver what a lane is given next.
+// label tells the driver what the next work on a lane is, for its reports.
 func (d *Device) label(l *lane, op, name string) {
 	if d.labels != nil {
 		d.labels.Label(l.stream, fmt.Sprintf("rank %d %s %s", d.rank, op, name))
 	}
 }
 
-// Close ends the rank. The last to be closed frees the GPUs: until then streams of
-// others may use its arena.
+// Close closes the rank. The last rank to be closed frees the GPUs: until then streams of other
+// ranks may use its arena.
 func (d *Device) Close() error { return d.backend.closed() }
 
-// rest waits, but not past the end, until the rank's streams have done what they were given, and drops its graphs.
-func (d *Device) rest(end time.Time) error {
+// awaitIdle waits until the rank's streams are idle, at most until end, and frees its graphs.
+func (d *Device) awaitIdle(end time.Time) error {
 	if err := d.drv.SetCurrent(d.gpu.context); err != nil {
 		return err
 	}
 	for _, l := range d.lanes() {
-		if !l.rests(end) {
-			d.backend.left.Store(true)
+		if !l.awaitIdle(end) {
+			d.backend.abandoned.Store(true)
 			return fmt.Errorf("cuda: a stream of rank %d is at work still after %v; GPU %d (%s) stays open", d.rank, d.backend.bound, d.gpu.ordinal, d.gpu.name)
 		}
 	}
@@ -380,7 +380,7 @@ func (d *Device) rest(end time.Time) error {
 	return d.steps.forgetAll()
 }
 
-// release frees what the rank holds, which rests.
+// release frees the memory and events of the rank, whose streams are idle.
 func (d *Device) release() error {
 	errs := []error{d.drv.SetCurrent(d.gpu.context)}
 	for _, events := range d.expected {

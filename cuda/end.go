@@ -7,24 +7,24 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// ends are the steps that have ended and were not waited for: their words are on the way
-// to pinned memory.
+// ends are the steps that have ended and were not waited for. Their words are being copied to
+// pinned memory.
 type ends struct {
-	memory []byte // of all
+	memory []byte // two steps' words
 	ring   [2]end
-	told   int64 // steps that have ended
-	waited int64
+	told   int64 // how many steps have ended
+	waited int64 // how many were waited for
 }
 
-// end is the end of a step.
+// end is the end of one step.
 type end struct {
 	words   int
 	event   driver.Event
-	sharing bool                // other ranks take part in its graph
-	marked  [runtime.Host]int64 // events recorded on each stream before it
+	sharing bool                // the step is a graph in which other ranks take part
+	marked  [runtime.Host]int64 // how many events each stream had at the end of the step
 }
 
-// maxWords is how many words a step can leave.
+// maxWords is how many words a step can keep.
 const maxWords = 64
 
 func (e *ends) open(drv driver.Driver) (err error) {
@@ -45,7 +45,7 @@ func (e *ends) at(n int64) (*end, []byte) {
 	return &e.ring[i], e.memory[4*maxWords*i : 4*maxWords*(i+1)]
 }
 
-// sharing reports whether a graph is on its way that other ranks take part in.
+// sharing reports whether a graph in which other ranks take part may be running.
 func (e *ends) sharing() bool {
 	for n := e.waited; n < e.told; n++ {
 		if last, _ := e.at(n); last.sharing {
@@ -67,7 +67,7 @@ func (e *ends) release(drv driver.Driver) (errs []error) {
 	return errs
 }
 
-// End ends a step, of which words are to be kept. It returns before they are there.
+// End ends a step and starts copying its words. It returns before they are there.
 func (d *Device) End(words []int64) error {
 	if len(words) > maxWords || d.ends.told-d.ends.waited == int64(len(d.ends.ring)) {
 		return fmt.Errorf("cuda: end of a step with %d words after %d steps that nobody waited for", len(words), d.ends.told-d.ends.waited)
@@ -113,7 +113,7 @@ func (d *Device) End(words []int64) error {
 	return d.steps.learn(calls)
 }
 
-// Last waits for the oldest step that nobody waited for.
+// Last waits for the oldest step that was not waited for, and copies its words to dst.
 func (d *Device) Last(dst []byte) error {
 	last, memory := d.ends.at(d.ends.waited)
 	if d.ends.waited == d.ends.told || len(dst) != 4*last.words {
@@ -126,7 +126,7 @@ func (d *Device) Last(dst []byte) error {
 	if err := d.poll(func() (bool, error) { return d.drv.EventDone(last.event) }); err != nil {
 		return err
 	}
-	for s, n := range last.marked { // the compute stream ends a step when the others have
+	for s, n := range last.marked { // at the end of a step the compute stream has waited for all others
 		d.lane(runtime.Stream(s)).passed(n)
 	}
 	d.ends.waited++

@@ -6,25 +6,25 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Engine runs kernels on one GPU, but for matrix products and copies. Its methods are
-// called with the GPU current.
+// Engine runs kernels on one GPU, except for matrix products and copies. The GPU is current in all
+// calls.
 type Engine interface {
-	// Check says why kernels cannot be run, if that is known at once, and begins to make them.
+	// Check returns an error if it is clear that a group cannot run, and else starts compiling it.
 	Check(g kernel.Group) error
-	// Load waits until all that was checked can be run.
+	// Load waits until all that was checked is ready.
 	Load() error
-	// Scratch returns the bytes of memory of its own that a group needs while it runs.
+	// Scratch returns how many bytes of scratch memory a group needs while it runs.
 	Scratch(g kernel.Group) int64
-	// Prepare returns what puts a group on a stream, any number of times.
+	// Prepare returns a function that launches a group on a stream, any number of times.
 	Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error)
-	// Reduce sets out to the sums or maxima over the inputs, in order. Two-byte numbers are
-	// added in f32 and rounded once; out may be one of the inputs.
+	// Reduce sets out to the sums or maxima of the inputs, added in the order of in. Two-byte
+	// numbers are added in f32 and rounded once. out may be one of the inputs.
 	Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error
-	// Exceeds sets the integer of 8 bytes at flag to 1 if the magnitude of one of so many
-	// fixed-point numbers is greater than a limit, or it stands for a sum that did not fit.
+	// Exceeds sets the 8-byte integer at flag to 1 if any of the fixed-point numbers at x has a
+	// magnitude above limit, or is the value that stands for overflow.
 	Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error
-	// Void turns all of so many fixed-point numbers into a sum that does not fit, unless what
-	// is at flag is 0.
+	// Void sets all fixed-point numbers at x to the value that stands for overflow, unless the
+	// integer at flag is 0.
 	Void(s driver.Stream, flag, x driver.Ptr, elems int64) error
 	Close() error
 }

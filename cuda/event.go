@@ -24,7 +24,6 @@ func (d *Device) record(s runtime.Stream) error {
 
 func (d *Device) lane(s runtime.Stream) *lane { return d.streams[s] }
 
-// lanes are all that there are.
 func (d *Device) lanes() (all []*lane) {
 	for _, l := range d.streams {
 		if l != nil {
@@ -34,7 +33,7 @@ func (d *Device) lanes() (all []*lane) {
 	return slices.AppendSeq(all, maps.Values(d.inlets))
 }
 
-// Wait holds a stream back, or the caller.
+// Wait makes a stream, or the caller if s is Host, wait for an event.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -68,19 +67,19 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	return nil
 }
 
-// waitFor holds a stream back until an event of a rank has happened.
+// waitFor makes a stream wait for an event of any rank of this process.
 func (d *Device) waitFor(s runtime.Stream, of *lane, e runtime.Event) error {
 	l := d.lane(s)
 	return l.run(task{do: func() error { return d.hold(l, of, e) }})
 }
 
-// waitOwn holds a stream back until an event of a stream of the same rank has happened.
+// waitOwn makes a stream wait for an event of another stream of the same rank.
 func (d *Device) waitOwn(s, of runtime.Stream, n int64) error {
 	return d.waitFor(s, d.lane(of), runtime.Event{Rank: d.rank, Stream: of, N: n})
 }
 
-// hold holds a lane back until an event of a lane has happened. The driver knows only
-// events that are recorded, so it waits for that.
+// hold makes a lane wait for an event of another lane. The driver can wait only for an event that
+// has been recorded, so hold first waits on the host until it is.
 func (d *Device) hold(l, of *lane, e runtime.Event) error {
 	if err := d.recorded(of, e); err != nil {
 		return err
@@ -91,8 +90,8 @@ func (d *Device) hold(l, of *lane, e runtime.Event) error {
 	return of.hold(e.N, l.stream)
 }
 
-// recorded waits until an event is recorded. What the rank's own goroutine waits for ends
-// in time: it needs no limit of its own.
+// recorded waits on the host until an event has been recorded. The wait for a lane's own goroutine
+// has no bound here, because every wait of that goroutine has one.
 func (d *Device) recorded(of *lane, e runtime.Event) error {
 	late := func() []int { return []int{e.Rank} }
 	if of.device == d && of.beside {
@@ -107,7 +106,8 @@ func (d *Device) recorded(of *lane, e runtime.Event) error {
 	return nil
 }
 
-// blame names the collective that an event of a lane beside the compute lane stands for.
+// blame adds to the error of a wait for a stream the collective or transfer that the stream has not
+// done.
 func (l *lane) blame(e runtime.Event, err error) error {
 	if e.Stream == runtime.Compute || e.Rank != l.device.rank {
 		return err

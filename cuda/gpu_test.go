@@ -22,7 +22,7 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// current makes GPU 0 that of the test's thread, and returns a stream of it.
+// current makes GPU 0 current on the test's thread, and returns a stream of it.
 func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
 	t.Helper()
 	goruntime.LockOSThread()
@@ -38,7 +38,7 @@ func current(t *testing.T, system *cuda.System) (driver.Driver, driver.Stream) {
 	return drv, s
 }
 
-// TestGPUConformance runs the suite of backends on a GPU, with all ranks on it.
+// TestGPUConformance runs the conformance suite on a GPU, with all ranks on it.
 func TestGPUConformance(t *testing.T) {
 	system := cudatest.Machine(t)
 	t.Log(system.Versions)
@@ -48,8 +48,8 @@ func TestGPUConformance(t *testing.T) {
 	backendtest.RunTogether(t, open)
 }
 
-// TestGPUEpilogues compares products with what cuBLASLt does besides with float64, where it is
-// slower than apart too.
+// TestGPUEpilogues compares products with epilogues of cuBLASLt with float64, even where computing
+// the epilogue apart would be faster.
 func TestGPUEpilogues(t *testing.T) { testEpilogues(t, cudatest.Machine(t)) }
 
 // TestEpilogues is the same on the fake.
@@ -91,7 +91,7 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 		require.NoError(t, drv.CopyToHost(host[:int64(len(want))*d.Size()], p, s))
 		require.NoError(t, drv.SyncStream(s))
 		tolerance := map[ir.DType]float64{ir.F32: 1e-4, ir.BF16: 0.05, ir.F16: 0.01}[d]
-		half := map[ir.DType]float64{ir.BF16: 0x1p-8, ir.F16: 0x1p-11}[d] // a unit in the last place, of large results
+		half := map[ir.DType]float64{ir.BF16: 0x1p-8, ir.F16: 0x1p-11}[d] // a unit in the last place of large results
 		for i, w := range want {
 			require.InDelta(t, w, d.Read(host[int64(i)*d.Size():]), max(tolerance, math.Abs(w)*half), "%s of %s, element %d", name, d, i)
 		}
@@ -127,7 +127,7 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 				}
 			}
 			apart := 0
-			slow := func() error { // so that it is not chosen
+			slow := func() error { // slow, so that it is not chosen
 				apart++
 				for range 50 {
 					if err := drv.Set8(at[2], 0, 4*most, s); err != nil {
@@ -153,9 +153,8 @@ func testEpilogues(t *testing.T, system *cuda.System) {
 	}
 }
 
-// TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a
-// copy: names, types, streams and ids are right if that works. And it sends messages to itself, in a
-// graph too.
+// TestGPUOneRankNCCL makes every collective with NCCL and one rank, for which each is a copy. It
+// checks names, types, streams and IDs. It also sends messages to itself, in a graph too.
 func TestGPUOneRankNCCL(t *testing.T) {
 	system := cudatest.Machine(t)
 	testOneRankNCCL(t, system)
@@ -242,7 +241,7 @@ func testOneRankNCCL(t *testing.T, system *cuda.System) {
 				require.NoError(t, ds[0].Alloc(runtime.OnDevice, 2*out.Offset))
 				want, got := make([]byte, in.Bytes()), make([]byte, in.Bytes())
 				rng := rand.New(rand.NewPCG(uint64(i), uint64(j)))
-				for k := 0; k < len(want); k += 2 { // halves, and floats, near 1
+				for k := 0; k < len(want); k += 2 { // as halves and as floats, these are near 1
 					want[k], want[k+1] = byte(rng.Uint32()), 0x3f
 				}
 				require.NoError(t, ds[0].Upload(runtime.OnDevice, in.Offset, want))
@@ -305,7 +304,7 @@ func TestGPUProductRates(t *testing.T) {
 	}
 }
 
-// noise fills memory with numbers of the size of activations, that read as bf16 or f32.
+// noise fills memory with numbers of the size of activations, whether read as bf16 or f32.
 func noise(t *testing.T, drv driver.Driver, at []driver.Ptr, bytes int64, s driver.Stream) {
 	const piece = 1 << 24
 	m, err := drv.AllocHost(piece)
@@ -324,7 +323,7 @@ func noise(t *testing.T, drv driver.Driver, at []driver.Ptr, bytes int64, s driv
 	require.NoError(t, drv.FreeHost(m))
 }
 
-// rate returns TFLOP/s: the best of five turns of some 50 ms.
+// rate returns TFLOP/s: the best of five measurements of some 50 ms.
 func rate(t *testing.T, drv driver.Driver, blas driver.BLAS, g driver.GEMM, at [4]driver.Ptr, s driver.Stream) float64 {
 	flops := 2 * float64(g.M) * float64(g.N) * float64(g.K)
 	turns := int(math.Ceil(2e13 / flops))

@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// kernels is the engine of a GPU: device functions of package kernel, compiled for it.
+// kernels is the [Engine] of a GPU. It compiles the device code of package kernel with NVRTC.
 type kernels struct {
 	drv      driver.Driver
 	compiler driver.Compiler
@@ -19,12 +19,12 @@ type kernels struct {
 	loading   sync.Mutex
 	mu        sync.Mutex
 	programs  map[string]*program // by name
-	wanted    []kernel.Launch     // of which Check has begun the programs
+	wanted    []kernel.Launch     // launches that Check has seen and Load has not
 	functions map[[2]string]driver.Function
-	shared    map[driver.Function]uint32 // dynamic shared memory that functions may have
+	shared    map[driver.Function]uint32 // dynamic shared memory that functions are allowed, bytes
 }
 
-// program is machine code, once made is closed.
+// program is machine code. made is closed when the compiler is done with it.
 type program struct {
 	made   chan struct{}
 	image  []byte
@@ -38,8 +38,8 @@ func newKernels(drv driver.Driver, compiler driver.Compiler, capability int) *ke
 		functions: map[[2]string]driver.Function{}, shared: map[driver.Function]uint32{}}
 }
 
-// archOf names an architecture for the compiler. From Hopper on, the letter lets code use
-// what later ones may not have.
+// archOf names an architecture for the compiler. The letter a, from Hopper on, allows instructions
+// that later architectures may not have.
 func archOf(capability int) string {
 	if capability >= 90 {
 		return fmt.Sprintf("sm_%da", capability)
@@ -47,7 +47,7 @@ func archOf(capability int) string {
 	return fmt.Sprintf("sm_%d", capability)
 }
 
-// compile begins to make a program.
+// compile starts compiling a program, unless it has been started before.
 func (e *kernels) compile(name string) *program {
 	p := e.programs[name]
 	if p == nil {
@@ -61,7 +61,7 @@ func (e *kernels) compile(name string) *program {
 	return p
 }
 
-// function finds what a launch runs, once: it waits for its program, and loads it.
+// function returns the function of a launch. It waits until the program is compiled, and loads it.
 func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -89,8 +89,9 @@ func (e *kernels) function(l kernel.Launch) (driver.Function, error) {
 	return f, e.share(f, l)
 }
 
-// share allows a function the dynamic shared memory of a launch, and of those before. Untold, it has what its static shared
-// memory leaves of 48 KB; from then on, what it was told last.
+// share allows a function the dynamic shared memory of a launch. The limit never falls, so that
+// earlier launches stay allowed. By default a function may have 48 KB less its static shared
+// memory.
 func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	if l.Shared <= e.shared[f] {
 		return nil
@@ -102,7 +103,7 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	return nil
 }
 
-// Check begins to make what a group launches.
+// Check starts compiling the programs that a group launches.
 func (e *kernels) Check(g kernel.Group) error {
 	launches, err := kernel.Launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
@@ -117,9 +118,9 @@ func (e *kernels) Check(g kernel.Group) error {
 	return nil
 }
 
-// Load finds the functions of all that was checked.
+// Load finds the functions of all launches that Check has seen.
 func (e *kernels) Load() error {
-	e.loading.Lock() // ranks that share a GPU wait for each other's
+	e.loading.Lock() // a rank on the same GPU also waits for what another has checked
 	defer e.loading.Unlock()
 	e.mu.Lock()
 	wanted := e.wanted
@@ -133,10 +134,9 @@ func (e *kernels) Load() error {
 	return nil
 }
 
-// Scratch is that of package kernel.
 func (e *kernels) Scratch(g kernel.Group) int64 { return kernel.Scratch(g) }
 
-// Prepare finds the functions of all launches.
+// Prepare finds the functions of all launches of a group.
 func (e *kernels) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
 	launches, err := kernel.Launches(g, at, uint64(scratch))
 	if err != nil {
@@ -165,7 +165,7 @@ func (e *kernels) launch(f driver.Function, l *kernel.Launch, s driver.Stream) e
 	return nil
 }
 
-// Reduce launches the kernel of loopback collectives.
+// Reduce launches the kernel that loopback collectives use.
 func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error {
 	reduce := kernel.Reduce
 	if by == ir.Max {
@@ -184,11 +184,12 @@ func (e *kernels) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out drive
 	return e.once(s, reduce(d, uint64(out), from, elems))
 }
 
-// Exceeds and Void guard sums of fixed-point numbers by NCCL.
+// Exceeds is for sums of fixed-point numbers by NCCL: see groupByNCCL.
 func (e *kernels) Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error {
 	return e.once(s, kernel.Exceeds(uint64(flag), uint64(x), elems, limit))
 }
 
+// Void is for the same.
 func (e *kernels) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
 	return e.once(s, kernel.Void(uint64(flag), uint64(x), elems))
 }

@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"fmt"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -11,51 +10,55 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// lane is one of the streams of a rank: a stream of the driver, and the events
-// recorded on it. What the compute lane is given, the caller hands to the driver at once. So
-// does the communication lane, unless ranks meet on the host (loopback): then a goroutine of
-// its own waits for the others.
+// Streams and events. Events of the runtime are numbers per stream; those of the driver are objects
+// that exist once they are recorded. A lane maps one to the other. It also counts on the host what
+// has been recorded, so that a rank can wait for an event of another rank to be recorded before its
+// own stream waits for it.
+
+// lane is one stream of a rank: a stream of the driver with the events that were recorded on it.
+// The goroutine that calls the device usually gives it work directly. The exception is loopback,
+// where ranks meet on the host: there every lane but the compute lane has its own goroutine, which
+// can wait for the other ranks while the caller goes on.
 type lane struct {
 	device *Device
 	stream driver.Stream
 
 	mu       sync.Mutex
-	happened int64  // all events up to this one have happened
-	marks    []mark // those after it, as far as they are recorded
+	happened int64  // all events up to this number are known to have happened
+	marks    []mark // later events, as far as they are recorded
 	spare    spares
-	recorded tally
+	recorded tally // how many events have been recorded
 
-	groups map[int]*view // by Collective.Group; of the goroutine that gives the lane work
+	groups map[int]*view // by Collective.Group; used by the goroutine that gives the lane work
 	comms  map[int]driver.Comm
-	flag   driver.Ptr // of flagBytes: whether a sum of fixed-point numbers may not fit, where NCCL makes it
-	given  []given    // that may not be done yet
+	flag   driver.Ptr // flagBytes, with NCCL: whether a fixed-point sum may overflow
+	given  []given    // work that waits for other ranks and may not be done yet
 
-	// Of a lane with a goroutine.
-	beside  bool
+	// Only if the lane has its own goroutine:
+	beside  bool // it has
 	queueMu sync.Mutex
 	more    *sync.Cond
 	queue   []task
 	started bool
 	closed  bool
 	exited  chan struct{}
-	err     error // the first failure; nothing but recording is done after it
+	err     error // the first failure; after it only records are made
 }
 
-// mark is an event of the driver after which all events up to a number have happened.
+// mark is an event of the driver that stands for all events of the lane up to a number.
 type mark struct {
 	event driver.Event
 	upTo  int64
 }
 
-// task is something for the lane's goroutine to do. Recording is done even after a
-// failure, so that who waits for the event learns of it.
+// task is work for the lane's goroutine. Records are made even after a failure, so that those who
+// wait for the event wake up and learn of it.
 type task struct {
 	do     func() error
 	record bool
 }
 
-// tally counts what has happened on the host and wakes those who wait for it. The zero
-// value is ready for use.
+// tally is a counter that goroutines can wait for. The zero value is ready for use.
 type tally struct {
 	mu      sync.Mutex
 	n       int64
@@ -74,7 +77,8 @@ func (t *tally) addN(n int64) {
 	}
 }
 
-// reached reports whether n have happened, and if not returns what is closed when more do.
+// reached reports whether the count is at least n; if not, it returns a channel that is closed at
+// the next change.
 func (t *tally) reached(n int64) (bool, <-chan struct{}) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -87,8 +91,9 @@ func (t *tally) reached(n int64) (bool, <-chan struct{}) {
 	return false, t.changed
 }
 
-// await returns when a tally has reached n. late lists the ranks waited for when that
-// takes longer than the world allows; without it, it may take as long as it likes.
+// await returns when a tally has reached n, or the run is aborted. If late is set, the world's
+// timeout bounds the wait, and late lists the ranks to blame; if it is nil the wait has no bound of
+// its own.
 func (b *Backend) await(t *tally, n int64, late func() []int) error {
 	ok, changed := t.reached(n)
 	if ok {
@@ -125,7 +130,7 @@ func newLane(d *Device, beside bool) (*lane, error) {
 	return l, nil
 }
 
-// run does something, or gives it to the lane's goroutine.
+// run does a task now, or hands it to the lane's goroutine if it has one.
 func (l *lane) run(t task) error {
 	if !l.beside {
 		return t.do()
@@ -141,8 +146,8 @@ func (l *lane) run(t task) error {
 	return nil
 }
 
-// take returns the next thing to do, and whether the lane has failed before; false at the
-// end.
+// take returns the next task and whether the lane has failed before; ok is false once the lane is
+// closed.
 func (l *lane) take() (t task, failed, ok bool) {
 	l.queueMu.Lock()
 	defer l.queueMu.Unlock()
@@ -157,9 +162,9 @@ func (l *lane) take() (t task, failed, ok bool) {
 	return t, l.err != nil, true
 }
 
-// serve is the lane's goroutine: it keeps its thread, on which its GPU is current.
+// serve is the lane's goroutine. It keeps its thread, on which the GPU is current.
 func (l *lane) serve() {
-	goruntime.LockOSThread() // which ends with the goroutine
+	goruntime.LockOSThread() // the thread ends with the goroutine
 	defer close(l.exited)
 	if err := l.device.drv.SetCurrent(l.device.gpu.context); err != nil {
 		l.fail(err)
@@ -175,19 +180,17 @@ func (l *lane) serve() {
 		if err := guard(t.do); err != nil {
 			l.fail(err)
 			if t.record {
-				l.recorded.add() // who waits for it looks for the failure
+				l.recorded.add() // whoever waits for it then looks for the failure
 			}
 		}
 	}
 }
 
-// guard turns a panic into an error with the place of the panic.
+// guard turns a panic into an error with the stack.
 func guard(do func() error) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = runtime.Panicked(x)
 		}
 	}()
 	return do()
@@ -201,7 +204,7 @@ func (l *lane) fail(err error) {
 	}
 }
 
-// failure returns why the lane does nothing any more.
+// failure returns the first failure of the lane's goroutine.
 func (l *lane) failure() error {
 	l.queueMu.Lock()
 	defer l.queueMu.Unlock()
@@ -221,11 +224,11 @@ func (l *lane) stop() {
 	}
 }
 
-// rests reports whether the stream has done what it was given, before the end. What failed has been told: all that
-// matters is that nothing runs any more.
-func (l *lane) rests(end time.Time) bool {
+// awaitIdle waits until the stream is idle, and reports whether it was by the given time. Failures are
+// ignored: they have been reported, and all that matters is that nothing runs any more.
+func (l *lane) awaitIdle(end time.Time) bool {
 	d := l.device
-	if d.landed == 0 || d.drv.RecordEvent(d.landed, l.stream) != nil { // nothing was given, or nothing runs
+	if d.landed == 0 || d.drv.RecordEvent(d.landed, l.stream) != nil { // nothing was given, or the GPU has failed and nothing runs
 		return true
 	}
 	for {
@@ -240,10 +243,11 @@ func (l *lane) rests(end time.Time) bool {
 	}
 }
 
-// spares are events that nobody waits for any more, to be recorded anew.
+// spares are events that nobody waits for any more. They are recorded again instead of making new
+// ones.
 type spares []driver.Event
 
-// record records one of them on a stream, or a new event.
+// record records a spare event, or a new one, on a stream.
 func (e *spares) record(drv driver.Driver, s driver.Stream) (event driver.Event, err error) {
 	if last := len(*e) - 1; last >= 0 {
 		event, *e = (*e)[last], (*e)[:last]
@@ -253,10 +257,11 @@ func (e *spares) record(drv driver.Driver, s driver.Stream) (event driver.Event,
 	return event, drv.RecordEvent(event, s)
 }
 
-// record makes the next event.
+// record makes the next event of the lane.
 func (l *lane) record() error { return l.recordOn(l.stream, 1) }
 
-// recordOn makes the next n events, which happen when a stream has come so far.
+// recordOn makes the next n events of the lane at once. They happen when stream s, which may be
+// another lane's, has come so far.
 func (l *lane) recordOn(s driver.Stream, n int64) error {
 	if n == 0 {
 		return nil
@@ -272,7 +277,7 @@ func (l *lane) recordOn(s driver.Stream, n int64) error {
 	return nil
 }
 
-// find returns the first mark that stands for event n, or -1 when that has happened, or is
+// find returns the index of the first mark that covers event n. It is -1 if n has happened, or was
 // not recorded because the lane has failed.
 func (l *lane) find(n int64) int {
 	if n <= l.happened {
@@ -281,7 +286,7 @@ func (l *lane) find(n int64) int {
 	return slices.IndexFunc(l.marks, func(m mark) bool { return m.upTo >= n })
 }
 
-// hold holds a stream back until event n, which is recorded, has happened.
+// hold makes stream s wait for event n, which has been recorded.
 func (l *lane) hold(n int64, s driver.Stream) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -292,8 +297,7 @@ func (l *lane) hold(n int64, s driver.Stream) error {
 	return l.device.drv.WaitEvent(s, l.marks[i].event)
 }
 
-// done reports whether event n, which is recorded, has happened. Events before it are
-// used again.
+// done reports whether event n, which has been recorded, has happened.
 func (l *lane) done(n int64) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -309,7 +313,7 @@ func (l *lane) done(n int64) (bool, error) {
 	return true, nil
 }
 
-// passed notes that all events up to one have happened.
+// passed is told that all events up to n have happened.
 func (l *lane) passed(n int64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -322,7 +326,7 @@ func (l *lane) passed(n int64) {
 	}
 }
 
-// happen notes that the first marks, up to one, have happened.
+// happen takes note that the marks up to index i have happened, and frees their events for reuse.
 func (l *lane) happen(i int) {
 	l.happened = l.marks[i].upTo
 	for _, m := range l.marks[:i+1] {

@@ -15,7 +15,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// recorder is a driver that notes what the engine asks of it, and a compiler.
+// recorder is a driver, and a compiler, that records what the engine asks of it.
 type recorder struct {
 	driver.Driver
 	compiled, launched []string
@@ -46,10 +46,10 @@ func (r *recorder) Launch(f driver.Function, grid, block driver.Dims, shared uin
 	return sharedLimit(r.shared, f, shared)
 }
 
-// sharedLimit refuses a launch as the driver does: a function has 48 KB for its static and dynamic shared memory, unless it was
-// told how much the latter may be, which counts from then on.
+// sharedLimit refuses a launch as the driver does: a function has 48 KB for its static and dynamic
+// shared memory, unless it was told a limit of the latter, which then counts.
 func sharedLimit(told map[driver.Function]int, f driver.Function, shared uint32) error {
-	const static = 128 // as norm_grad has
+	const static = 128 // that of norm_grad
 	limit, ok := told[f]
 	if !ok {
 		limit = 48<<10 - static
@@ -60,7 +60,7 @@ func sharedLimit(told map[driver.Function]int, f driver.Function, shared uint32)
 	return nil
 }
 
-// together compiles nothing before two programs are asked for.
+// together compiles nothing before two programs were asked for.
 type together struct {
 	stubCompiler
 	both *sync.WaitGroup
@@ -75,8 +75,8 @@ func (c together) Compile(name, _, _ string, _ []string) ([]byte, error) {
 	return []byte(name), nil
 }
 
-// TestProgramsTogether: programs are compiled at the same time, from when they are checked on, and what is wrong with one is said
-// when they are loaded.
+// TestProgramsTogether: programs are compiled concurrently, as soon as they are checked, and an
+// error of one is reported when they are loaded.
 func TestProgramsTogether(t *testing.T) {
 	var both sync.WaitGroup
 	both.Add(2)
@@ -103,8 +103,8 @@ func TestProgramsTogether(t *testing.T) {
 	require.EqualError(t, e.Load(), "norm.cu: line 1")
 }
 
-// TestEngine checks that programs are compiled once, before they are launched, for the
-// GPU's architecture.
+// TestEngine checks that programs are compiled once, before they are launched, for the GPU's
+// architecture.
 func TestEngine(t *testing.T) {
 	r := &recorder{shared: map[driver.Function]int{}}
 	e := newKernels(r, compiler{r}, 90)
@@ -135,8 +135,8 @@ func TestEngine(t *testing.T) {
 	require.Equal(t, "sm_86", archOf(86))
 }
 
-// TestSharedMemory launches a function with as much shared memory as it was prepared for, however much others have of it, and
-// whatever it has that it was compiled with.
+// TestSharedMemory launches a function with the shared memory that it was prepared with, whatever
+// other launches need, and whatever it was compiled with.
 func TestSharedMemory(t *testing.T) {
 	r := &recorder{shared: map[driver.Function]int{}}
 	e := newKernels(r, compiler{r}, 90)
@@ -152,7 +152,7 @@ func TestSharedMemory(t *testing.T) {
 	require.Len(t, r.names, 1)
 }
 
-// compiler is the recorder as one.
+// compiler is the recorder as a compiler.
 type compiler struct{ *recorder }
 
 func (compiler) Version() int { return 13000 }

@@ -9,19 +9,18 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
-// MachineOptions of [Machine]. The zero value is ready for use.
+// MachineOptions are the options of [Machine]. The zero value is ready for use.
 type MachineOptions struct {
-	// TF32 lets matrix products of float32 round their operands to 10 bits of fraction,
-	// which is several times faster.
+	// TF32 lets matrix products of float32 round their operands to 10 bits of fraction, which is
+	// several times faster.
 	TF32 bool
-	// CacheDir is where compiled kernels and the choice of matrix products are kept between
-	// runs; empty is a folder of the user's cache directory.
+	// CacheDir is where compiled kernels and the choice of matrix products are kept between runs.
+	// If empty, it is a folder of the user's cache directory.
 	CacheDir string
 }
 
-// Machine opens the GPUs and libraries of this machine. The error is a
-// [driver.MissingError] when something is not there or too old. NCCL is loaded when it is
-// needed first.
+// Machine opens the GPUs and libraries of this machine. The error is a [driver.MissingError] if
+// something is missing or too old. NCCL is loaded when it is first needed.
 func Machine(opts MachineOptions) (*System, error) {
 	drv, err := openDriver()
 	if err != nil {
@@ -72,8 +71,9 @@ func Machine(opts MachineOptions) (*System, error) {
 	}, nil
 }
 
-// keeper keeps the context of a GPU that was used until the process ends. Where a backend is the only user the context would be
-// destroyed when it closes, with all that cuBLASLt and NCCL have loaded into it, and made anew for the next backend.
+// keeper keeps the primary context of every GPU that was used until the process ends. Otherwise the
+// context would be destroyed when the last backend closes, with all that cuBLASLt and NCCL have
+// loaded into it, and made again for the next one.
 type keeper struct {
 	driver.Driver
 

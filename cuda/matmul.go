@@ -9,15 +9,15 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// isGEMM reports the kernels that [driver.BLAS] runs: products that are not summed in fixed
-// point, nor to have the same bits under every plan.
+// isGEMM reports whether [driver.BLAS] runs a kernel: it is a product that is neither summed in
+// fixed point nor required to have the same bits under every plan.
 func (d *Device) isGEMM(k *runtime.Kernel) bool {
 	return isProduct(k) && k.Node.Attr.(ir.MatMulAttr).Frac == 0 && !d.backend.opts.Reproducible
 }
 
-// gemmOf returns a matmul as BLAS counts, and which operand is its a. What lies in rows
-// here lies in columns there, so a matrix is read as its transpose: y = a·b becomes
-// yᵀ = bᵀ·aᵀ, and the operands change places.
+// gemmOf returns a matmul in the terms of BLAS, which is column-major: it sees a row-major matrix
+// as its transpose. So y = a·b is computed as yᵀ = bᵀ·aᵀ, with the operands swapped. empty says
+// that a dimension is 0.
 func gemmOf(k *runtime.Kernel) (g driver.GEMM, empty bool) {
 	attr := k.Node.Attr.(ir.MatMulAttr)
 	a, b := k.Args[0], k.Args[1]
@@ -44,10 +44,12 @@ func gemmOf(k *runtime.Kernel) (g driver.GEMM, empty bool) {
 
 func isProduct(k *runtime.Kernel) bool { return k.Node.Op == ir.OpMatMul }
 
-// productIn returns which kernel of a group BLAS runs, or -1.
+// productIn returns the index of the kernel in a group that BLAS runs, or -1.
 func (d *Device) productIn(g kernel.Group) int { return slices.IndexFunc(g, d.isGEMM) }
 
-// prepareEpilogue hands BLAS a product and what else is made of it or its operand: a bias added, or the bias's gradient.
+// prepareEpilogue prepares a group that BLAS may run as one call: a product and the bias added to
+// it, or the gradient of a bias and the product that reads the same operand. BLAS runs the kernels
+// one by one if that is faster.
 func (d *Device) prepareEpilogue(g kernel.Group) (launch, error) {
 	var apart []launch
 	for _, k := range g {
@@ -81,12 +83,12 @@ func (d *Device) prepareEpilogue(g kernel.Group) (launch, error) {
 	}, nil
 }
 
-// split returns the elements of the first dimensions of a part, and those of the rest.
+// split returns the product of the first dimensions of a part, up to at, and that of the others.
 func split(t runtime.Tensor, at int) (rows, cols int64) {
 	return ir.Elems(t.Slab.Local[:at]), ir.Elems(t.Slab.Local[at:])
 }
 
-// prepareGEMM hands a matmul to BLAS. A sum of nothing is zero.
+// prepareGEMM prepares a matmul by BLAS. If the inner dimension is empty the result is zero.
 func (d *Device) prepareGEMM(k *runtime.Kernel) launch {
 	g, empty := gemmOf(k)
 	y := k.Results[0]

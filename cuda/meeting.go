@@ -8,19 +8,25 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Between GPUs a message is a send and a receive of NCCL, each of which holds its stream until the
-// other has come, and takes multiprocessors meanwhile. NCCL does the work of one communicator in
-// order, whatever the streams. So every rank has for each other that it sends to a communicator of
-// the two, and sends on its compute stream or, what the program posts, on that of transfers; it has one more, with a
-// stream of its own, for each that it receives from. There a receive waits for the compute stream to come to where the program
-// expects the message ([codegen.Expects]), and the compute stream waits for it where the message is
-// taken. The first message makes the communicator, and NCCL connects the two, while both hosts wait.
-// Even a GPU that did the work of all its streams one after another would get through.
+// Transfers between GPUs, by NCCL. A message is a send and a receive of NCCL. Each of the two
+// blocks its stream, and occupies multiprocessors, until the other has come. NCCL runs the
+// operations of one communicator in order, whatever their streams. The danger is a deadlock between
+// messages that wait for each other.
+//
+// So every rank has a communicator of two for each rank that it sends to, and sends on its compute
+// stream, or what the program posts on its transfer stream. It has another one, with a lane of its
+// own (an inlet), for each rank that it receives from. The inlet waits until the compute stream has
+// come to where the program expects the message ([codegen.Expects]); then it receives. The compute
+// stream waits for the inlet where the program receives the message.
+//
+// The first message between two ranks makes the communicator, and NCCL connects the two, while both
+// hosts wait. The order of [codegen.Expects] has no deadlock even on a GPU that runs the work of
+// all its streams one after another.
 
-// Meets implements [runtime.Meeter]: ranks that share a GPU wait for each other's events instead.
+// Meets implements [runtime.Meeter]. Ranks that share a GPU wait for each other's events instead.
 func (d *Device) Meets() bool { return !d.backend.opts.Loopback }
 
-// Expect receives a message when the compute stream has come so far.
+// Expect receives a message when the compute stream has come to this point.
 func (d *Device) Expect(t *runtime.Transfer) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -29,9 +35,9 @@ func (d *Device) Expect(t *runtime.Transfer) error {
 	return d.do(call{kind: callExpect, transfer: t}, nil)
 }
 
-// pair returns a lane's communicator with the ranks that send and receive a message.
+// pair returns a lane's communicator with the other end of a message.
 func (l *lane) pair(t *runtime.Transfer, from, to int) (driver.Comm, error) {
-	number := -1 - from*l.device.backend.world.Ranks - to // those of collectives count from 0
+	number := -1 - from*l.device.backend.world.Ranks - to // group numbers of collectives are not negative
 	if comm := l.comms[number]; comm != nil {
 		return comm, nil
 	}
@@ -39,7 +45,7 @@ func (l *lane) pair(t *runtime.Transfer, from, to int) (driver.Comm, error) {
 	if to == l.device.rank {
 		position = 1
 		if node.Op == ir.OpRecv && len(node.Args) > 0 {
-			node = node.Args[0].Def // the sender's
+			node = node.Args[0].Def // the send, which both ends then name
 		}
 	}
 	v, err := l.viewOf(number, []int{from, to}, position)
@@ -49,6 +55,7 @@ func (l *lane) pair(t *runtime.Transfer, from, to int) (driver.Comm, error) {
 	return l.join(v, node)
 }
 
+// send puts a message on the stream of the transfer.
 func (d *Device) send(t *runtime.Transfer) error {
 	elems := t.Local.Slab.Elems()
 	if elems == 0 {
@@ -65,12 +72,13 @@ func (d *Device) send(t *runtime.Transfer) error {
 	if err := comm.Send(d.at(t.Local), elems, t.Local.DType, 1, l.stream); err != nil {
 		return err
 	}
-	if t.Ran != nil { // when it was given to the GPU
+	if t.Ran != nil { // the times of giving it to the GPU
 		t.Ran(start, time.Now())
 	}
 	return d.settle()
 }
 
+// expect puts the receive of a message on the inlet of its sender.
 func (d *Device) expect(t *runtime.Transfer) error {
 	elems := t.Local.Slab.Elems()
 	if elems == 0 {
@@ -92,7 +100,7 @@ func (d *Device) expect(t *runtime.Transfer) error {
 	if err != nil {
 		return err
 	}
-	in.spare = append(in.spare, free) // recording it anew does not change what is waited for here
+	in.spare = append(in.spare, free) // recording it again does not affect the wait below
 	if err := d.drv.WaitEvent(in.stream, free); err != nil {
 		return err
 	}
@@ -108,7 +116,7 @@ func (d *Device) expect(t *runtime.Transfer) error {
 	return nil
 }
 
-// recv holds the compute stream back until a message is there, which may not be expected yet.
+// recv makes the compute stream wait for a message. If it was not expected, it is from here on.
 func (d *Device) recv(t *runtime.Transfer) error {
 	if t.Local.Slab.Elems() == 0 {
 		return nil

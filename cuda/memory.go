@@ -8,7 +8,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// MemoryError says that an arena does not fit.
+// MemoryError says that an arena does not fit in the memory of a GPU.
 type MemoryError struct {
 	Rank, GPU          int
 	Name               string // of the GPU
@@ -48,9 +48,10 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	return d.load()
 }
 
-// load gets ready for kernels that have been checked, while all ranks are idle: in a step
-// a rank that stops to take memory or to time products may wait for one that waits for it.
-// It ends idle too, for the first message of a step may come where products were tried.
+// load compiles, tunes and allocates for all kernels that have been checked, while all ranks are
+// idle. In a step that could deadlock: a rank that stops to allocate or to time products may wait
+// for a rank that waits for it. load also ends with the device idle, because the first message of a
+// step may arrive where products were tried.
 func (d *Device) load() error {
 	if err := d.gpu.engine.Load(); err != nil {
 		return err
@@ -68,7 +69,7 @@ func (d *Device) load() error {
 		if d.productIn(group) < 0 {
 			continue
 		}
-		if len(group) > 1 { // what runs leaves its results where steps make them anew
+		if len(group) > 1 { // the results of this run lie where steps overwrite them
 			run, err := d.prepareEpilogue(group)
 			if err != nil {
 				return err
@@ -89,8 +90,8 @@ func (d *Device) load() error {
 	return d.drain()
 }
 
-// grow moves the arena to a larger place: directly where there is room for both, else by
-// way of the host.
+// grow moves the arena to a larger allocation: by a copy on the device if there is room for both,
+// else by way of the host.
 func (d *Device) grow(bytes int64) error {
 	free, total, err := d.drv.MemInfo()
 	if err != nil {
@@ -113,7 +114,7 @@ func (d *Device) grow(bytes int64) error {
 	}
 	place, err := d.drv.Alloc(bytes)
 	var refused *driver.Error
-	if errors.As(err, &refused) && refused.OutOfMemory() { // what is free is in pieces
+	if errors.As(err, &refused) && refused.OutOfMemory() { // the free memory is fragmented
 		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
 	}
 	if err != nil {
@@ -170,7 +171,7 @@ func (d *Device) within(space runtime.Space, offset int64, n int) error {
 	return nil
 }
 
-// Upload copies src into an arena, in the order of the compute stream.
+// Upload copies src into an arena, after the work given to the compute stream before.
 func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
 	if err := d.within(space, offset, len(src)); err != nil {
 		return err
@@ -192,7 +193,7 @@ func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
 	return d.do(call{kind: callUpload, n: offset, bytes: len(src)}, src)
 }
 
-// uploadTo copies src to device memory by way of pinned memory.
+// uploadTo copies src to device memory through pinned memory.
 func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
 	d.label(d.compute, "upload", "")
 	for len(src) > 0 {
@@ -209,7 +210,7 @@ func (d *Device) uploadTo(dst driver.Ptr, src []byte) error {
 	return d.settle()
 }
 
-// Download copies from an arena to dst, and waits for it.
+// Download copies bytes of an arena to dst. It waits for the compute stream.
 func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
 	if err := d.within(space, offset, len(dst)); err != nil {
 		return err

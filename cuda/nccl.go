@@ -15,9 +15,14 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// join returns the lane's communicator of a group, which it makes with the other members
-// the first time, at an instruction that is the same for all. Those of this process meet on the
-// host before, so that one that does not come is named.
+// Collectives between GPUs, by NCCL. Every group of ranks has a communicator. The members make it
+// together when they first need it: one of them creates an ID, all get it (on the host in one
+// process, over TCP between processes: peers.go), and all join. NCCL calls that may wait for other
+// ranks without bound run on goroutines of their own, so that a rank can give up.
+
+// join returns the lane's communicator for a group. The first time, all members make it, at an
+// instruction that is the same for all. If they are in one process they first meet on the host, so
+// that an error can name a member that does not come.
 func (l *lane) join(v *view, node *ir.Node) (driver.Comm, error) {
 	if comm := l.comms[v.number]; comm != nil {
 		return comm, nil
@@ -54,16 +59,18 @@ func (l *lane) join(v *view, node *ir.Node) (driver.Comm, error) {
 	}
 }
 
-// membership is a rank's part in a communicator. NCCL ends none, nor aborts it, while there is a graph that captured it: it waits,
-// inside the call. So each ends on a thread of its own, and graphs are dropped meanwhile.
+// membership is a rank's part in a communicator. NCCL neither closes nor aborts a communicator
+// while there is a graph that captured it: the call waits. So each one ends on a thread of its own
+// while graphs are freed.
 type membership struct {
 	device *Device
 	group  int
 	comm   driver.Comm
-	ended  chan error // what came of it; nil as long as it is not to end
+	ended  chan error // receives the outcome; nil until the end has begun
 }
 
-// abort lets the communicator end, whatever is in progress. Nobody is left to hear of a failure.
+// abort ends the membership whatever is in progress. A failure is dropped: nobody is left to hear
+// of it.
 func (m *membership) abort() {
 	m.end(func() error {
 		_ = m.comm.Abort()
@@ -71,7 +78,7 @@ func (m *membership) abort() {
 	})
 }
 
-// end has the communicator ended, once.
+// end starts ending the communicator by a call, once.
 func (m *membership) end(by func() error) {
 	if m.ended != nil {
 		return
@@ -79,8 +86,8 @@ func (m *membership) end(by func() error) {
 	ended := make(chan error, 1)
 	m.ended = ended
 	go func() {
-		goruntime.LockOSThread()                                              // which ends with the goroutine
-		if err := m.device.drv.SetCurrent(m.device.gpu.context); err != nil { // else NCCL makes the context of the first GPU
+		goruntime.LockOSThread()                                              // the thread ends with the goroutine
+		if err := m.device.drv.SetCurrent(m.device.gpu.context); err != nil { // else NCCL would make a context on the first GPU
 			ended <- err
 			return
 		}
@@ -88,9 +95,10 @@ func (m *membership) end(by func() error) {
 	}()
 }
 
-// leave ends the communicators, and waits until they have ended. None would where a stream or a graph is left behind.
+// leave closes all communicators and waits until they have ended. If a stream or a graph was
+// abandoned they would not end, and it does nothing.
 func (b *Backend) leave() (errs []error) {
-	if b.left.Load() {
+	if b.abandoned.Load() {
 		return nil
 	}
 	b.mu.Lock()
@@ -107,7 +115,7 @@ func (b *Backend) leave() (errs []error) {
 		case err := <-m.ended:
 			errs = append(errs, err)
 		case <-late.C:
-			b.left.Store(true)
+			b.abandoned.Store(true)
 			return append(errs, fmt.Errorf("cuda: NCCL has not ended rank %d's part in group %d within %v; GPU %d (%s) stays open",
 				m.device.rank, m.group, b.bound, m.device.gpu.ordinal, m.device.gpu.name))
 		}
@@ -115,8 +123,7 @@ func (b *Backend) leave() (errs []error) {
 	return errs
 }
 
-// nameHere gives the members of a group, all of this process, the name of their
-// communicator.
+// nameHere agrees on the ID of a communicator whose members are all in this process.
 func (l *lane) nameHere(lib driver.Collectives, v *view, node *ir.Node) (id driver.ID, err error) {
 	b := l.device.backend
 	v.members[v.position].node.Store(node)
@@ -136,9 +143,9 @@ func (l *lane) nameHere(lib driver.Collectives, v *view, node *ir.Node) (id driv
 	return v.id, v.alike(node)
 }
 
-// enterComm makes the rank part of a communicator. NCCL comes back when all have joined,
-// whenever that is, so it is left behind when that takes longer than the world allows, or the
-// run has failed elsewhere.
+// enterComm joins a communicator. NCCL returns when all members have joined, however long that
+// takes. So the call is abandoned if it takes longer than the world's timeout or the run fails
+// elsewhere.
 func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.Comm, error) {
 	type joined struct {
 		comm driver.Comm
@@ -147,7 +154,7 @@ func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.
 	b, gpu := l.device.backend, l.device.gpu
 	ready := make(chan joined, 1)
 	go func() {
-		goruntime.LockOSThread() // which ends with the goroutine
+		goruntime.LockOSThread() // the thread ends with the goroutine
 		var j joined
 		if j.err = l.device.drv.SetCurrent(gpu.context); j.err == nil {
 			j.comm, j.err = lib.Join(len(v.ranks), id, v.position)
@@ -163,10 +170,10 @@ func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.
 		}
 		return j.comm, nil
 	case <-b.stopped:
-		b.left.Store(true)
+		b.abandoned.Store(true)
 		return nil, runtime.ErrAborted
 	case <-timer.C:
-		b.left.Store(true)
+		b.abandoned.Store(true)
 		var ranks []string
 		for _, r := range v.ranks {
 			ranks = append(ranks, strconv.Itoa(r))
@@ -176,7 +183,7 @@ func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.
 	}
 }
 
-// collectives returns NCCL, loading it the first time.
+// collectives returns NCCL, and loads it the first time.
 func (b *Backend) collectives() (driver.Collectives, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -190,8 +197,8 @@ func (b *Backend) collectives() (driver.Collectives, error) {
 	return b.nccl, nil
 }
 
-// byNCCL makes a collective of ranks on GPUs of their own, and those made together with it.
-// NCCL adds numbers of two bytes up in their own type, rounding each sum of two.
+// byNCCL makes a collective and the others of its bucket. NCCL adds two-byte numbers in their own
+// type, rounding after each addition.
 func (l *lane) byNCCL(c *runtime.Collective) error {
 	v, err := l.view(c)
 	if err != nil {
@@ -204,11 +211,12 @@ func (l *lane) byNCCL(c *runtime.Collective) error {
 	return l.groupByNCCL(c)
 }
 
-// groupByNCCL makes the calls of collectives whose communicator is there.
+// groupByNCCL makes the NCCL calls of a bucket, whose communicator exists.
 //
-// NCCL adds integers up without regard to overflow. So a rank brings to a sum of fixed-point
-// numbers at most its share of what they hold: where one is greater on any rank, which all learn
-// by one number more, no rank gets a sum that fits.
+// NCCL adds integers without checking for overflow. So before a sum of fixed-point numbers each
+// rank checks that none of its n operands exceeds 1/n of the largest value, and the ranks add up
+// their findings in one more all-reduce. If any operand of any rank was too large, all ranks set
+// their results to the value that stands for overflow.
 func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	comm, lib, engine := l.comms[c.Group], l.device.backend.nccl, l.device.gpu.engine
 	all := append([]*runtime.Collective{c}, c.More...)
@@ -243,7 +251,7 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	if err == nil && len(fixed) > 0 {
 		err = comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream)
 	}
-	if err = errors.Join(err, lib.GroupEnd()); err != nil { // else what the thread does next is of this group
+	if err = errors.Join(err, lib.GroupEnd()); err != nil { // the group must end even after an error, or the thread's next calls would belong to it
 		return err
 	}
 	for _, c := range fixed {
@@ -257,8 +265,8 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	return nil
 }
 
-// exchangeByNCCL has NCCL move whole values where they are cut evenly in their first
-// dimension, as most are, and runs of elements where not.
+// exchangeByNCCL makes the calls of one collective. Most values are cut evenly in their first
+// dimension, so that NCCL can move them whole. Otherwise it moves runs of elements.
 func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
@@ -293,8 +301,8 @@ func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	return l.scatter(comm, c)
 }
 
-// scatter sends each member the runs that it needs of the rank's operand, and receives
-// those that the rank needs.
+// scatter sends to each member the runs of the rank's operand that it needs, and receives the runs
+// that the rank needs.
 func (l *lane) scatter(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
@@ -321,8 +329,8 @@ func (l *lane) scatter(comm driver.Comm, c *runtime.Collective) error {
 	return nil
 }
 
-// inOrder reports whether the members' parts of a value are of one size and follow each
-// other in its memory.
+// inOrder reports whether the members' parts of a value have equal sizes and lie one after another
+// in its memory.
 func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.Slab) bool {
 	size := whole.Elems() / int64(len(c.Members))
 	for i, m := range c.Members {
@@ -339,14 +347,14 @@ func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.
 	return size*int64(len(c.Members)) == whole.Elems()
 }
 
-// given is a collective or transfer that was given to a lane.
+// given is a collective or transfer that was put on a lane.
 type given struct {
 	collective *runtime.Collective
 	transfer   *runtime.Transfer
-	event      int64 // of the lane, after which it is done
+	event      int64 // the lane's event after which it is done
 }
 
-// node returns the instruction, and others the ranks that it waits for.
+// node returns its instruction.
 func (g given) node() *ir.Node {
 	if g.transfer != nil {
 		return g.transfer.Node
@@ -354,6 +362,7 @@ func (g given) node() *ir.Node {
 	return g.collective.Node
 }
 
+// others returns the ranks that it waits for.
 func (g given) others() (ranks []int) {
 	if g.transfer != nil {
 		return []int{g.transfer.Peer}
@@ -366,7 +375,7 @@ func (g given) others() (ranks []int) {
 	return ranks
 }
 
-// note remembers what the lane is given until its next event has happened.
+// note remembers work of the lane until its next event has happened, to name it if it hangs.
 func (l *lane) note(g given) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -375,7 +384,7 @@ func (l *lane) note(g given) {
 	l.given = append(l.given, g)
 }
 
-// waiting returns the first that may not be done.
+// waiting returns the first of those that may not be done.
 func (l *lane) waiting() (first given, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -387,8 +396,8 @@ func (l *lane) waiting() (first given, ok bool) {
 	return given{}, false
 }
 
-// hangs returns why a wait for the GPU is in vain: a communicator has failed, or the others
-// have not come in time to what a stream was given.
+// hangs returns why a wait for the GPU will not succeed: a communicator has failed, or other ranks
+// have not come in time to a collective or transfer. It returns nil otherwise.
 func (d *Device) hangs(waited time.Duration) error {
 	for _, l := range d.lanes() {
 		for _, comm := range l.comms {

@@ -13,16 +13,16 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// others are the processes of a world that has a rank in each. They tell each other the
-// names of communicators over TCP; all else goes by NCCL.
+// others are the connections to the other processes of a world that has one rank in each. They
+// carry the IDs of NCCL communicators; all other communication goes by NCCL.
 type others struct {
 	conns []net.Conn // by rank, nil for this one
 
 	mu    sync.Mutex
-	names map[int]chan driver.ID // by group
+	names map[int]chan driver.ID // the IDs of groups that arrive, by group
 }
 
-// naming is what the first member of a group tells the others.
+// naming is the message by which the first member of a group tells the others the ID.
 type naming struct {
 	Group int32
 	ID    driver.ID
@@ -48,7 +48,7 @@ func meet(world runtime.World) (*others, error) {
 	return o, nil
 }
 
-// name returns where the name of a group arrives.
+// name returns the channel on which the ID of a group arrives.
 func (o *others) name(group int) chan driver.ID {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -58,8 +58,8 @@ func (o *others) name(group int) chan driver.ID {
 	return o.names[group]
 }
 
-// listen takes names until the connection ends. That a process is lost is heard of elsewhere
-// ([launch.Peers.Failed]).
+// listen receives IDs until the connection ends. [launch.Peers.Failed] reports the loss of a
+// process.
 func (o *others) listen(conn net.Conn) {
 	for {
 		var n naming
@@ -68,7 +68,7 @@ func (o *others) listen(conn net.Conn) {
 		}
 		select {
 		case o.name(int(n.Group)) <- n.ID:
-		default: // a second name of one group
+		default: // a second ID of the same group
 			return
 		}
 	}
@@ -87,8 +87,8 @@ func (o *others) close() error {
 	return errors.Join(errs...)
 }
 
-// nameAcross gives the members of a group, in processes of their own, the name of their
-// communicator, which the first makes.
+// nameAcross agrees on the ID of a communicator whose members are in different processes. The first
+// member makes it.
 func (b *Backend) nameAcross(lib driver.Collectives, v *view) (driver.ID, error) {
 	if v.position > 0 {
 		timer := time.NewTimer(b.world.Timeout)

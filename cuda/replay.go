@@ -8,26 +8,28 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// A rank is told the same things step after step: an executor makes what it hands to a
-// device once. So a device writes down what it is told, and when two steps in a row are
-// the same it captures them as a CUDA graph. From then on it only compares; the end of a step that is
-// the same to the last call launches the graph. A step that turns out to be another is
-// done call by call from its start, late. What is not the same from step to step, the inputs,
-// goes to memory beside the arena that the graph copies from; learning rate and step number are
-// inputs too.
+// A rank makes the same calls in every step, with the same arguments, because an executor makes its
+// arguments once. So a device records the calls of each step. When two steps are the same, it
+// captures the calls as a CUDA graph. In later steps it only compares each call with the recorded
+// ones, and if the whole step is the same it launches the graph at the end. If a call differs, it
+// makes the calls of the step so far, late, and goes on call by call.
 //
-// What waits for another rank's host, as transfers and collectives do where ranks share a GPU,
-// keeps a step from being captured. So does another GPU of the same process: see System.Together.
+// Inputs vary from step to step, including learning rate and step number. They are uploaded to
+// memory beside the arena, and the graph copies them from there.
+//
+// A step in which a rank waits for another on the host cannot be captured. That is so for transfers
+// and collectives of ranks that share a GPU. Nor is a step captured if the process drives several
+// GPUs: see System.Together.
 
-// call is one thing that a device is told, without what varies.
+// call is one call of a device, without what varies from step to step.
 type call struct {
 	kind       callKind
 	kernel     *runtime.Kernel
 	collective *runtime.Collective
 	transfer   *runtime.Transfer
-	stream     runtime.Stream // that records or waits
-	of         runtime.Stream // of the event waited for
-	n          int64          // the event's number in the step, or the offset of an upload
+	stream     runtime.Stream // the stream that records or waits
+	of         runtime.Stream // the stream of the event waited for
+	n          int64          // number of that event in the step, or the byte offset of an upload
 	bytes      int            // of an upload
 }
 
@@ -44,33 +46,34 @@ const (
 	callRecv
 )
 
-// maxSequences bounds the kinds of steps that are remembered: training, evaluation, and
-// those with a first step's uploads.
+// maxSequences bounds how many kinds of steps are remembered: training, evaluation, and each with
+// the uploads of a first step.
 const maxSequences = 6
 
-// sequence is a kind of step.
+// sequence is a kind of step: the calls of a rank in it.
 type sequence struct {
-	calls   []call
-	seen    int
-	odd     bool // it cannot be captured
-	exec    driver.Exec
-	inputs  driver.Ptr // memory of the device, from which the graph copies to the arena
-	sharing bool       // other ranks take part in it
+	calls        []call
+	seen         int  // how many steps had these calls
+	uncapturable bool // it cannot be captured
+	exec         driver.Exec
+	inputs       driver.Ptr // device memory that the graph copies inputs from
+	sharing      bool       // other ranks take part in it
 }
 
-// replay is a device's memory of steps.
+// replay remembers the steps of a device and replays them.
 type replay struct {
 	*Device
-	kept []*sequence // oldest first
-	now  []call      // of the step in hand
-	data [][]byte    // of its uploads, while it is only compared
-	live []*sequence // that it may be; while there are any, its calls are not done
-	odd  bool        // something in it cannot be captured
-	why  string      // what keeps all such steps from being captured, if anything
+	kept         []*sequence // oldest first
+	now          []call      // calls of the current step
+	data         [][]byte    // data of its uploads, while its calls are only compared
+	live         []*sequence // captured sequences that begin with the calls so far; while there are any, calls are not made
+	uncapturable bool        // something in the step cannot be captured
+	why          string      // what keeps all steps of this kind from being captured, for the user; or ""
+	// base is how many events each stream had at the start of the step.
 	base [runtime.Host]int64
 }
 
-// do does a call, or notes it where the step may be one that is known.
+// do makes a call, or only compares it while the step may be one that was captured.
 func (r *replay) do(c call, data []byte) error {
 	if len(r.now) == 0 {
 		r.begin()
@@ -79,7 +82,7 @@ func (r *replay) do(c call, data []byte) error {
 	case callRecord:
 		c.n = 0
 	case callWait:
-		if c.n <= r.base[c.of] { // of an earlier step
+		if c.n <= r.base[c.of] { // an event of an earlier step
 			if err := r.flush(); err != nil {
 				return err
 			}
@@ -117,7 +120,7 @@ func (r *replay) do(c call, data []byte) error {
 }
 
 func (r *replay) begin() {
-	r.odd, r.data, r.live = false, nil, nil
+	r.uncapturable, r.data, r.live = false, nil, nil
 	for _, s := range r.kept {
 		if s.exec != 0 {
 			r.live = append(r.live, s)
@@ -128,7 +131,7 @@ func (r *replay) begin() {
 	}
 }
 
-// catchUp does the calls of the step so far: it is no step that is known.
+// catchUp makes the calls of the step so far: it is not a step that was captured.
 func (r *replay) catchUp() error {
 	r.live = nil
 	data := r.data
@@ -145,9 +148,9 @@ func (r *replay) catchUp() error {
 	return nil
 }
 
-// flush has everything done that was told, for what cannot be captured to come after it.
+// flush makes all calls so far, because what follows cannot be captured.
 func (r *replay) flush() error {
-	r.odd = true
+	r.uncapturable = true
 	if len(r.live) == 0 {
 		return nil
 	}
@@ -158,7 +161,7 @@ func (r *replay) flush() error {
 	return r.catchUp()
 }
 
-// drop has everything done that was told: the host waits in the middle of a step, which no
+// drop makes all calls so far and forgets them: the host waits in the middle of a step, which no
 // graph does.
 func (r *replay) drop() error {
 	err := r.flush()
@@ -166,7 +169,7 @@ func (r *replay) drop() error {
 	return err
 }
 
-// perform does a call.
+// perform makes a call.
 func (r *replay) perform(c call, data []byte) error {
 	switch c.kind {
 	case callLaunch:
@@ -187,8 +190,9 @@ func (r *replay) perform(c call, data []byte) error {
 	return r.uploadTo(r.arena+driver.Ptr(c.n), data)
 }
 
-// end ends the step in hand. If the step is one that is known its graph runs. Else calls
-// are those of the step, if it may be captured.
+// end ends the current step. If it was one that is captured, end launches the graph and returns its
+// sequence. Otherwise it returns the calls of the step if it may be captured, else nil. They are
+// valid until the next call.
 func (r *replay) end() (ran *sequence, calls []call, err error) {
 	for _, s := range r.live {
 		if len(s.calls) == len(r.now) {
@@ -203,14 +207,14 @@ func (r *replay) end() (ran *sequence, calls []call, err error) {
 	}
 	if r.why != "" {
 		r.backend.explain(r.why)
-	} else if !r.odd {
+	} else if !r.uncapturable {
 		calls = r.now
 	}
 	r.now, r.why = r.now[:0], ""
 	return nil, calls, nil
 }
 
-// recorded counts the events that calls make on a stream.
+// recorded counts the events that calls record on a stream.
 func recorded(calls []call, s runtime.Stream) (n int64) {
 	for _, c := range calls {
 		if c.kind == callRecord && c.stream == s {
@@ -220,7 +224,7 @@ func recorded(calls []call, s runtime.Stream) (n int64) {
 	return n
 }
 
-// run runs a step's graph.
+// run uploads the inputs of a step and launches its graph.
 func (r *replay) run(s *sequence) error {
 	at := s.inputs
 	for _, data := range r.data {
@@ -241,7 +245,8 @@ func (r *replay) run(s *sequence) error {
 	return nil
 }
 
-// learn remembers the step that has been done, and captures it the second time in a row.
+// learn remembers the calls of a step that has been made, and captures them the second time they
+// occur.
 func (r *replay) learn(calls []call) error {
 	var s *sequence
 	for _, known := range r.kept {
@@ -260,11 +265,11 @@ func (r *replay) learn(calls []call) error {
 		r.kept = append(r.kept, s)
 	}
 	s.seen++
-	if s.seen < 2 || s.odd || s.exec != 0 {
+	if s.seen < 2 || s.uncapturable || s.exec != 0 {
 		return nil
 	}
 	if err := r.capture(s); err != nil {
-		s.odd = true // it is done call by call as before
+		s.uncapturable = true // it is made call by call, as before
 		var refused *driver.Error
 		if !errors.As(err, &refused) {
 			return err
@@ -286,7 +291,7 @@ func equal(a, b []call) bool {
 	return true
 }
 
-// capture makes a graph of a step.
+// capture makes the graph of a step.
 func (r *replay) capture(s *sequence) (err error) {
 	bytes := 0
 	for _, c := range s.calls {
@@ -313,7 +318,8 @@ func (r *replay) capture(s *sequence) (err error) {
 	return errors.Join(err, r.drv.DestroyGraph(g))
 }
 
-// redo gives a step's calls to streams that capture, with events of its own.
+// redo makes the calls of a step on streams that capture. Its events are new ones, which the caller
+// destroys.
 func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
 	made := map[[2]int64]driver.Event{} // by stream and number in the step
 	var count [runtime.Host]int64
@@ -353,7 +359,7 @@ func (r *replay) redo(s *sequence) (events []driver.Event, err error) {
 	return events, nil
 }
 
-// forget frees a step's graph.
+// forget frees the graph of a step.
 func (r *replay) forget(s *sequence) (err error) {
 	if s.exec != 0 {
 		err = r.drv.DestroyExec(s.exec)
@@ -365,7 +371,7 @@ func (r *replay) forget(s *sequence) (err error) {
 	return err
 }
 
-// forgetAll forgets all steps: addresses have changed, or it is over.
+// forgetAll forgets all steps: addresses have changed, or the device is closed.
 func (r *replay) forgetAll() (err error) {
 	for _, s := range r.kept {
 		err = errors.Join(err, r.forget(s))

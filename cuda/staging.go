@@ -2,14 +2,14 @@ package cuda
 
 import "github.com/autopar/autopar/cuda/driver"
 
-// staging is pinned memory through which uploads go. Its two halves take turns: one is
-// filled while the GPU reads the other.
+// staging is pinned memory that uploads pass through. It has two halves: the host fills one while
+// the GPU reads the other.
 type staging struct {
 	memory []byte
 	half   int
-	at     int // bytes of the half that are taken
-	read   [2]driver.Event
-	busy   [2]bool
+	at     int             // bytes of the current half that are in use
+	read   [2]driver.Event // recorded when a half was full: it has been read when the event has happened
+	busy   [2]bool         // that event was recorded
 }
 
 const (
@@ -29,8 +29,8 @@ func (s *staging) open(d *Device) (err error) {
 	return nil
 }
 
-// take returns up to n bytes that the GPU does not read, at least one. They are read by
-// what the compute stream is given next.
+// take returns between 1 and n bytes that the GPU does not read. The next work on the compute
+// stream reads them.
 func (s *staging) take(d *Device, n int) ([]byte, error) {
 	const half = stagingBytes / 2
 	if s.at == half {

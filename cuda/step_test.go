@@ -18,11 +18,11 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// hollow is a fake whose device functions do nothing, but whose parameters that are
-// addresses must be of memory that is there.
+// hollow is a fake driver whose device functions do nothing, but whose address parameters must be
+// of allocated memory.
 type hollow struct {
 	*fake.Driver
-	mu       sync.Mutex // of the rest, which all ranks come to
+	mu       sync.Mutex // of the rest, which all ranks use
 	names    []string
 	shared   map[driver.Function]int
 	launches int
@@ -47,7 +47,7 @@ func (h *hollow) SetFunctionAttribute(f driver.Function, _ driver.FunctionAttrib
 }
 
 func (h *hollow) Launch(f driver.Function, grid, block driver.Dims, shared uint32, s driver.Stream, args []uint64) error {
-	const lowest = 1 << 52 // of the fake's addresses
+	const lowest = 1 << 52 // the lowest of the fake's addresses
 	h.mu.Lock()
 	h.launches++
 	name := h.names[f-1]
@@ -93,8 +93,8 @@ func (stubCompiler) Compile(name, _, _ string, _ []string) ([]byte, error) {
 	return []byte(name), nil
 }
 
-// TestStepsLaunch launches all of training steps of GPT-2 and Llama, in every type on one
-// rank and in bfloat16 on four that share a GPU, with the engine that GPUs have.
+// TestStepsLaunch launches training steps of GPT-2 and Llama, in every type on one rank, and in
+// bfloat16 on four ranks that share a GPU, with the engine for real GPUs.
 func TestStepsLaunch(t *testing.T) {
 	gpt2 := gpt.Config{
 		NLayer: 2, NHead: 2, NEmbd: 128, BlockSize: 33, VocabSize: 65, Dropout: 0.1, Bias: true,
@@ -151,7 +151,7 @@ func launchStep(t *testing.T, model gpt.Config, ranks int) {
 		"ids": runtime.Ints(tokens...), "targets": runtime.Ints(tokens...), "positions": runtime.Ints(tokens[:model.BlockSize]...),
 		"seed": runtime.Ints(1), "step": runtime.Ints(0), "lr": runtime.Floats(0.1), "loss_weight": runtime.Floats(1),
 	}
-	for range 4 { // a graph, at the end
+	for range 4 { // the last ones are a graph
 		_, err = e.Step(t.Context(), prog, feeds)
 		require.NoError(t, err)
 	}

@@ -6,9 +6,9 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
-// Time returns how many seconds each of n equal pieces of work takes the GPU, which do
-// hands to the device's compute stream one after the other. It is for a device whose steps
-// are not graphs ([Options.Eager]), and waits for the work.
+// Time returns how many seconds each of n equal pieces of work takes the GPU. do puts one piece on
+// the device's compute stream. Steps of the device must not be graphs ([Options.Eager]). Time waits
+// for the work.
 func (d *Device) Time(n int, do func() error) (seconds float64, err error) {
 	if err := d.enter(); err != nil {
 		return 0, err
@@ -39,8 +39,8 @@ func (d *Device) Time(n int, do func() error) (seconds float64, err error) {
 	return float64(ms) / 1e3 / float64(n), err
 }
 
-// TimeGraph is [Device.Time] of work that is put into a graph before, so that the host has
-// no part in it: the least of a few launches.
+// TimeGraph is [Device.Time] of work that is first captured as a graph, so that the host's part
+// does not count. It returns the least of a few launches.
 func (d *Device) TimeGraph(n int, do func() error) (seconds float64, err error) {
 	if err := d.enter(); err != nil {
 		return 0, err
@@ -77,8 +77,8 @@ func (d *Device) TimeGraph(n int, do func() error) (seconds float64, err error) 
 	return seconds / float64(n), nil
 }
 
-// Held returns how many bytes of the GPU's memory are taken beside the rank's arena: by
-// contexts, libraries, scratch memory, and whoever else uses the GPU.
+// Held returns how many bytes of the GPU's memory are in use besides the rank's arena: by contexts,
+// libraries, scratch memory, and other users of the GPU.
 func (d *Device) Held() (int64, error) {
 	if err := d.enter(); err != nil {
 		return 0, err

@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// wire is a sending instruction between two ranks that share a GPU: the events after messages
-// that the receiver has not taken yet.
+// wire is the connection of a send instruction between two ranks on one GPU. Each message that was
+// sent and not yet received has an event.
 type wire struct {
 	sent tally
 
@@ -27,8 +27,8 @@ func (b *Backend) wire(n int) *wire {
 	return b.wires[n]
 }
 
-// Send sends the tensor to the peer: by NCCL, or where ranks share a GPU by a copy to the peer's
-// arena, and an event that says so.
+// Send sends a tensor to the peer: by NCCL (meeting.go), or if ranks share a GPU by a copy to the
+// peer's arena and an event.
 func (d *Device) Send(t *runtime.Transfer) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -70,7 +70,7 @@ func (l *lane) copyTo(t *runtime.Transfer) error {
 	return d.backend.wire(t.Wire).say(l)
 }
 
-// say records that a message is there, which a lane brings.
+// say records that a message will have arrived when lane l comes to this point.
 func (w *wire) say(l *lane) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +83,7 @@ func (w *wire) say(l *lane) error {
 	return nil
 }
 
-// Recv holds later work back until the peer's message is there.
+// Recv holds later work of the compute stream back until the peer's message has arrived.
 func (d *Device) Recv(t *runtime.Transfer) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -101,7 +101,7 @@ func (d *Device) Recv(t *runtime.Transfer) error {
 	defer w.mu.Unlock()
 	e := w.events[0]
 	w.events = append(w.events[:0], w.events[1:]...)
-	w.spare = append(w.spare, e) // recording it anew does not change what is waited for here
+	w.spare = append(w.spare, e) // recording it again does not affect the wait below
 	return d.drv.WaitEvent(d.compute.stream, e)
 }
 

@@ -70,10 +70,11 @@ type Split struct {
 	tokens    int
 	blockSize int
 	vocabSize int
-	sum       uint32 // of the ids that openSplit checks, and of a sample of the rest
+	sum       uint32 // checksum of the ids that openSplit reads: the first GiB, and a sample of the rest
 }
 
-// Contents tells a file from another by its length and a checksum: of all ids in the first GiB, and of a sample of those beyond.
+// Contents identifies a file by its length and a checksum of all ids in the first GiB and a sample
+// of the rest.
 func (s *Split) Contents() string { return fmt.Sprintf("%d tokens, CRC-32 %08x", s.tokens, s.sum) }
 
 // Tokens is the number of ids in the file.
@@ -82,13 +83,13 @@ func (s *Split) Tokens() int { return s.tokens }
 // maxScan is how many ids openSplit checks; more would delay the start of a run.
 const maxScan = 1 << 29
 
-// samples is how many stretches of ids it checks of those beyond.
+// samples is how many stretches of ids openSplit checks beyond those.
 const samples = 256
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: infile.WithoutPath(err)}
 	}
 	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
 	if err := s.check(); err != nil {
@@ -101,7 +102,7 @@ func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 func (s *Split) check() error {
 	info, err := s.f.Stat()
 	if err != nil {
-		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	if info.Size()%2 != 0 {
 		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint16 ids: the file is cut short or is not a bin", info.Size())
@@ -126,14 +127,14 @@ func (s *Split) check() error {
 	return nil
 }
 
-// read sets ids to those from position start on. buf has two bytes per id.
+// read reads ids from position start on. buf has two bytes per id.
 func (s *Split) read(ids []int32, start int, buf []byte) error {
 	buf = buf[:2*len(ids)]
 	if n, err := s.f.ReadAt(buf, 2*int64(start)); n < len(buf) {
 		if errors.Is(err, io.EOF) {
 			return inputErrorf(s.path, "ends at byte %d, but had %d bytes when it was opened", 2*start+n, 2*s.tokens)
 		}
-		return &InputError{File: s.path, Detail: "cannot read", Err: withoutPath(err)}
+		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	for i := range ids {
 		id := int32(binary.LittleEndian.Uint16(buf[2*i:]))

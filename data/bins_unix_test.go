@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestPipesAreNoBins: a pipe in place of a file of data is refused; who opens it waits for a writer.
+// TestPipesAreNoBins: a pipe in place of a data file is refused; opening it would wait for a
+// writer.
 func TestPipesAreNoBins(t *testing.T) {
 	for name, opened := range map[string]string{TrainFile: "cannot open (`autopar data prepare` writes it)", MetaFile: "cannot open"} {
 		dir := t.TempDir()

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/wholefile"
 )
 
@@ -38,7 +39,7 @@ func (c Corpus) Open() (io.ReadCloser, error) { return c.open() }
 func FileCorpus(path string) (Corpus, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return Corpus{}, &InputError{File: path, Detail: "cannot read the text", Err: withoutPath(err)}
+		return Corpus{}, &InputError{File: path, Detail: "cannot read the text", Err: infile.WithoutPath(err)}
 	}
 	if !info.Mode().IsRegular() {
 		return Corpus{}, inputErrorf(path, "the text must be a regular file, because it is read twice")
@@ -57,16 +58,7 @@ func textCorpus(name, source string, text []byte) Corpus {
 	}}
 }
 
-// withoutPath drops the path from a file error whose message already has it.
-func withoutPath(err error) error {
-	var p *os.PathError
-	if errors.As(err, &p) {
-		return p.Err
-	}
-	return err
-}
-
-// remoteFile is a file of the web whose content is known beforehand.
+// remoteFile is a file on the web with known content.
 type remoteFile struct {
 	name   string // of the corpus
 	file   string // in the cache directory
@@ -106,8 +98,8 @@ func Shakespeare(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 	return tinyShakespeare().find(ctx, opts)
 }
 
-// ShakespeareOrGoSource is Shakespeare, or where that is unavailable the text
-// of goSource, with the reason in the corpus.
+// ShakespeareOrGoSource is Shakespeare, or if that is unavailable the text of goSource, with the
+// reason in the corpus.
 func ShakespeareOrGoSource(ctx context.Context, opts CorpusOptions) (Corpus, error) {
 	corpus, err := Shakespeare(ctx, opts)
 	if !errors.Is(err, ErrUnavailable) {

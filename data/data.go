@@ -3,11 +3,9 @@
 //	Corpus ── Prepare ──▶ train.bin, val.bin, meta.pkl ── OpenBins ──▶ Split ── Fill ──▶ ids, targets
 //	                                                       Sampler ── Batch(step) ──▶ window starts ──┘
 //
-// The files are those of nanoGPT, in both directions: bins written here train
-// there and the reverse. A bin is raw little-endian uint16 ids without a
-// header. The Sampler is a function of seed and step, so the position in the
-// data needs no state in a checkpoint, and every rank can compute the whole
-// global batch and take its own rows.
+// The files are those of nanoGPT, in both directions. A bin is raw little-endian uint16 ids without
+// a header. The Sampler is a function of seed and step, so a checkpoint needs no state for the
+// position in the data, and every rank can compute the whole global batch and take its own rows.
 package data
 
 import "fmt"
@@ -23,8 +21,7 @@ const (
 // 50,257 tokens of GPT-2, padded to a multiple of 64.
 const defaultVocab = 50304
 
-// InputError reports a file or a name that the user gave and that is wrong, as
-// opposed to work that failed.
+// InputError is a file or a name that the user gave and that is wrong, unlike work that failed.
 type InputError struct {
 	File   string // the file, or the name, at fault
 	Detail string // what is wrong with it, with the numbers

@@ -72,19 +72,18 @@ func (t *GPT2) VocabSize() int { return gpt2Vocab }
 // gpt2Stream encodes a text of any length in bounded memory, to the ids that
 // Encode gives for the whole.
 //
-// A text may be cut between a letter and a non-letter, and before a white space
-// that follows another character. No piece of gpt2Pattern reaches across such a
-// place, so it is a boundary between pieces of the whole text; and the pattern
-// looks ahead only from a run of white space to the character after it, which
-// the cut never separates, so the pieces on both sides stay what they were.
-// (Cutting after a newline would not do: "\n\nx" is the pieces "\n", "\n", "x",
-// but "\n\n" at the end of a text is one piece.)
+// A text may be cut between a letter and a non-letter, and before white space that follows another
+// character. No piece of gpt2Pattern extends across such a place, so it is a boundary between
+// pieces of the whole text. The pattern looks ahead only from a run of white space to the character
+// after it, which the cut never separates, so the pieces on both sides are the same. (Cutting after
+// a newline would be wrong: "\n\nx" has the pieces "\n", "\n", "x", but "\n\n" at the end of a text
+// is one piece.)
 type gpt2Stream struct {
 	bpe   *GPT2
 	name  string // of the text, for errors
 	emit  func(id int) error
-	size  int // bytes after which to cut, at the first chance
-	limit int // bytes without a chance that are refused
+	size  int // bytes after which to cut at the next possible place
+	limit int // bytes without a possible place after which the text is refused
 
 	chunk []byte
 	last  rune // of chunk

@@ -14,8 +14,7 @@ import (
 // Meta is what meta.pkl says about the bins beside it.
 type Meta struct {
 	VocabSize int
-	// Symbols holds the character of each id, or is nil when the file has the
-	// size alone.
+	// Symbols holds the character of each id. It is nil if the file has only the size.
 	Symbols []rune
 }
 
@@ -27,12 +26,12 @@ const maxMetaSize = 4 << 20
 func readMeta(path string) (*Meta, error) {
 	f, err := infile.Open(path)
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot open", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot open", Err: infile.WithoutPath(err)}
 	}
 	defer f.Close()
 	b, err := io.ReadAll(io.LimitReader(f, maxMetaSize+1))
 	if err != nil {
-		return nil, &InputError{File: path, Detail: "cannot read", Err: withoutPath(err)}
+		return nil, &InputError{File: path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	if len(b) > maxMetaSize {
 		return nil, inputErrorf(path, "is larger than %d bytes", maxMetaSize)

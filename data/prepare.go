@@ -202,10 +202,9 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 	return commit(p.Dir, files)
 }
 
-// commit names all the files, after they are all complete. val.bin, the last of them,
-// is gone until all others are there: a run does not open what would be one text to
-// train and another to validate. A meta.pkl of older bins must not outlive them
-// either: it would give the new ones a wrong vocabulary.
+// commit renames all files after they are complete. val.bin comes last, and an old one is removed
+// before the first rename: so no run opens one text to train on and another to validate with. An
+// old meta.pkl is removed too, as it would give the new bins a wrong vocabulary.
 func commit(dir string, files []*wholefile.File) error {
 	for _, file := range files {
 		if err := file.Finish(); err != nil {

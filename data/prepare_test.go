@@ -132,8 +132,8 @@ func TestPrepareStopsWithoutTrace(t *testing.T) {
 	require.Empty(t, fileNames(t, dir))
 }
 
-// TestPrepareIsWholeOrNot: where it ends while it names the files there are no bins, rather than one text to train and
-// another to validate.
+// TestPrepareIsWholeOrNot: if it stops while it renames the files there are no bins, rather than
+// one text to train on and another to validate with.
 func TestPrepareIsWholeOrNot(t *testing.T) {
 	for ends := range 3 {
 		dir := t.TempDir()

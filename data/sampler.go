@@ -16,8 +16,8 @@ type SamplerOptions struct {
 	Tokens    int // in the split, more than BlockSize
 	BlockSize int // tokens in a sequence
 	Batch     int // sequences in the global batch
-	// EachOnce visits every window of an epoch once, in random order, where the
-	// default draws windows independently, as nanoGPT does.
+	// EachOnce visits every window of an epoch once, in random order. By default windows are drawn
+	// independently, as nanoGPT does.
 	EachOnce bool
 }
 
@@ -75,9 +75,8 @@ func (s *Sampler) Batch(step int) []int {
 // BlockSize tokens, each followed by at least the one token it predicts last.
 func (s *Sampler) Windows() int { return (s.opts.Tokens - 1) / s.opts.BlockSize }
 
-// window returns the start of the i-th sequence since step 0. In an epoch the
-// windows lie side by side from an offset on, drawn anew for each epoch from
-// what the split has beyond whole windows.
+// window returns the start of the i-th sequence since step 0. The windows of an epoch are adjacent.
+// Tokens that do not fill a window are left out at both ends: an offset is drawn for each epoch.
 func (s *Sampler) window(i uint64) int {
 	n := uint64(s.Windows())
 	epoch := i / n

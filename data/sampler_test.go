@@ -15,7 +15,7 @@ func mustSampler(t *testing.T, opts SamplerOptions) *Sampler {
 	return s
 }
 
-// The draws are part of what a resumed run must find again: they may not change.
+// A resumed run must get the same draws, so they may not change.
 func TestBatchGolden(t *testing.T) {
 	opts := SamplerOptions{Seed: 1337, Stream: "train", Tokens: 1_003_854, BlockSize: 64, Batch: 7}
 	require.Equal(t, []int{495076, 18386, 354684, 909382, 347896, 370667, 633068}, mustSampler(t, opts).Batch(3))

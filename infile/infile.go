@@ -1,5 +1,5 @@
-// Package infile opens the files that users name. None is waited for without end: to open a named pipe is to wait for
-// who writes to it, and a device may have no end.
+// Package infile opens files that users name. No wait is without bound: opening a named pipe waits
+// for a writer, and a device may have no end.
 package infile
 
 import (
@@ -11,7 +11,8 @@ import (
 	"time"
 )
 
-// Open opens a regular file, which can be read from any place. Anything else is a *[fs.PathError]. It asks before it opens.
+// Open opens a regular file, which can be read at any offset. Anything else is a *[fs.PathError];
+// it is not even opened.
 func Open(path string) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil {
@@ -23,18 +24,28 @@ func Open(path string) (*os.File, error) {
 	return os.Open(path)
 }
 
-// Same reports whether two names are of one file that is there.
+// Same reports whether two names are of the same existing file.
 func Same(a, b string) bool {
 	x, errA := os.Stat(a)
 	y, errB := os.Stat(b)
 	return errA == nil && errB == nil && os.SameFile(x, y)
 }
 
-// patience is how long a pipe may be without a writer: a shell opens one when it starts what writes to it.
+// WithoutPath returns the cause of an error of package os without the path, for errors that name the
+// file themselves. It returns other errors as they are.
+func WithoutPath(err error) error {
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+// patience is how long a pipe may be without a writer. A shell opens one when it starts the writer.
 const patience = 10 * time.Second
 
-// Read reads a file of at most so many bytes, or a pipe that somebody writes to. What is larger was given by mistake, or
-// has no end, as devices have none.
+// Read reads a file of at most most bytes, or a pipe that somebody writes to. Anything larger was
+// given by mistake, or has no end, like a device.
 func Read(path string, most int64) ([]byte, error) { return read(path, most, patience) }
 
 func read(path string, most int64, patience time.Duration) ([]byte, error) {
@@ -50,7 +61,8 @@ func read(path string, most int64, patience time.Duration) ([]byte, error) {
 	return text, err
 }
 
-// openWithin opens a file of any kind. A named pipe is opened in the background, which nothing ends but a writer.
+// openWithin opens a file of any kind. It opens a named pipe in the background, since only a writer
+// ends that call.
 func openWithin(path string, patience time.Duration) (*os.File, error) {
 	info, err := os.Stat(path)
 	if err != nil || info.Mode()&fs.ModeNamedPipe == 0 {

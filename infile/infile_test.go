@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestReadHasAnEnd: a file without end is not read to its end.
+// TestReadHasAnEnd: a file without end is not read for ever.
 func TestReadHasAnEnd(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "f")
 	require.NoError(t, os.WriteFile(path, make([]byte, 5), 0o600))

@@ -18,7 +18,7 @@ func newPipe(t *testing.T) string {
 	return path
 }
 
-// TestOpen: what is no regular file is refused before it is opened.
+// TestOpen: what is not a regular file is refused before it is opened.
 func TestOpen(t *testing.T) {
 	path := newPipe(t)
 	_, err := Open(path)
@@ -29,7 +29,8 @@ func TestOpen(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// TestReadWaitsForAWriter, who comes late, for as long as he writes, but not for ever for one to come.
+// TestReadWaitsForAWriter: Read waits for a late writer and reads until it is done, but does not
+// wait for ever for one to come.
 func TestReadWaitsForAWriter(t *testing.T) {
 	path := newPipe(t)
 	_, err := read(path, 9, 20*time.Millisecond)

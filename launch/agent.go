@@ -17,58 +17,59 @@ import (
 	"time"
 )
 
-// Agent sees to the processes of one machine of a job. It agrees with the agents of the other
-// machines on each start of the job, starts the processes, with the variables of torchrun, and
-// sees that they end together.
+// Agent starts and watches the processes of one machine of a job. It agrees with the agents of the
+// other machines on each start of the job, starts the processes with torchrun's variables, and
+// makes them end together.
 type Agent struct {
-	// Exe is the program, Args its arguments, the name first.
+	// Exe is the program, Args its arguments, including its name.
 	Exe  string
 	Args func(Start) ([]string, error)
-	// Procs processes are started on every machine.
+	// Procs is the number of processes on every machine.
 	Procs int
-	// The job starts when Most machines are there, or Least for a while, and starts anew when one
-	// comes or goes. This one is number Node, below Most.
+	// The job starts when Most machines have come, or when at least Least have and no more come for
+	// a while. It starts again when a machine comes or goes. This machine is number Node, below
+	// Most.
 	Least, Most, Node int
-	// Addr is host:port of the agent of machine 0, which all others come to and the job does not
-	// outlive. "" is for a job of one machine.
+	// Addr is host:port of the agent of machine 0, to which all others connect. The job ends with
+	// that agent. "" is for a job of one machine.
 	Addr string
-	// Brief, on machine 0, makes the [Start.Brief] of a start that is otherwise complete.
+	// Brief, on machine 0, returns the [Start.Brief] of a start that is otherwise complete.
 	Brief func(Start) ([]byte, error)
-	// MaxRestarts is how often the job is started anew when a process or a machine has failed. What
-	// becomes of the job follows from how a process has ended:
+	// MaxRestarts bounds how often the job is started again after a process or a machine has
+	// failed. Whether it is depends on how a process has ended:
 	//
-	//	a signal, or a crash of Go's runtime    it is started anew
-	//	a failure (status 1)                    it is started anew: it may follow from another's end
-	//	a machine is gone                       it is started anew on those that are left, if these are enough
+	//	a signal, or a crash of Go's runtime    it is started again
+	//	a failure (status 1)                    it is started again: it may follow from another process's end
+	//	a machine is gone                       it is started again on the others, if these are enough
 	//	wrong input (2), no plan (3)            it ends
 	//	a failure that would come again         it ends: numbers that are not finite, or a BUG of the program
 	//
-	// The last two are those of which the process says so: see [ExitStatus].
+	// In the last two cases the process says so: see [ExitStatus].
 	MaxRestarts int
-	// Patience is how long machines wait for each other, and how long the processes that are left have to end when
-	// another has ended well.
+	// Patience bounds how long machines wait for each other, and how long other processes may still
+	// run after one has ended well.
 	Patience time.Duration
-	// Stdout takes the output of rank 0, Stderr all other, with the rank before each line.
+	// Stdout takes the output of rank 0, Stderr all other output, each line with its rank in front.
 	Stdout, Stderr io.Writer
-	// Note, when set, is told what the agent does.
+	// Note, if set, is told what the agent does.
 	Note func(format string, args ...any)
 }
 
-// Start is one start of a job, as an agent hears of it.
+// Start is one start of a job, as the host describes it to an agent.
 type Start struct {
 	Number      int    // 0 is the first
-	Nodes, Node int    // machines that take part, and which of them this is
+	Nodes, Node int    // how many machines take part, and the number of this one among them
 	Addr        string // host:port where rank 0 will listen
-	Brief       []byte // what all should know of this start
-	Memory      bool   // each process gets a file of memory that outlives it
+	Brief       []byte // information for all processes of this start
+	Memory      bool   // each process gets a file in memory that outlives it
 }
 
-// ExitError is the end of a process of a job that was not a success.
+// ExitError is the end of a process that was not a success.
 type ExitError struct {
 	Rank   int
 	Status int            // exit status, -1 after a signal
 	Signal syscall.Signal // that ended it, or 0
-	Late   time.Duration  // the signal is its agent's: it had not ended so long after another
+	Late   time.Duration  // if not 0, its agent killed it: it had not ended this long after the job was to end
 	Crash  bool           // Go's runtime has ended it, with status 2
 	Final  bool           // it has said that another start would end in the same way
 }
@@ -90,17 +91,18 @@ func (e *ExitError) Error() string {
 }
 
 const (
-	// agentVariable says to a process that an agent has started it.
+	// agentVariable tells a process that an agent has started it.
 	agentVariable = "AUTOPAR_AGENT"
-	// said is what such a process adds to the status by which it says that it would end so again.
+	// Such a process adds said to its status to say that another start would end in the same way.
 	said     = 64
-	mostSaid = 3 // the last such status
-	// crashed is with what Go's runtime ends a program that cannot go on.
+	mostSaid = 3 // the largest status that it adds said to
+	// crashed is the status with which Go's runtime ends a program.
 	crashed = 2
 )
 
-// ExitStatus is with what a program ends that would end so again if it is final: so that the [Agent] that has started it, if
-// one has, does not start it again, and tells what it says of its input from a crash.
+// ExitStatus returns the status with which a program should end. If final is set another start
+// would end in the same way; the status then tells the [Agent] that started it, if one has, not to
+// start it again, and that it is not a crash.
 func ExitStatus(status int, final bool) int {
 	if final && ByAgent() {
 		return said + status
@@ -111,13 +113,14 @@ func ExitStatus(status int, final bool) int {
 // ByAgent reports whether an [Agent] has started this process.
 func ByAgent() bool { return os.Getenv(agentVariable) != "" }
 
-// grace is how long the processes that are left have, after the first failure, to say what they
-// know and end.
+// grace is how long other processes have, after the first failure, to report what they know and
+// end.
 const grace = 10 * time.Second
 
-// Run runs the job to its end. When ctx is cancelled it interrupts the processes everywhere and
-// waits for them; the job then goes on without this machine if enough are left, and is
-// [context.Canceled] everywhere if not. The error of a job that has failed is an [*ExitError] or a [*MachineError].
+// Run runs the job to its end. If ctx is cancelled it interrupts the processes everywhere and waits
+// for them. The job then goes on without this machine if enough machines are left; otherwise the
+// result is [context.Canceled] everywhere. The error of a job that has failed is an [*ExitError] or
+// a [*MachineError].
 func (a *Agent) Run(ctx context.Context) error {
 	if a.Node > 0 {
 		conn, err := a.come(ctx, a.Addr)
@@ -139,7 +142,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		served <- err
 	}()
 	err = h.run()
-	<-served // what it says the host knows
+	<-served // the host knows what it returns
 	return err
 }
 
@@ -149,7 +152,7 @@ func (a *Agent) note(format string, args ...any) {
 	}
 }
 
-// come connects with the agent of machine 0, again and again while it is not there.
+// come connects with the agent of machine 0. It tries again while that is not there.
 func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Patience)
 	defer cancel()
@@ -164,7 +167,7 @@ func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
 	return conn, err
 }
 
-// serve does what the host says until it says how the job has ended.
+// serve does what the host says, until that says how the job has ended.
 func (a *Agent) serve(ctx context.Context, host *link) error {
 	defer host.Close()
 	type message struct {
@@ -189,7 +192,7 @@ func (a *Agent) serve(ctx context.Context, host *link) error {
 	}()
 	var memory memories
 	defer func() { memory.close() }()
-	var stop chan byte // of the processes that run
+	var stop chan byte // receives how to stop the running processes
 	exited := make(chan error, 1)
 	leave := ctx.Done()
 	for {
@@ -213,21 +216,21 @@ func (a *Agent) serve(ctx context.Context, host *link) error {
 			case m.kind == kindStop && stop != nil && len(m.text) == 1:
 				stop <- m.text[0]
 			case m.kind == kindStart && stop == nil:
-				stop = make(chan byte, 3) // each reason comes once at most
+				stop = make(chan byte, 3) // each way comes at most once
 				go func(stop <-chan byte) { exited <- a.start(m.text, &memory, stop) }(stop)
 			}
 		}
 	}
 }
 
-// The ways in which the processes of a start are stopped before their end.
+// The ways in which processes are stopped before their end.
 const (
-	stopGently byte = 'i' // they are interrupted, and save
-	stopFailed byte = 'f' // another has failed: they have a while to say what they know
+	stopGently byte = 'i' // interrupt them, so that they save
+	stopFailed byte = 'f' // another process has failed: they have grace to report what they know
 	stopNow    byte = 'k'
 )
 
-// hello is what an agent says of itself.
+// hello identifies an agent.
 func (a *Agent) hello() []byte { return fmt.Appendf(nil, "autopar agent 1 %d %d", a.Node, a.Procs) }
 
 // outcome is how the processes of a machine, or the job, have ended, as agents tell each other.
@@ -268,13 +271,13 @@ func readOutcome(b []byte) error {
 	return nil
 }
 
-// ended is how a process has ended.
+// ended is the end of a process.
 type ended struct {
 	rank int
 	err  error
 }
 
-// start starts the processes and returns when all have ended. What comes from stop ends them
+// start starts the processes and returns when all have ended. A message from stop ends them
 // earlier.
 func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	var of Start
@@ -290,7 +293,7 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			return err
 		}
 	}
-	// The system ends the processes when the thread that has started them ends.
+	// The system kills the processes when the thread that started them ends.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
 	var mu sync.Mutex
@@ -301,7 +304,7 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	kill := func() {
 		killed = true
 		for _, cmd := range running {
-			_ = cmd.Process.Kill() // one that has ended is no matter
+			_ = cmd.Process.Kill() // an error only says that it has ended
 		}
 	}
 	var first error
@@ -370,7 +373,7 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	return first
 }
 
-// exitOf makes an error of how a process has ended, nil of a success.
+// exitOf returns the error for the end of a process, nil for a success.
 func exitOf(e ended) error {
 	var exit *exec.ExitError
 	if !errors.As(e.err, &exit) {
@@ -387,9 +390,9 @@ func exitOf(e ended) error {
 	return failed
 }
 
-// worse reports whether an error tells more of the cause than that before it: what no process
-// can mend, then a signal, a crash or the loss of a machine, then a failure, which may follow from that of
-// another.
+// worse reports whether an error tells more about the cause than the one before: first what no
+// restart mends, then a signal, a crash or the loss of a machine, then a failure, which may follow
+// from that of another process.
 func worse(now, before error) bool {
 	weight := func(err error) int {
 		var exit *ExitError
@@ -415,7 +418,7 @@ func final(err error) bool {
 	return !errors.As(err, &lost)
 }
 
-// command is that of a process, and where its output goes.
+// command returns the command of a process, and the destination of its output.
 func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*exec.Cmd, *output, error) {
 	host, port, err := net.SplitHostPort(of.Addr)
 	if err != nil {
@@ -441,10 +444,10 @@ func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*ex
 	return cmd, out, nil
 }
 
-// output is that of a process.
+// output is the destination of a process's output.
 type output struct{ out, err lineWriter }
 
-// flush writes what the process has left of a line.
+// flush completes a line that the process has not.
 func (o *output) flush() {
 	for _, w := range []*lineWriter{&o.out, &o.err} {
 		if len(w.rest) > 0 {
@@ -453,12 +456,12 @@ func (o *output) flush() {
 	}
 }
 
-// lineWriter writes whole lines, with something before each. What cannot be written is left out: a writer that fails would
-// close the pipe of a process, which would die of the next thing that it says.
+// lineWriter writes whole lines with a prefix. It drops what cannot be written: an error would
+// close the process's pipe, and the process would die of its next output.
 type lineWriter struct {
 	to     io.Writer
 	before string
-	mu     *sync.Mutex // of all that write to one place
+	mu     *sync.Mutex // shared by all writers to one destination
 	rest   []byte
 }
 

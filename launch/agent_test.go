@@ -20,17 +20,17 @@ import (
 	"github.com/autopar/autopar/launch"
 )
 
-// machines are agents that run a shell script in the place of a rank.
+// machines are agents that run a shell script as each rank.
 type machines struct {
 	t           *testing.T
 	addr        string
 	least, most int
 	restarts    int
 	script      string
-	patience    time.Duration // half a minute where it is 0
+	patience    time.Duration // half a minute if 0
 
 	mu     sync.Mutex
-	output bytes.Buffer // of all
+	output bytes.Buffer // of all agents
 	starts []launch.Start
 }
 
@@ -78,7 +78,7 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 	return ended
 }
 
-// says waits until the agents or their processes have said something so many times.
+// says waits until the agents or their processes have written a text a number of times.
 func (m *machines) says(want string, times int) {
 	m.t.Helper()
 	require.Eventually(m.t, func() bool { return strings.Count(m.text(), want) == times }, time.Minute, 5*time.Millisecond, "%s", want)
@@ -130,7 +130,7 @@ func TestAgents(t *testing.T) {
 				require.ErrorAs(t, err, &exit)
 				require.Equal(t, [2]int{c.rank, c.status}, [2]int{exit.Rank, exit.Status})
 			}
-			if c.starts >= 0 { // else as many as it takes for each rank to fail once
+			if c.starts >= 0 { // otherwise as many starts as it takes for each rank to fail once
 				require.Len(t, m.starts, c.starts)
 			}
 			for _, want := range c.says {
@@ -140,9 +140,10 @@ func TestAgents(t *testing.T) {
 	}
 }
 
-// TestOthersHaveEnded: a process that stands still when others have ended well is ended, and the job starts anew.
+// TestOthersHaveEnded: a process that hangs after others have ended well is killed, and the job
+// starts again.
 func TestOthersHaveEnded(t *testing.T) {
-	t.Parallel() // it waits for one that does not end
+	t.Parallel() // it waits for a process that does not end
 	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, restarts: 1, patience: 2 * time.Second,
 		script: `test $RANK != 1 || test $TORCHELASTIC_RESTART_COUNT = 1 || kill -STOP $$`}
 	select {
@@ -154,7 +155,8 @@ func TestOthersHaveEnded(t *testing.T) {
 	require.Contains(t, m.text(), "rank 1 had not ended 2s after the job was to end: restart 1 of at most 1")
 }
 
-// TestExitStatus: a program that would end so again says it to an agent alone, so that it is not taken for Go's runtime.
+// TestExitStatus: a program that would end in the same way again tells only an agent, so that it is
+// not taken for a crash of Go's runtime.
 func TestExitStatus(t *testing.T) {
 	for _, agent := range []bool{false, true} {
 		for status := range 4 {
@@ -169,8 +171,8 @@ func TestExitStatus(t *testing.T) {
 	}
 }
 
-// TestMachinesComeAndGo has machines come late, twice, wrongly, and leave. Three ranks do not
-// save when they are interrupted.
+// TestMachinesComeAndGo has machines come late, come twice, be refused, and leave. Three ranks do
+// not save when they are interrupted.
 func TestMachinesComeAndGo(t *testing.T) {
 	t.Parallel() // it waits for machines that do not come
 	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 3, script: `test $WORLD_SIZE = 3 || trap 'exit 0' INT; echo $WORLD_SIZE ranks; while :; do sleep 0.01; done`}
@@ -205,7 +207,7 @@ func TestMachinesComeAndGo(t *testing.T) {
 	require.ErrorIs(t, <-third, context.Canceled)
 }
 
-// TestBriefFails ends a job of which machine 0 has nothing to say.
+// TestBriefFails ends a job whose Brief fails on machine 0.
 func TestBriefFails(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, restarts: 20, script: `exit 1`}
 	first, second := m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)
@@ -214,7 +216,7 @@ func TestBriefFails(t *testing.T) {
 	require.Len(t, m.starts, 9)
 }
 
-// TestSilence: one that has said nothing is not turned away for good.
+// TestSilence: a process that did not identify itself may come again.
 func TestSilence(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2}
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -8,15 +8,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// interrupts says that the processes do not get the terminal's interrupt themselves.
+// interrupts says that the agent must pass interrupts on, because processes do not get the
+// terminal's themselves.
 const interrupts = true
 
-// childAttr has a process end with the agent, and take interrupts from the agent alone.
+// childAttr makes a process end with its agent, and get interrupts from the agent alone.
 func childAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
 
-// newMemory makes a file of memory without a name: it is there as long as a process has it open.
+// newMemory makes a file in memory without a name, which exists while a process has it open.
 func newMemory(local int) (*os.File, error) {
 	name := fmt.Sprint("autopar-snapshot-", local)
 	fd, err := unix.MemfdCreate(name, unix.MFD_CLOEXEC)

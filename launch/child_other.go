@@ -7,10 +7,11 @@ import (
 	"syscall"
 )
 
-// interrupts says that the processes do not get the terminal's interrupt themselves.
+// interrupts says whether the agent must pass interrupts on: here processes get the terminal's
+// themselves.
 const interrupts = false
 
 func childAttr() *syscall.SysProcAttr { return nil }
 
-// newMemory returns nil: what has no name outlives no process here.
+// newMemory returns nil: here no file without a name outlives a process.
 func newMemory(int) (*os.File, error) { return nil, nil }

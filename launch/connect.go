@@ -9,13 +9,14 @@ import (
 	"time"
 )
 
-// Connect makes a TCP connection between any two processes and returns those of this one, by
-// rank, nil for its own. All call it. They are the caller's to close.
+// Connect makes a TCP connection between any two processes and returns those of this process by
+// rank, nil for itself. All processes call it. The caller closes the connections.
 func (p *Peers) Connect(ctx context.Context) ([]net.Conn, error) {
 	return p.ConnectWhere(ctx, func(int, int) bool { return true })
 }
 
-// ConnectWhere is Connect for some pairs of ranks, about which all processes agree.
+// ConnectWhere is Connect for the pairs of ranks that wanted selects, which must be the same in all
+// processes.
 func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (conns []net.Conn, err error) {
 	conns = make([]net.Conn, p.place.World)
 	if p.place.World == 1 {
@@ -24,7 +25,7 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 	start := time.Now()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	go func() { // who is waited for may never come
+	go func() { // a process that is waited for may never come
 		select {
 		case <-p.failed:
 			cancel()
@@ -47,7 +48,7 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 		host = hostOf(p.conns[0].LocalAddr())
 	}
 	if isLoopback(host) && slices.ContainsFunc(p.hosts[1:], func(other string) bool { return !isLoopback(other) }) {
-		host = "" // beside rank 0, with others on other machines
+		host = "" // beside rank 0, but some ranks are on other machines
 	}
 	listener, err := listen(ctx, net.JoinHostPort(host, "0"))
 	if err != nil {
@@ -63,7 +64,7 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 	if err != nil {
 		return conns, err
 	}
-	for rank := range p.place.Rank { // the one that comes first listens
+	for rank := range p.place.Rank { // of two ranks the lower one listens
 		if !wanted(rank, p.place.Rank) {
 			continue
 		}
@@ -84,16 +85,16 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 	for ; missing > 0; missing-- {
 		conn, err := listener.Accept()
 		if err != nil {
-			return conns, cmp.Or(ctx.Err(), err) // which closes the listener
+			return conns, cmp.Or(ctx.Err(), err) // the end of ctx closes the listener
 		}
 		rank, _, err := p.greet(newLink(conn))
 		if err != nil || rank < p.place.Rank || conns[rank] != nil {
 			conn.Close()
-			missing++ // who says something else is no rank
+			missing++ // it is not a rank of this job
 			continue
 		}
 		conns[rank] = conn
 	}
-	_, err = p.Gather(ctx, nil) // nobody sends before all are there
+	_, err = p.Gather(ctx, nil) // so that nobody sends before all connections are there
 	return conns, err
 }

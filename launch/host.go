@@ -12,31 +12,31 @@ import (
 	"time"
 )
 
-// host, on machine 0, brings the agents of a job together for each start of it. Agents come when
-// they like and say when their processes have ended; all else they do is what the host says.
+// host, on machine 0, leads the agents of a job through each of its starts. Agents come at any time
+// and report when their processes have ended; all else they do on the host's orders.
 type host struct {
 	*Agent
 	listener net.Listener
 	events   chan event
-	over     chan struct{}  // closed when nobody takes events any more
-	agents   sync.WaitGroup // those that are listened to
-	members  map[int]*member
+	over     chan struct{}   // closed when nobody receives events any more
+	agents   sync.WaitGroup  // goroutines that listen to agents
+	members  map[int]*member // by number of the machine
 	restarts int
-	ending   bool // there is not to be another start
+	ending   bool // there will be no other start
 }
 
-// member is a machine whose agent has come.
+// member is a machine whose agent has connected.
 type member struct {
 	node    int
 	conn    *link
-	running bool // its processes
-	leaves  bool // takes no part in another start
+	running bool // its processes are running
+	leaves  bool // it will not take part in another start
 }
 
-// event is what an agent says.
+// event is a message of an agent.
 type event struct {
 	from *member
-	kind byte // kindHello when it comes, 0 when it has gone
+	kind byte // kindHello when it comes, 0 when its connection has ended
 	text []byte
 	err  error
 }
@@ -55,7 +55,7 @@ func (e *MachineError) Error() string {
 // Unwrap returns the cause.
 func (e *MachineError) Unwrap() error { return e.Err }
 
-// lastCall is how long a job that could start waits for more machines.
+// lastCall is how long a job that has enough machines waits for more.
 const lastCall = 5 * time.Second
 
 func newHost(a *Agent) (*host, error) {
@@ -80,8 +80,8 @@ func newHost(a *Agent) (*host, error) {
 	return h, nil
 }
 
-// greet reads who has come, and then all that it says. One that does not say who it is in time may
-// come again.
+// greet reads who is connecting, and then passes on all its messages. An agent that does not
+// identify itself in time may come again.
 func (h *host) greet(conn *link) {
 	const patience = 5 * time.Second
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
@@ -120,7 +120,7 @@ func (h *host) greet(conn *link) {
 	}
 }
 
-// run starts the job again and again until it has ended, and says to all how.
+// run starts the job until it has ended, and tells all agents how.
 func (h *host) run() (err error) {
 	defer func() {
 		close(h.over)
@@ -149,7 +149,7 @@ func (h *host) run() (err error) {
 		switch {
 		case err != nil && (final(err) || h.ending):
 			return err
-		case err != nil && again: // what is stopped before it can save goes on from what was saved
+		case err != nil && again: // interrupted too late to save: the next start continues from what was saved before
 			h.note("%v, when it was to end", err)
 		case err != nil && h.restarts == h.MaxRestarts:
 			if h.restarts > 0 {
@@ -171,7 +171,7 @@ func (h *host) run() (err error) {
 func (h *host) gather() error {
 	began := time.Now()
 	late := time.After(h.Patience)
-	var call <-chan time.Time // once there are enough
+	var call <-chan time.Time // once there are enough machines
 	for !h.ending && len(h.members) < h.Most {
 		if enough := len(h.members) >= h.Least; enough && call == nil {
 			call = time.After(lastCall)
@@ -197,14 +197,14 @@ func (h *host) gather() error {
 	return nil
 }
 
-// attend notes who comes and goes. It reports whether the machines of another start would be
-// others than those of this one.
+// attend handles machines that come and go. It reports whether another start would have other
+// machines than this one.
 func (h *host) attend(e event) (changed bool) {
 	m := e.from
 	switch e.kind {
 	case kindHello:
 		if h.members[m.node] != nil {
-			m.conn.write(kindBye, fmt.Appendf(nil, "there is a machine %d already", m.node)) // which may be about to be missed
+			m.conn.write(kindBye, fmt.Appendf(nil, "there is a machine %d already", m.node)) // the old one may be about to be missed
 			m.conn.Close()
 			return false
 		}
@@ -238,7 +238,7 @@ func (h *host) attend(e event) (changed bool) {
 	return false
 }
 
-// dismiss lets a machine go, without which the job goes on or ends.
+// dismiss lets a machine leave; the job ends or goes on without it.
 func (h *host) dismiss(m *member) {
 	var err error
 	if h.ending {
@@ -248,7 +248,7 @@ func (h *host) dismiss(m *member) {
 	m.conn.write(kindBye, outcomeOf(err))
 }
 
-// start tells the machines that are there to start their processes.
+// start tells the agents to start their processes.
 func (h *host) start(number int) error {
 	name := hostOf(h.listener.Addr())
 	if h.Addr != "" {
@@ -257,7 +257,7 @@ func (h *host) start(number int) error {
 			return err
 		}
 	}
-	port, err := net.Listen("tcp", ":0") // one that is free
+	port, err := net.Listen("tcp", ":0") // a free port
 	if err != nil {
 		return err
 	}
@@ -282,8 +282,9 @@ func (h *host) start(number int) error {
 	return nil
 }
 
-// watch waits for the end of all processes. Once one fails, or a machine is gone, the others end,
-// too; when a machine comes or leaves before that, they are interrupted, to be started again.
+// watch waits for the end of all processes. If one fails or a machine is gone, the others are ended
+// too. If a machine comes or leaves before that, the processes are interrupted, and again says to
+// start them again.
 func (h *host) watch() (again bool, first error) {
 	running := maps.Clone(h.members)
 	stopped := map[byte]bool{}
@@ -337,9 +338,9 @@ func (h *host) watch() (again bool, first error) {
 			if late == nil && !m.running {
 				late = time.After(h.Patience + grace)
 			}
-		case <-late: // what these have to say is not waited for any longer
+		case <-late: // the remaining machines are not waited for any longer
 			for _, m := range running {
-				m.conn.Close() // which ends its listening
+				m.conn.Close() // this ends listening to it
 			}
 			late = nil
 		}

@@ -17,25 +17,25 @@ import (
 	"time"
 )
 
-// The kinds of messages. A message is a byte for the kind, four of length, and the rest.
+// The kinds of messages. A message is a byte for the kind, four bytes for the length, and the rest.
 const (
-	kindHello  byte = 'h' // who comes
-	kindGather byte = 'g' // to rank 0 a part, from it the whole
-	kindAside  byte = 'a' // the same of [Peers.GatherAside]
-	kindFail   byte = 'f' // whose failure, and its text
-	kindBye    byte = 'b' // of an agent to another: how the job has ended
+	kindHello  byte = 'h' // who is connecting
+	kindGather byte = 'g' // to rank 0 one part, from rank 0 all parts
+	kindAside  byte = 'a' // the same for [Peers.GatherAside]
+	kindFail   byte = 'f' // the rank that has failed, and the text of the failure
+	kindBye    byte = 'b' // goodbye; from the host to an agent also how the job has ended
 
 	// Between agents.
 	kindStart byte = 's'
-	kindStop  byte = 'q' // how
-	kindEnded byte = 'e' // how the processes have ended
-	kindLeave byte = 'l' // the agent wants no part in another start
+	kindStop  byte = 'q' // with how to stop
+	kindEnded byte = 'e' // with how the processes have ended
+	kindLeave byte = 'l' // the agent will not take part in another start
 )
 
 // maxMessage bounds what another process can make this one allocate.
 const maxMessage = 1 << 26
 
-// writeTimeout is how long sending a message may take, however long it is.
+// writeTimeout bounds the time to send a message, whatever its length.
 const writeTimeout = time.Minute
 
 // link is a connection that carries messages.
@@ -48,7 +48,8 @@ type link struct {
 
 func newLink(conn net.Conn) *link { return &link{Conn: conn, in: bufio.NewReader(conn)} }
 
-// write sends a message. An error is left to the reader, whom the connection fails, too.
+// write sends a message. After an error it closes the connection, so that the reader fails too and
+// reports it.
 func (l *link) write(kind byte, message []byte) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -74,15 +75,15 @@ func (l *link) read() (kind byte, message []byte, err error) {
 	return head[0], message, err
 }
 
-// hello is what a process says of itself: a word that tells autopar's from other connections,
-// rank, processes and starts of the job.
+// hello identifies a process: a word that distinguishes autopar from other connections, and rank,
+// number of processes and number of the start.
 func (p Place) hello() []byte {
 	return fmt.Appendf(nil, "autopar 1 %d %d %d", p.Rank, p.World, p.Restart)
 }
 
-// Join brings the processes of a job together: the others come to rank 0, again and again while
-// it is not there. It returns when all have come, or when ctx ends, and then says who has not. A
-// process that is alone has no one to wait for.
+// Join connects the processes of a job. The others try to reach rank 0 again and again until it is
+// there. Join returns when all have come, or when ctx ends; the error then says who has not come. A
+// process that is alone does not wait.
 func Join(ctx context.Context, place Place) (*Peers, error) {
 	n := place.World
 	p := &Peers{
@@ -139,8 +140,9 @@ func hostBytes(hosts []string) (b [][]byte) {
 	return b
 }
 
-// takeTable takes what rank 0 knows of all: their machines and addresses. That of rank 0 is the
-// one by which it was found, and so is that of those beside it that have come to it inside its machine.
+// takeTable takes the machines and addresses of all ranks from rank 0. Ranks whose address is
+// loopback are on rank 0's machine, so they are reached at the address at which this process
+// reached rank 0.
 func (p *Peers) takeTable(table []byte) error {
 	all, err := unpack(table)
 	if err != nil || len(all) != 2*p.place.World {
@@ -157,7 +159,7 @@ func (p *Peers) takeTable(table []byte) error {
 	return nil
 }
 
-// pause is the time between two tries to reach rank 0.
+// pause is the time between two attempts to reach rank 0.
 const pause = 50 * time.Millisecond
 
 // come connects with rank 0.
@@ -175,14 +177,14 @@ func (p *Peers) come(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// answer is a reply of whoever listens that is not yet the one wanted.
+// answer is a reply of the other side that is not the one wanted.
 type answer string
 
 func (a answer) Error() string { return string(a) }
 
-// reach connects with whoever listens at an address, again and again while nobody does. refused
-// is an answer that will not change. When ctx ends the error has the last answer there was,
-// though the last try may have got none.
+// reach connects with whoever listens at an address, and tries again while nobody does. refused
+// says that the answer is final. If ctx ends, the error includes the last answer that there was,
+// even if the last attempt got none.
 func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
 	var last answer
 	for {
@@ -200,7 +202,7 @@ func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused 
 	}
 }
 
-// ask tries once.
+// ask makes one attempt.
 func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
 	var dialer net.Dialer
 	tcp, err := dialer.DialContext(ctx, "tcp", addr)
@@ -221,7 +223,7 @@ func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bo
 	return conn, false, nil
 }
 
-// receiveAll accepts every other rank once, and answers when all are there.
+// receiveAll accepts every other rank once, and answers all when the last has come.
 func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 	listener, err := listen(ctx, p.place.Addr)
 	if err != nil {
@@ -242,14 +244,14 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 				}
 			}
 			return fmt.Errorf("launch: of %d ranks %d have not come to rank 0 at %s after %.1f s, the first of them %d: %w",
-				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], cmp.Or(ctx.Err(), err)) // its end has closed the listener
+				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], cmp.Or(ctx.Err(), err)) // the end of ctx has closed the listener
 		}
 		conn := newLink(tcp)
 		rank, later, err := p.greet(conn)
 		if err == nil && p.conns[rank] != nil {
 			err = fmt.Errorf("there is a rank %d already, at %s", rank, p.hosts[rank])
 		}
-		if err != nil { // who says something else is no rank
+		if err != nil { // it is not a rank of this job
 			if !later {
 				conn.write(kindFail, []byte(err.Error()))
 			}
@@ -265,8 +267,8 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 	return nil
 }
 
-// greet reads who has come. later is one that may come again: it has not said who it is in time, or
-// will be welcome when this process has started anew, too.
+// greet reads who is connecting. later says that it may come again: it has not identified itself in
+// time, or it belongs to a start that this process will take part in later.
 func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
 	const patience = 5 * time.Second
 	_ = conn.SetReadDeadline(time.Now().Add(patience))
@@ -288,8 +290,9 @@ func (p *Peers) greet(conn *link) (rank int, later bool, err error) {
 	return who.Rank, false, nil
 }
 
-// listen listens at an address, or on all of this machine's where it is another name for it: one of elsewhere, or that of the
-// machine, for which its own /etc/hosts often has an address that nobody else can reach.
+// listen listens at an address. It listens on all addresses of this machine if the given one is not
+// one of them, or if it is a name that resolves to loopback, as /etc/hosts often has it for a
+// machine's own name: others could not reach it there.
 func listen(ctx context.Context, addr string) (net.Listener, error) {
 	var config net.ListenConfig
 	listener, err := config.Listen(ctx, "tcp", addr)
@@ -304,7 +307,7 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 	return listener, err
 }
 
-// isLoopback reports whether an address is reached from this machine alone.
+// isLoopback reports whether an address can be reached only from this machine.
 func isLoopback(host string) bool { return net.ParseIP(host).IsLoopback() }
 
 func hostOf(addr net.Addr) string {
@@ -315,8 +318,8 @@ func hostOf(addr net.Addr) string {
 	return host
 }
 
-// machine identifies this one among those of a job: processes with the same can map each
-// other's memory. Where the system does not tell, every process is a machine of its own.
+// machine identifies this machine among those of a job. Processes with the same identity can map
+// each other's memory. If the system does not tell, every process is a machine of its own.
 func machine() string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	pids, err2 := os.Readlink("/proc/self/ns/pid")

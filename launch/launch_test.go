@@ -55,19 +55,19 @@ func TestPlaceFrom(t *testing.T) {
 	}
 }
 
-// freeAddr is where nobody listens.
+// freeAddr returns an address at which nobody listens.
 func freeAddr(t *testing.T) string {
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
 	return addr
 }
 
-// each runs do for every process of a job at once, and returns their errors by rank.
+// each calls do for every process of a job concurrently, and returns their errors by rank.
 func each(ctx context.Context, addr string, world int, do func(p *launch.Peers) error) []error {
 	return eachWhen(ctx, addr, world, func(int) {}, do)
 }
 
-// eachWhen is each for processes that come when ready returns.
+// eachWhen is each for processes that start when ready returns.
 func eachWhen(ctx context.Context, addr string, world int, ready func(rank int), do func(p *launch.Peers) error) []error {
 	errs := make([]error, world)
 	done := make(chan struct{})
@@ -89,15 +89,14 @@ func eachWhen(ctx context.Context, addr string, world int, ready func(rank int),
 	return errs
 }
 
-// TestPeers lets five processes meet, whoever comes first and whoever else comes, gather and
-// speak with each other.
+// TestPeers lets five processes join, in any order and with strangers between, gather and connect.
 func TestPeers(t *testing.T) {
 	const world = 5
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	addr := freeAddr(t)
 	refused := make(chan error, 1)
-	go func() { // a stranger, a rank of another job, and one of a start before
+	go func() { // a stranger, a rank of another job, and one of an earlier start
 		for {
 			conn, err := net.Dial("tcp", addr)
 			if err == nil {
@@ -165,8 +164,9 @@ func TestPeers(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 }
 
-// TestOwnName: a machine whose own name is an address inside it, as Debian's /etc/hosts has it, is reached by that name from
-// others, and so are the ranks beside rank 0. "LOCALHOST" stands for the name: it is not what says that a job is of one machine.
+// TestOwnName: if a machine's own name is a loopback address, as in Debian's /etc/hosts, others can
+// still reach it by that name, and so can the ranks beside rank 0. "LOCALHOST" stands for the name,
+// because "localhost" says that a job is of one machine.
 func TestOwnName(t *testing.T) {
 	outside := ""
 	addrs, err := net.InterfaceAddrs()
@@ -213,7 +213,7 @@ func TestOwnName(t *testing.T) {
 	require.NoError(t, errors.Join(errs...))
 }
 
-// gatherAside gathers at another pace than the steps of a job.
+// gatherAside gathers independently of the steps of a job.
 func gatherAside(ctx context.Context, p *launch.Peers) error {
 	for round := range 20 {
 		all, err := p.GatherAside(ctx, fmt.Appendf(nil, "aside %d of %d", p.Rank(), round))
@@ -230,7 +230,7 @@ func gatherAside(ctx context.Context, p *launch.Peers) error {
 	return nil
 }
 
-// TestFailure tells all who has failed and why, or who has gone without a word.
+// TestFailure tells all processes who has failed and why, or who has gone without giving a reason.
 func TestFailure(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -238,7 +238,7 @@ func TestFailure(t *testing.T) {
 		began := time.Now()
 		errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
 			if p.Rank() == who {
-				time.Sleep(50 * time.Millisecond) // what the others gather has come
+				time.Sleep(50 * time.Millisecond) // what the others gather has arrived
 				p.Fail(errors.New("no paper"))
 			}
 			_, err := p.Gather(ctx, nil)
@@ -252,7 +252,7 @@ func TestFailure(t *testing.T) {
 				require.Equal(t, who, peer.Rank)
 			}
 		}
-		require.Less(t, time.Since(began), 30*time.Second) // a minute is what ctx has
+		require.Less(t, time.Since(began), 30*time.Second) // ctx has a minute
 	}
 	errs := each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
 		if p.Rank() == 2 {
@@ -268,8 +268,8 @@ func TestFailure(t *testing.T) {
 	require.ErrorContains(t, errs[1], "rank 2 at 127.0.0.1:")
 }
 
-// TestLostHearsWhy: a process that finds another gone waits for what that has heard of a third one; where there is
-// nothing to hear it says which it has lost.
+// TestLostHearsWhy: a process that finds another gone waits for what that one has heard of a third.
+// If there is no such news, it reports the one it has lost.
 func TestLostHearsWhy(t *testing.T) {
 	gone := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1}
 	for _, reason := range []bool{true, false} {
@@ -279,7 +279,7 @@ func TestLostHearsWhy(t *testing.T) {
 				return p.Lost(0, gone, io.ErrClosedPipe)
 			case p.Rank() == 2 && reason:
 				time.Sleep(50 * time.Millisecond)
-				// Long, so that rank 0 is still telling rank 1 when it has heard, and ends itself.
+				// Long, so that rank 0 is still telling rank 1 when this one has heard and ends.
 				return p.Fail(errors.New("no paper" + strings.Repeat(".", 4<<20)))
 			}
 			<-p.Failed()
@@ -293,7 +293,8 @@ func TestLostHearsWhy(t *testing.T) {
 	}
 }
 
-// TestConnectHearsOfFailure: who is waiting to be connected with hears when another never will be.
+// TestConnectHearsOfFailure: a process that waits for a connection learns that the other will never
+// come.
 func TestConnectHearsOfFailure(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
@@ -303,7 +304,7 @@ func TestConnectHearsOfFailure(t *testing.T) {
 			_, err := p.Connect(ctx)
 			return err
 		}
-		_, err := p.Gather(ctx, []byte("1")) // its port
+		_, err := p.Gather(ctx, []byte("1")) // as its port
 		return errors.Join(err, p.Fail(errors.New("no route to rank 0")))
 	})
 	require.Less(t, time.Since(began), 20*time.Second)
@@ -312,7 +313,8 @@ func TestConnectHearsOfFailure(t *testing.T) {
 	}
 }
 
-// TestLate bounds every wait, and its error names who is waited for, where, and for how long.
+// TestLate: every wait is bounded, and its error names the processes waited for, their addresses,
+// and the time.
 func TestLate(t *testing.T) {
 	short := func() context.Context {
 		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -328,7 +330,7 @@ func TestLate(t *testing.T) {
 	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)
 	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
 	require.Error(t, err)
-	other, err := net.Listen("tcp", "127.0.0.1:0") // at a port that was taken for rank 0's
+	other, err := net.Listen("tcp", "127.0.0.1:0") // the port is taken
 	require.NoError(t, err)
 	defer other.Close()
 	go func() {

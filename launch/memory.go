@@ -5,17 +5,19 @@ import (
 	"os"
 )
 
-// memoryVariable is that of [Place.Memory], which only [Agent] sets.
+// memoryVariable tells a process its [Place.Memory]. Only [Agent] sets it.
 const memoryVariable = "AUTOPAR_MEMORY_FD"
 
-// firstExtra is the descriptor that a process has of the first file it is given beside standard input, output and error.
+// firstExtra is the descriptor of the first extra file that a process is given, after the standard
+// three.
 const firstExtra = 3
 
-// memories are the files of memory that an agent keeps, one for each process that it starts. What a process leaves there
-// is there for the process that is started in its place, and gone with the agent.
+// memories are the files in memory that an agent keeps, one per process that it starts. What a
+// process leaves there is there for the process that is started in its place. The files are gone
+// when the agent ends.
 type memories []*os.File
 
-// grow makes files for so many processes, where the system has such files.
+// grow makes files for procs processes, if the system has such files.
 func (m *memories) grow(procs int) error {
 	for len(*m) < procs {
 		file, err := newMemory(len(*m))
@@ -30,7 +32,7 @@ func (m *memories) grow(procs int) error {
 	return nil
 }
 
-// of returns what a process is given: its file, and the variable that says where it is.
+// of returns what a process is given: its file, and the variable with its descriptor.
 func (m memories) of(local int) (files []*os.File, env []string) {
 	if local >= len(m) {
 		return nil, nil

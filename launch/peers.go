@@ -12,30 +12,31 @@ import (
 	"time"
 )
 
-// Peers are the processes of a job, seen from one of them. Every process has a connection
-// with rank 0, which passes on what concerns all. Methods may be called from any goroutine,
-// but Gather and Connect from one at a time, and in the same order in all processes; so GatherAside.
+// Peers are the processes of a job as one of them sees them. Every process has a connection with
+// rank 0, which passes on what concerns all. Methods may be called from any goroutine. Gather and
+// Connect must not run concurrently, and all processes must call them in the same order; likewise
+// GatherAside.
 type Peers struct {
 	place Place
-	key   string   // of the machine
-	hosts []string // by rank: the address by which it is reached
-	keys  []string // by rank: of the machine
-	conns []*link  // to rank 0, or by rank of all others; nil for oneself
+	key   string   // of this machine
+	hosts []string // by rank: the address at which it can be reached
+	keys  []string // by rank: the key of its machine
+	conns []*link  // to rank 0; on rank 0 to all others, by rank
 	inbox []chan []byte
-	aside []chan []byte // the inbox of GatherAside
+	aside []chan []byte // for GatherAside
 
 	once   sync.Once
 	failed chan struct{}
-	err    error         // why, once failed is closed
-	told   chan struct{} // closed when the others have been told
-	left   chan struct{} // closed when all have said goodbye that this one hears of
+	err    error         // the failure, once failed is closed
+	told   chan struct{} // closed when the others have been told of the failure
+	left   chan struct{} // closed when all processes that this one is connected with have said goodbye
 
 	mu      sync.Mutex
-	gone    []bool // by rank: has said goodbye
-	staying int    // how many of those this one hears of have not
+	gone    []bool // by rank: it has said goodbye
+	staying int    // how many connected processes have not
 }
 
-// A PeerError is the failure of another process, in its own words.
+// A PeerError is the failure of another process, with its text.
 type PeerError struct {
 	Rank int
 	Msg  string
@@ -43,7 +44,7 @@ type PeerError struct {
 
 func (e *PeerError) Error() string { return fmt.Sprintf("rank %d has failed: %s", e.Rank, e.Msg) }
 
-// A LostError is a process that has ended, or cannot be reached, without having said why.
+// A LostError is a process that has ended, or cannot be reached, without giving a reason.
 type LostError struct {
 	Rank int
 	Addr string
@@ -63,13 +64,13 @@ func (p *Peers) Rank() int { return p.place.Rank }
 // World returns the number of processes.
 func (p *Peers) World() int { return p.place.World }
 
-// Host returns the address by which a rank is reached.
+// Host returns the address at which a rank can be reached.
 func (p *Peers) Host(rank int) string { return p.hosts[rank] }
 
-// Machine returns the first of the ranks that are on one machine with a rank.
+// Machine returns the first rank that is on the same machine as a rank.
 func (p *Peers) Machine(rank int) int { return slices.Index(p.keys, p.keys[rank]) }
 
-// Local returns the ranks on this machine, in order, this one among them.
+// Local returns the ranks on this machine, in order, including this one.
 func (p *Peers) Local() []int {
 	var ranks []int
 	for rank, key := range p.keys {
@@ -80,16 +81,17 @@ func (p *Peers) Local() []int {
 	return ranks
 }
 
-// LocalRank returns how many ranks before this one are on this machine.
+// LocalRank returns how many ranks on this machine come before this one.
 func (p *Peers) LocalRank() int { return slices.Index(p.Local(), p.place.Rank) }
 
-// Gather gives every process the bytes of all, by rank. All call it, and none returns before
-// the last has. After an error, which is also that of the end of ctx, the job has failed.
+// Gather gives every process the bytes of all, by rank. All processes call it, and none returns
+// before the last has called it. After an error, including the end of ctx, the job has failed.
 func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	return p.gather(ctx, kindGather, p.inbox, mine)
 }
 
-// GatherAside is Gather for work beside the steps: the two do not meet, whichever comes first on which rank.
+// GatherAside is Gather for work that runs concurrently with the steps. The two are independent of
+// each other.
 func (p *Peers) GatherAside(ctx context.Context, mine []byte) ([][]byte, error) {
 	return p.gather(ctx, kindAside, p.aside, mine)
 }
@@ -99,7 +101,7 @@ func (p *Peers) gather(ctx context.Context, kind byte, inbox []chan []byte, mine
 		return [][]byte{mine}, nil
 	}
 	if err := p.Err(); err != nil {
-		return nil, err // though what the others sent before they heard of it may be here
+		return nil, err // even if messages sent before the failure are here
 	}
 	start := time.Now()
 	if p.place.Rank > 0 {
@@ -135,7 +137,8 @@ func (p *Peers) gather(ctx context.Context, kind byte, inbox []chan []byte, mine
 	return all, nil
 }
 
-// receive waits for the next message of a rank.
+// receive waits for the next message of a rank. It returns false if the job fails or ctx ends
+// first.
 func (p *Peers) receive(ctx context.Context, inbox chan []byte) ([]byte, bool) {
 	select {
 	case b := <-inbox:
@@ -151,7 +154,7 @@ func (p *Peers) receive(ctx context.Context, inbox chan []byte) ([]byte, bool) {
 	return nil, false
 }
 
-// late makes the error of a wait for ranks that has not gone well.
+// late returns the error of a wait that has failed.
 func (p *Peers) late(ctx context.Context, start time.Time, ranks []int) error {
 	select {
 	case <-p.failed:
@@ -165,11 +168,11 @@ func (p *Peers) late(ctx context.Context, start time.Time, ranks []int) error {
 	return p.Fail(fmt.Errorf("waited %v for rank %s: %w", time.Since(start).Round(100*time.Millisecond), strings.Join(names, ", "), ctx.Err()))
 }
 
-// Failed is closed when the job has failed, here or elsewhere: see Err.
+// Failed is closed when the job has failed, here or elsewhere. Err then has the reason.
 func (p *Peers) Failed() <-chan struct{} { return p.failed }
 
-// Err returns the first failure that this process has heard of: what [Peers.Fail] was told, a
-// [*PeerError] or a [*LostError]; nil before.
+// Err returns the first failure that this process has learned of, or nil: the error given to
+// [Peers.Fail], a [*PeerError] or a [*LostError].
 func (p *Peers) Err() error {
 	select {
 	case <-p.failed:
@@ -179,21 +182,22 @@ func (p *Peers) Err() error {
 	}
 }
 
-// Fail tells all processes that this one has failed, unless the job has failed already. It
-// returns the first failure.
+// Fail tells all processes that this one has failed, unless the job has failed already. It returns
+// the first failure.
 func (p *Peers) Fail(err error) error {
 	p.fail(err, p.place.Rank, err.Error())
 	return p.err
 }
 
-// hearsay is how long a process may take to hear why another has ended.
-const hearsay = time.Second
+// newsDelay is how long the news of why a process has ended may take to arrive.
+const newsDelay = time.Second
 
-// Lost says that a connection to another process has broken that [Join] did not make, and returns the
-// first failure of the job. A process that ends because of a failure elsewhere has passed that on, but over
-// another connection: only where nothing is heard for a moment all are told that it is lost itself.
+// Lost reports that a connection to another process has broken which [Join] did not make, and
+// returns the first failure of the job. A process that ends because of a failure elsewhere has
+// passed that on, but over another connection. So Lost waits a moment for such news; if there is
+// none, it tells all that the process itself is lost.
 func (p *Peers) Lost(rank int, addr net.Addr, err error) error {
-	moment := time.NewTimer(hearsay)
+	moment := time.NewTimer(newsDelay)
 	defer moment.Stop()
 	select {
 	case <-p.failed:
@@ -203,13 +207,14 @@ func (p *Peers) Lost(rank int, addr net.Addr, err error) error {
 	return p.err
 }
 
-// lost tells all processes that another has ended without a word, unless the job has failed already.
+// lost tells all processes that another has ended without giving a reason, unless the job has
+// failed already.
 func (p *Peers) lost(rank int, addr net.Addr, err error) {
 	lost := &LostError{rank, addr.String(), err}
 	p.fail(lost, rank, lost.Error())
 }
 
-// fail notes the failure of a rank and tells the others.
+// fail records the failure of a rank and tells the others.
 func (p *Peers) fail(err error, rank int, text string) {
 	p.once.Do(func() {
 		p.err = err
@@ -224,11 +229,12 @@ func (p *Peers) fail(err error, rank int, text string) {
 	})
 }
 
-// leave waits this long for the others.
+// leave is how long Close waits for the others.
 const leave = 10 * time.Second
 
-// Close says goodbye and waits for the others to, for a while. After a failure it only waits until
-// they have been told: who has heard of it may be here before who tells them.
+// Close says goodbye and waits, for a while, until the others have too. After a failure it only
+// waits until all have been told: a process that learns of the failure may get here before the one
+// that is still telling others.
 func (p *Peers) Close() error {
 	if p.place.World == 1 {
 		return nil
@@ -263,7 +269,7 @@ func (p *Peers) Close() error {
 	return errors.Join(errs...)
 }
 
-// listen takes what a rank sends until its connection ends.
+// listen receives the messages of a rank until its connection ends.
 func (p *Peers) listen(rank int, conn *link) {
 	for {
 		kind, message, err := conn.read()
@@ -304,7 +310,7 @@ func (p *Peers) listen(rank int, conn *link) {
 	}
 }
 
-// pack and unpack make one message of many, and the reverse.
+// pack joins messages into one, and unpack separates them.
 func pack(all [][]byte) []byte {
 	var b []byte
 	for _, one := range all {

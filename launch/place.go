@@ -1,16 +1,21 @@
-// Package launch makes one job of several processes: which rank each is, how they
-// find each other, and how they learn that one of them has failed.
+// Package launch makes one job of several processes: which rank each is, how they find each other,
+// and how they learn that one of them has failed.
 //
-// A launcher (torchrun, mpirun, srun, or `autopar launch`) gives every process its
-// [Place] by environment variables. [Join] brings them together over TCP at the
-// address of rank 0 and returns their [Peers]: small messages from all to all
-// ([Peers.Gather]), a connection between any two ([Peers.Connect]), and the news of a
-// failure anywhere ([Peers.Failed]). What a process leaves in [Place.Memory] the one that
-// [Agent] starts in its place finds there. Every wait ends, and its error names the ranks, the
-// address and the seconds.
+// A launcher (torchrun, mpirun, srun, or `autopar launch`) gives every process its [Place] by
+// environment variables. [Join] connects the processes over TCP at the address of rank 0 and
+// returns their [Peers]. These carry small messages from all to all ([Peers.Gather]), make a
+// connection between any two processes ([Peers.Connect]), and tell of a failure anywhere
+// ([Peers.Failed]). An [Agent] is the launcher of autopar: it starts the processes of one machine,
+// watches them, and starts the job again after a failure. What a process leaves in [Place.Memory]
+// is there for the process that an agent starts in its place. Every wait ends, and its error names
+// the ranks, the address and the seconds.
 //
-// Whoever can reach the ports can join: the network of a job is trusted, as with
-// torchrun, MPI and NCCL.
+// Whoever can reach the ports can join: the network of a job is trusted, as with torchrun, MPI and
+// NCCL.
+//
+// place.go reads the environment, join.go brings processes together, peers.go is what they then
+// have, connect.go connects them pairwise. agent.go runs on every machine, and host.go, on machine
+// 0, leads the agents.
 package launch
 
 import (
@@ -21,42 +26,42 @@ import (
 	"strings"
 )
 
-// Place is a process among those of a job.
+// Place is the place of a process in a job.
 type Place struct {
 	Rank, World int
-	Addr        string // host:port at which rank 0 listens; "" for a process that is alone
-	// Node tells machines apart that cannot be told apart by themselves: processes
-	// with different ones do not share memory. "" leaves it to the machine's identity.
+	Addr        string // host:port at which rank 0 listens; "" if the process is alone
+	// Node distinguishes machines whose identity does not: processes with different values do not
+	// share memory. "" leaves it to the machine's identity.
 	Node string
-	// Restart counts how often the job has been started anew. Processes of
-	// different starts do not join each other.
+	// Restart counts how often the job has been started again. Processes of different starts do not
+	// join.
 	Restart int
-	// Memory is the descriptor of a file of memory that the launcher keeps for whoever has this place, over
+	// Memory is the descriptor of a file in memory that the launcher keeps for this place over
 	// restarts; 0 is none.
 	Memory int
 }
 
-// EnvError is a variable of the environment that makes no sense.
+// EnvError is an environment variable with an invalid value.
 type EnvError struct{ Name, Value, Msg string }
 
 func (e *EnvError) Error() string { return fmt.Sprintf("%s is %q, %s", e.Name, e.Value, e.Msg) }
 
-// defaultPort is torchrun's.
+// defaultPort is torchrun's default.
 const defaultPort = 29500
 
-// dialects are the launchers' words for rank and number of processes, and the variable that
-// names the job, from which the port follows where MASTER_PORT does not say it.
+// dialects are the launchers' variables for rank and number of processes, and the variable that
+// names the job, from which the port follows if MASTER_PORT is not set.
 var dialects = [...]struct{ rank, world, job string }{
 	{"RANK", "WORLD_SIZE", ""},
 	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
 	{"PMI_RANK", "PMI_SIZE", ""},
-	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"}, // those of srun: a batch script has the first, too
+	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"}, // set by srun; a batch script has SLURM_PROCID too
 }
 
 // PlaceFrom reads the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-// GROUP_RANK, TORCHELASTIC_RESTART_COUNT), or of Open MPI, MPICH's Hydra or Slurm with
-// MASTER_ADDR and MASTER_PORT where they are set. Without any, the process is alone: rank 0
-// of 1. A variable that makes no sense is an [*EnvError].
+// GROUP_RANK, TORCHELASTIC_RESTART_COUNT), or those of Open MPI, MPICH's Hydra or Slurm, with
+// MASTER_ADDR and MASTER_PORT if they are set. Without any of them the process is alone: rank 0 of
+// 1. An invalid value is an [*EnvError].
 func PlaceFrom(env func(string) string) (Place, error) {
 	var first *EnvError
 	number := func(name string, least, below int) int {
@@ -98,15 +103,15 @@ func PlaceFrom(env func(string) string) (Place, error) {
 	return Place{World: 1}, nil
 }
 
-// portOf draws a port from the name of a job, so that two jobs on a machine do not meet.
+// portOf derives a port from the name of a job, so that two jobs on a machine do not collide.
 func portOf(job string) int {
 	h := fnv.New32a()
 	h.Write([]byte(job))
 	return 20000 + int(h.Sum32()%10000)
 }
 
-// masterHost is the host of rank 0: what MASTER_ADDR says, the first of a Slurm step's nodes,
-// or this one when Open MPI or Hydra has started all processes here.
+// masterHost returns the host of rank 0: MASTER_ADDR, or the first node of a Slurm step, or this
+// one if Open MPI or Hydra has started all processes here.
 func masterHost(env func(string) string) string {
 	switch local := env("OMPI_COMM_WORLD_LOCAL_SIZE") + env("MPI_LOCALNRANKS"); {
 	case env("MASTER_ADDR") != "":

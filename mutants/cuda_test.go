@@ -130,7 +130,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "the end of a run hangs in NCCL", how: "graphs that captured communicators are destroyed after them",
 		file: "cuda/backend.go",
-		old:  "	errs = append(errs, b.rest()...) // first: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.rest()...)\n",
+		old:  "	errs = append(errs, b.awaitIdle()...) // before leave: see membership\n	errs = append(errs, b.leave()...)\n", new: "	errs = append(errs, b.leave()...)\n	errs = append(errs, b.awaitIdle()...)\n",
 		pkg: "./cuda", run: "^TestEndsWithGraphs$/^at_the_end$",
 	}, {
 		bug: "a failure is not told", how: "NCCL aborts on the thread that would tell",
@@ -165,7 +165,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "an epilogue is never chosen", how: "the choice of the plain product waits for it",
 		file: "cuda/driver/cublaslt.go",
-		old:  "if apart != nil { // which", new: "if apart != nil && b == nil { // which",
+		old:  "if apart != nil { // apart", new: "if apart != nil && b == nil { // apart",
 		pkg: "./cuda/driver", run: "^TestEpilogues$",
 	}, {
 		bug: "a product is never timed", how: "there was no memory to, in an earlier run",

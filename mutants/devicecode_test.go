@@ -6,7 +6,7 @@ func inTheDeviceCode() []mutant {
 	return []mutant{{
 		bug: "device code: values are read before they have come", how: "no barrier after their copy",
 		file: "cuda/kernel/attention_mma.cu",
-		old:  "		copy_wait<0>();\n		sync_block(); // values have come, and nobody reads keys\n", new: "		sync_block();\n",
+		old:  "		copy_wait<0>();\n		sync_block(); // values have arrived, and no warp reads keys any more\n", new: "		sync_block();\n",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
 	}, {
 		bug: "device code: a query sees keys after it", how: "a tile on the diagonal is taken for one below it",

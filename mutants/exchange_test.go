@@ -46,7 +46,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "ranks go on before they have what they exchange", how: "on GPUs",
 		file: "runtime/rank.go",
-		old:  "if a.rejoin > 0 {", new: "if a.rejoin < 0 {",
+		old:  "if a.awaitExchanges > 0 {", new: "if a.awaitExchanges < 0 {",
 		pkg: ".", run: "^TestReplayedParity$",
 	}, {
 		bug: "what is exchanged beside a product costs nothing", how: "however long it takes",

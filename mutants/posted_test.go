@@ -6,7 +6,7 @@ func inPosted() []mutant {
 	return []mutant{{
 		bug: "what is still being sent is overwritten", how: "a task does not wait until the same one's messages before have gone",
 		file: "runtime/rank.go",
-		old:  "if task.away > 0 {", new: "if task.away > 1<<60 {",
+		old:  "if task.awaitSends > 0 {", new: "if task.awaitSends > 1<<60 {",
 		pkg: ".", run: overNCCL,
 	}, {
 		bug: "what is still being sent is overwritten", how: "in the next step",

@@ -451,7 +451,7 @@ func inTheRuntime() []mutant {
 // portable and assembly loops are held against each other by tests of their own.
 func inTheKernels() []mutant {
 	const kernel = "./runtime/cpu/kernel"
-	const causal = "seen := x.i + r - j + 1 // keys up to the first of the four queries itself"
+	const causal = "seen := x.i + r - j + 1 // how many keys the first of the four queries sees"
 	return []mutant{{
 		bug: "non-causal mask", how: "forward",
 		file: "runtime/cpu/kernel/attention.go", old: causal, new: "seen := m",

@@ -1,8 +1,10 @@
-// Package pickle reads Python's pickles as data: what a file names is not looked up, and what it calls is not called but kept
-// as an [Object] that says so. No file can make it run anything.
+// Package pickle reads Python's pickles as data. It does not look up what a file names, and does
+// not call what it calls, but keeps an [Object] that describes the call. So no file can make it run
+// anything.
 //
-// Memory is proportional to the input, with no recursion: values refer to each other, also in cycles, as the file says. Nobody
-// may walk them to any depth, or print them with %v; [Describe] is for errors.
+// Memory is proportional to the input, and there is no recursion. Values refer to each other as the
+// file says, possibly in cycles. So do not walk them to any depth, or print them with %v;
+// [Describe] is for errors.
 package pickle
 
 import (
@@ -16,9 +18,9 @@ import (
 	"unicode/utf8"
 )
 
-// What values are in Go. None is nil; bool, int64, float64 and string are themselves.
+// The types of values. None is nil; bool, int64, float64 and string are themselves.
 type (
-	// Dict is a dict or OrderedDict. Only pairs with an int or a str for a key are kept: nobody asks for others.
+	// Dict is a dict or OrderedDict. Only pairs with an int or a str as key are kept.
 	Dict map[any]any
 	// List is a list or a set.
 	List struct{ Items []any }
@@ -26,18 +28,19 @@ type (
 	Tuple []any
 	// Global is the name of a class or function, with its module.
 	Global string
-	// Object is what Func would return for Args. What is done to it later is dropped. Bytes, and integers of more than 64
-	// bits, are objects too, without what they hold.
+	// Object is what Func would return for Args. Later changes to it are dropped. Bytes, and
+	// integers of more than 64 bits, are objects too, without their contents.
 	Object struct {
-		Func Global // "" for what is not called by a name
+		Func Global // "" if the callee is not a name
 		Args Tuple
 	}
-	// Persistent is what the writer keeps elsewhere, under the given id.
+	// Persistent is an object that the writer stores elsewhere, under the given id.
 	Persistent struct{ ID any }
 )
 
-// maxName is the longest name of a class, and key of a dict, that is read. A long text is once in a file, however many times it
-// is named: to put a name together, or to look up a key, must not take so long again each time.
+// maxName bounds the names of classes, and the keys of dicts. A long text may be in a file once and
+// be used many times; building a name or looking up a key must not take time proportional to its
+// length each time.
 const maxName = 1000
 
 // mark is the stack's MARK object.
@@ -48,8 +51,8 @@ func isMark(v any) bool {
 	return is
 }
 
-// The opcodes of pickletools.py that picklers of the protocols 2 to 5 write, but for those of extensions, of buffers outside
-// the pickle, and of tuples that contain themselves.
+// The opcodes of pickletools.py that picklers of protocols 2 to 5 write, except those of
+// extensions, of out-of-band buffers, and of tuples that contain themselves.
 const (
 	opMark            = '('
 	opStop            = '.'
@@ -99,7 +102,7 @@ const (
 	opFrame           = 0x95 // uint64 length
 )
 
-// Read reads the value that b begins with.
+// Read reads the value at the beginning of b.
 func Read(b []byte) (any, error) {
 	r := reader{text: b, memo: map[uint64]any{}}
 	for {
@@ -122,7 +125,7 @@ func Read(b []byte) (any, error) {
 	return v, r.err
 }
 
-// Describe says in a few words what a value is.
+// Describe describes a value in a few words.
 func Describe(v any) string {
 	switch v := v.(type) {
 	case nil:
@@ -148,7 +151,7 @@ func Describe(v any) string {
 	return fmt.Sprint(v)
 }
 
-// short cuts a text to what fits in an error.
+// short cuts a text to a length that fits in an error.
 func short(s string) string {
 	if len(s) > 80 {
 		return s[:80] + "…"
@@ -156,7 +159,8 @@ func short(s string) string {
 	return s
 }
 
-// A reader is a stack machine. After an error it goes on with zero values until the step ends.
+// A reader is a stack machine. After an error it continues with zero values until the end of the
+// step.
 type reader struct {
 	text  []byte
 	pos   int
@@ -218,7 +222,7 @@ func (r *reader) step(op uint64) {
 	}
 }
 
-// build runs the opcodes that make values of those on the stack.
+// build runs the opcodes that make a value from those on the stack.
 func (r *reader) build(op uint64) {
 	switch op {
 	case opEmptyTuple:
@@ -274,7 +278,7 @@ func (r *reader) push(v any) { r.stack = append(r.stack, v) }
 
 func (r *reader) pop() any { return r.popN(1)[0] }
 
-// popN takes off n values, which are nil if there are not so many above the last mark.
+// popN pops n values, which are nil if there are fewer above the last mark.
 func (r *reader) popN(n int) []any {
 	out := make([]any, n)
 	first := len(r.stack) - n
@@ -287,7 +291,7 @@ func (r *reader) popN(n int) []any {
 	return out
 }
 
-// popMark takes off the last mark and what is above it.
+// popMark pops the last mark and returns what was above it.
 func (r *reader) popMark() []any {
 	for i := len(r.stack) - 1; i >= 0; i-- {
 		if isMark(r.stack[i]) {
@@ -300,7 +304,7 @@ func (r *reader) popMark() []any {
 	return nil
 }
 
-// top returns the last value and leaves it.
+// top returns the last value without popping it.
 func (r *reader) top() any {
 	v := r.pop()
 	r.push(v)
@@ -331,7 +335,7 @@ func (r *reader) long(n uint64) {
 		r.push(&Object{Func: "int"})
 		return
 	}
-	shift := 64 - 8*n // of 64 is zero
+	shift := 64 - 8*n // a shift by 64 gives zero
 	r.push(int64(r.uint(n)<<shift) >> shift)
 }
 
@@ -358,7 +362,7 @@ func (r *reader) bytes(n uint64) {
 func (r *reader) line() string {
 	n := bytes.IndexByte(r.text[r.pos:], '\n')
 	if n < 0 {
-		n = len(r.text) // more than there is
+		n = len(r.text) // more than there is, which is an error
 	}
 	s := string(r.take(uint64(n)))
 	r.take(1)
@@ -398,7 +402,7 @@ func (r *reader) call(parts []any) {
 	r.push(&Object{Func: f, Args: args})
 }
 
-// extend adds items to the list below.
+// extend appends items to the list on top of the stack.
 func (r *reader) extend(items []any) {
 	switch to := r.top().(type) {
 	case *List:
@@ -409,7 +413,7 @@ func (r *reader) extend(items []any) {
 	}
 }
 
-// setItems adds keys and values, which take turns, to the dict below.
+// setItems adds alternating keys and values to the dict on top of the stack.
 func (r *reader) setItems(pairs []any) {
 	if len(pairs)%2 != 0 {
 		r.fail(fmt.Errorf("%d keys and values are no pairs", len(pairs)))

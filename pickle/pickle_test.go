@@ -117,7 +117,7 @@ func TestCycles(t *testing.T) {
 	}
 }
 
-// TestMemory: what a pickle takes is at most some hundred times its size, whatever lengths it names.
+// TestMemory: a pickle takes at most some hundred times its size, whatever lengths it states.
 func TestMemory(t *testing.T) {
 	const n = 50_000
 	for _, text := range []string{"}", "(", "]\x94", "N\x85", "N\x94", "X\xff\xff\xff\xff", "\x8e\xff\xff\xff\xff\xff\xff\xff\x7f"} {
@@ -128,7 +128,7 @@ func TestMemory(t *testing.T) {
 		runtime.ReadMemStats(&after)
 		require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(400*n), "%q", text)
 	}
-	// What the file has once is not copied, nor looked up, as often as it is named.
+	// What is in the file once is neither copied nor looked up each time it is used.
 	long := "X\x00\x00\x01\x00" + strings.Repeat("m", 1<<16) + "\x94"
 	for text, want := range map[string]string{
 		"h\x00h\x00\x93.": "opcode 0x93 at byte 65546: a name of 131072 bytes",

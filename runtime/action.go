@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// prepare feeds what is fed once a step.
+// prepare uploads what is set once per step: constants and step inputs.
 func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task) []action {
 	var actions []action
 	for _, id := range stage.Consts {
@@ -30,7 +30,7 @@ func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Ta
 	return actions
 }
 
-// feed copies the rows of an input that a rank needs to its buffer.
+// feed uploads the rows of an input that a rank needs.
 func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
 	name := partition.BaseName(v.Def.Name)
 	in, ok := l.program.byName[name]
@@ -58,6 +58,7 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 		for d := 1; d < len(slab.Local); d++ {
 			if slab.Local[d] != slab.Global[d] {
 				return a, fmt.Errorf("input is cut in dimension %d; only the batch can be", d)
+				// action makes the device call of one instruction.
 			}
 		}
 		return l.feed(v, slab, stage.Offset(in.Results[0], t.MicroBatch)), nil
@@ -89,7 +90,8 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	return a, nil
 }
 
-// tensor is what an instruction has to do with of a value in a buffer: all of it, or some of the sequences, which follow each other there.
+// tensor returns the part of a value that an instruction accesses: all that the rank has of it in
+// the buffer, or if the instruction makes one of several parts, a range of its sequences.
 func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr, v *ir.Value, buffer int) Tensor {
 	prog := l.program.src
 	at := prog.At(s, t)
@@ -100,7 +102,6 @@ func (l *loader) tensor(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	return x
 }
 
-// spaceOf returns the space of a buffer.
 func spaceOf(stage *codegen.Stage, buffer int) Space {
 	if stage.Buffers[buffer].Region == codegen.Host {
 		return OnHost
@@ -113,7 +114,7 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 	ranks, position := prog.Group(s, n)
 	key := meeting{n, in.Part, t.MicroBatch, ranks[0]}
 	if in.Last {
-		key.microBatch = 0 // the last of some members comes before that of others
+		key.microBatch = 0 // members may differ in which micro-batch is their last
 	}
 	members, ok := l.members[key]
 	if !ok {
@@ -143,9 +144,8 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position, Stream: stream}
 }
 
-// transfer builds one end of a transfer. A sender writes into the buffer of the
-// receiver's slot, so it waits until the micro-batch that had the slot before
-// has left it.
+// transfer builds one end of a transfer. A sender writes into the buffer of the receiver's slot, so
+// it waits until the micro-batch that had the slot before has left it.
 func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) error {
 	prog, n := l.program.src, in.Node
 	peer := &prog.Schedules[prog.Peer(s, n)]

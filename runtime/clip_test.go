@@ -12,9 +12,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestClip trains with a clip far below the gradient's norm: all ranks scale by
-// the same bits, those of the whole gradient's norm, or ranks that hold the same
-// parameters drift apart (row 14).
+// TestClip trains with a clip far below the gradient's norm. All ranks must scale by the same bits,
+// those of the whole gradient's norm, or ranks with the same parameters drift apart (row 14).
 func TestClip(t *testing.T) {
 	const steps, clip = 3, 0.05
 	opt := optimizer
@@ -38,7 +37,7 @@ func TestClip(t *testing.T) {
 				require.InEpsilon(t, want[i][0], out["loss"], 2e-6, "loss of step %d", i)
 				require.InEpsilon(t, want[i][1], out["grad_norm"], 2e-5, "gradient norm of step %d", i)
 			}
-			weights(t, e, prog) // fails where ranks disagree
+			weights(t, e, prog) // fails if ranks disagree
 		})
 	}
 }

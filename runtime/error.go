@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"fmt"
+	goruntime "runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -10,12 +11,12 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// StepError is the first failure of a step: what stopped all ranks.
+// StepError is the first failure of a step, which stopped all ranks.
 type StepError struct {
 	Rank int
-	Step int64 // the step input of the program, else what [Executor.Number] says, else the number of steps run before
+	Step int64 // the program's step input if it has one, else what [Executor.Number] set, else how many steps were run before
 	Task codegen.Task
-	// Node is what the rank was doing, nil outside of instructions.
+	// Node is the instruction that the rank was running, nil between instructions.
 	Node *ir.Node
 	Err  error
 }
@@ -32,8 +33,14 @@ func (e *StepError) Error() string {
 
 func (e *StepError) Unwrap() error { return e.Err }
 
-// WaitError says that a device waited for other ranks for too long. Devices
-// return it from any call that waits.
+// Panicked returns the error for what recover has returned, with the place of the panic. It is for
+// goroutines of ranks and streams, where nobody else could recover.
+func Panicked(x any) error {
+	stack := make([]byte, 4096)
+	return fmt.Errorf("panic: %v\n%s", x, stack[:goruntime.Stack(stack, false)])
+}
+
+// WaitError says that a device waited too long for other ranks. Any call that waits may return it.
 type WaitError struct {
 	Ranks []int // waited for
 	After time.Duration
@@ -47,8 +54,8 @@ func (e *WaitError) Error() string {
 	return fmt.Sprintf("waited %v for rank %s", e.After, strings.Join(names, ", "))
 }
 
-// StreamError is a failure of a collective or transfer on a stream of a rank, which
-// the rank learns of when it waits for the stream.
+// StreamError is a failure of a collective or transfer on a stream. The rank learns of it when it
+// waits for that stream.
 type StreamError struct {
 	Stream Stream
 	Node   *ir.Node

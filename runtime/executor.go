@@ -1,3 +1,8 @@
+// This file has the Executor: it opens the devices, runs one goroutine per rank, gives all ranks a
+// job at a time, and stops all of them at the first failure. Package train calls it, as do tests of
+// backends. load.go makes programs ready, step.go runs steps, rank.go is the goroutine of a rank,
+// peers.go is for runs of several processes, param.go reads and writes parameters.
+
 package runtime
 
 import (
@@ -16,19 +21,17 @@ import (
 type Options struct {
 	// Timeout bounds every wait of one rank for another; 0 is five minutes.
 	Timeout time.Duration
-	// Trace, when set, is told of every instruction. Ranks and their streams call it
+	// Trace, if set, is called with every instruction that has run. Ranks and streams call it
 	// concurrently.
 	Trace func(Span)
-	// Peers are the processes of the run, with one rank in each: every one has an
-	// executor and calls the same methods in the same order. nil when all ranks are in
-	// this process.
+	// Peers are the processes of the run, each with one rank. Every process has an executor and
+	// calls the same methods in the same order. It is nil if all ranks are in this process.
 	Peers *launch.Peers
 }
 
 const defaultTimeout = 5 * time.Minute
 
-// grace is how long after a failure the ranks get to stop. A rank that does not
-// is left behind.
+// grace is how long ranks have to stop after a failure. A rank that does not stop is left behind.
 const grace = 5 * time.Second
 
 func (o *Options) validate() error {
@@ -41,31 +44,30 @@ func (o *Options) validate() error {
 	return nil
 }
 
-// Executor runs programs on the devices of one world, one goroutine a rank, for the
-// ranks of this process. Its programs share the devices' arenas, so parameters that lie at the same place
-// are the same parameters. Methods may be called from any goroutine, and wait
-// for each other.
+// Executor runs programs on the devices of one world. It has one goroutine per rank of this
+// process. Its programs share the arenas, so parameters at the same place are the same parameters.
+// Methods may be called from any goroutine; they run one at a time.
 //
-// The first failure of any rank stops all of them, for good: every later step
-// returns the same error.
+// The first failure of any rank stops all of them for good. Every later step returns the same
+// error.
 type Executor struct {
 	opts    Options
 	backend Backend
 	here    []*rank  // of this process, in order
-	first   int      // rank of the first of them
-	done    chan int // ranks that have finished the job in hand
+	first   int      // number of the first of them
+	done    chan int // ranks that have finished the current job send their numbers
 	timer   *time.Timer
 
 	mu       sync.Mutex // held by the method in progress
 	programs map[*codegen.Program]*program
-	groups   map[string]int // by stream and world ranks
+	groups   map[string]int // numbers of groups, by stream and world ranks
 	wires    int
-	// events is how many events each rank had recorded before this step, by stream.
+	// events is how many events each rank had recorded before the current step, by stream.
 	events [Host][]int64
-	word   [4]byte // an output on its way
+	word   [4]byte // the bytes of an output while it is read
 	begun  []begun // steps that are not finished, oldest first
 	late   bool    // all devices are [Late]
-	meets  bool    // transfers are meetings: all devices are [Meeter], and say so
+	meets  bool    // transfers are meetings: all devices are [Meeter] and say so
 	closed bool
 	shared shared // of the last step, in a run of several processes
 
@@ -73,8 +75,8 @@ type Executor struct {
 	err    error // the first failure
 }
 
-// Outputs are the scalar outputs of a step by name. The map is the executor's:
-// it is valid until the program's next step.
+// Outputs are the scalar outputs of a step by name. The executor owns the map. It is valid until
+// the next step of the program.
 type Outputs map[string]float32
 
 // New opens a device for each rank of this process and loads the program.
@@ -117,7 +119,7 @@ func New(prog *codegen.Program, backend Backend, opts Options) (*Executor, error
 	return e, nil
 }
 
-// local returns a rank of this process, nil for one of another.
+// local returns a rank of this process, or nil if it is in another.
 func (e *Executor) local(rank int) *rank {
 	if i := rank - e.first; i >= 0 && i < len(e.here) {
 		return e.here[i]
@@ -125,8 +127,8 @@ func (e *Executor) local(rank int) *rank {
 	return nil
 }
 
-// ReadOutput copies an output of the last step, of any shape, to dst, which has
-// one element for each of its.
+// ReadOutput copies an output of the last step to dst. The output may have any shape; dst has one
+// element for each of its elements.
 func (e *Executor) ReadOutput(prog *codegen.Program, name string, dst []float32) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -159,8 +161,9 @@ func (e *Executor) Counters(rank int) Counters {
 	return e.shared.counters[rank]
 }
 
-// Computed returns how long a rank computed in the last step, without what it exchanged or waited for. It is known in runs
-// of several processes, but not of [Late] devices, which compute when nobody looks: then it is 0.
+// Computed returns how long a rank computed in the last step, without the time that it communicated
+// or waited. It is 0 in a run of one process, and with [Late] devices, whose time the host does not
+// see.
 func (e *Executor) Computed(rank int) time.Duration {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,7 +173,7 @@ func (e *Executor) Computed(rank int) time.Duration {
 	return e.shared.computed[rank]
 }
 
-// Ranks returns the number of ranks, those of other processes included.
+// Ranks returns the number of ranks, including those of other processes.
 func (e *Executor) Ranks() int { return len(e.events[Compute]) }
 
 // Here returns the ranks of this process, in order.
@@ -182,8 +185,8 @@ func (e *Executor) Here() []int {
 	return ranks
 }
 
-// Unwritten is how many bytes of this machine's memory the arenas of this process take when its ranks first write them:
-// see [Hosted].
+// Unwritten is how many bytes of this machine's memory the arenas of this process will take once
+// its ranks have written them: see [Hosted].
 func (e *Executor) Unwritten() (bytes int64) {
 	for _, r := range e.here {
 		if d, ok := r.device.(Hosted); ok {
@@ -199,7 +202,8 @@ func (e *Executor) Timeout() time.Duration { return e.opts.Timeout }
 // Peers returns the processes of the run, nil when this is the only one.
 func (e *Executor) Peers() *launch.Peers { return e.opts.Peers }
 
-// Arithmetic names the kernels of this process, see [Arithmetic]; "" where the backend has none to name.
+// Arithmetic names the kernels of this process (see [Arithmetic]), or is "" if the backend names
+// none.
 func (e *Executor) Arithmetic() string {
 	if b, ok := e.backend.(Arithmetic); ok {
 		return b.Arithmetic()
@@ -207,8 +211,8 @@ func (e *Executor) Arithmetic() string {
 	return ""
 }
 
-// Close stops the ranks and frees their devices. It returns even if a rank hangs,
-// and says so.
+// Close stops the ranks and frees their devices. It returns even if a rank hangs; the error says
+// so.
 func (e *Executor) Close() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -233,7 +237,8 @@ func (e *Executor) Close() error {
 	return errors.Join(errs...)
 }
 
-// gone reports whether a rank has exited when the wait is over, or had before.
+// gone waits until the rank's goroutine has exited, and reports whether it has before the context
+// ends.
 func (r *rank) gone(bounded context.Context) bool {
 	select {
 	case <-r.exited:
@@ -248,7 +253,7 @@ func (r *rank) gone(bounded context.Context) bool {
 	}
 }
 
-// ready returns a loaded program, or why nothing can run.
+// ready returns the loaded form of a program, or the reason why nothing can run.
 func (e *Executor) ready(prog *codegen.Program) (*program, error) {
 	if err := e.failure(); err != nil {
 		return nil, err
@@ -262,7 +267,7 @@ func (e *Executor) ready(prog *codegen.Program) (*program, error) {
 
 var errClosed = errors.New("runtime: the executor is closed")
 
-// fail notes the first failure, stops all ranks and returns the first failure.
+// fail records the first failure, stops all ranks, and returns the first failure.
 func (e *Executor) fail(err error) error {
 	e.failMu.Lock()
 	defer e.failMu.Unlock()
@@ -276,7 +281,7 @@ func (e *Executor) fail(err error) error {
 	return e.err
 }
 
-// failure returns why nothing can run: the first failure, or nil.
+// failure returns the reason why nothing can run, or nil.
 func (e *Executor) failure() error {
 	if e.closed {
 		return errClosed
@@ -286,16 +291,16 @@ func (e *Executor) failure() error {
 	return e.err
 }
 
-// runAll gives every rank a job and waits until all are done. It watches that
-// ranks get ahead: a device bounds its own waits by the timeout, so a rank that
-// stays at one place for longer hangs. After a failure ranks get a moment to
-// stop; one that does not is left behind.
+// runAll gives every rank a job and waits until all are done. It also watches that ranks make
+// progress. A device bounds its own waits by the timeout, so a rank that stays at one place for
+// longer hangs. After a failure ranks have a grace period to stop; one that does not is left
+// behind.
 func (e *Executor) runAll(j job) error {
 	for _, r := range e.here {
 		r.finished, r.stalls = false, 0
 		r.jobs <- j
 	}
-	var elsewhere <-chan struct{} // a failure
+	var elsewhere <-chan struct{} // closed at a failure of another process
 	if e.opts.Peers != nil {
 		elsewhere = e.opts.Peers.Failed()
 	}

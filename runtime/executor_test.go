@@ -40,7 +40,7 @@ func config() gpt.Config {
 
 var optimizer = gpt.Optimizer{Beta1: 0.9, Beta2: 0.99, Eps: 1e-8, WeightDecay: 0.1, GradClip: 1}
 
-// shape is a way to run the model.
+// shape is a way to cut and run the model.
 type shape struct {
 	dp, tp, pp, units, micro int
 	schedule                 partition.Schedule
@@ -90,7 +90,7 @@ func trainGraph(t testing.TB) *ir.Graph {
 	return g
 }
 
-// feeds makes the inputs of a step, some targets of which do not count.
+// feeds makes the inputs of a step. Some of its targets are ignored tokens.
 func feeds(step int) runtime.Feeds {
 	rng := rand.New(rand.NewPCG(7, uint64(step)))
 	ids, targets := make([]int32, batch*seqLen), make([]int32, batch*seqLen)
@@ -125,7 +125,7 @@ func start(t testing.TB, prog *codegen.Program, opts runtime.Options) *runtime.E
 	return e
 }
 
-// train returns loss and gradient norm of a few steps.
+// train returns losses and gradient norms of a few steps.
 func train(t testing.TB, g *ir.Graph, s shape, steps int) [][2]float32 {
 	prog := compile(t, g, s, nil)
 	e := start(t, prog, runtime.Options{})
@@ -138,9 +138,8 @@ func train(t testing.TB, g *ir.Graph, s shape, steps int) [][2]float32 {
 	return curve
 }
 
-// shapes covers each way to cut the model and combinations of them: uneven
-// batches (7 over 2, 3 and 4 ranks, last micro-batches of 1), heads (3 over 2) and
-// vocabulary (65 over 2 and 3).
+// shapes covers each way to cut the model and combinations of them: uneven batches (7 over 2, 3 and
+// 4 ranks, last micro-batches of 1), heads (3 over 2) and vocabulary (65 over 2 and 3).
 func shapes() []shape {
 	return []shape{
 		{dp: 1, tp: 1, pp: 1, micro: 2, schedule: partition.OneFOneB},
@@ -166,8 +165,8 @@ func shapes() []shape {
 
 var oneRank = shape{dp: 1, tp: 1, pp: 1, micro: batch, schedule: partition.OneFOneB}
 
-// weights returns every parameter of a program whole, by name. Ranks that hold
-// the same part must hold the same bits.
+// weights returns every parameter of a program whole, by name. Ranks that hold the same part must
+// hold the same bits.
 func weights(t testing.TB, e *runtime.Executor, prog *codegen.Program) map[string][]float32 {
 	t.Helper()
 	whole, seen := map[string][]float32{}, map[string][]bool{}
@@ -193,7 +192,7 @@ func weights(t testing.TB, e *runtime.Executor, prog *codegen.Program) map[strin
 	return whole
 }
 
-// TestInterp compares two steps on one rank with the definition of every op.
+// TestInterp compares two steps on one rank with package interp.
 func TestInterp(t *testing.T) {
 	g := trainGraph(t)
 	prog := compile(t, g, oneRank, nil)
@@ -235,9 +234,9 @@ func tensor(typ ir.Type, a runtime.Array) interp.Tensor {
 	return x
 }
 
-// TestShapes runs the same steps on many ranks in many ways: the losses are
-// those of one rank, the initial parameters bit for bit, and ranks that hold the
-// same parameters keep them the same.
+// TestShapes runs the same steps on many ranks in many ways. The losses must be those of one rank,
+// the initial parameters equal bit for bit, and ranks that hold the same parameters must keep them
+// equal.
 func TestShapes(t *testing.T) {
 	const steps = 3
 	g := trainGraph(t)
@@ -270,8 +269,8 @@ func TestBits(t *testing.T) {
 	require.Equal(t, train(t, g, s, 2), train(t, g, s, 2))
 }
 
-// TestEvaluation runs evaluations between training steps, in the same arenas:
-// they see the weights and leave them alone.
+// TestEvaluation runs evaluations between training steps, in the same arenas: they see the weights
+// and do not change them.
 func TestEvaluation(t *testing.T) {
 	g := trainGraph(t)
 	eval, err := gpt.EvalStep(config(), batch, seqLen)
@@ -311,7 +310,7 @@ func TestCounters(t *testing.T) {
 	for _, s := range shapes() {
 		prog := compile(t, g, s, nil)
 		spans := make([][]runtime.Span, len(prog.Schedules))
-		var mu sync.Mutex // two streams of a rank
+		var mu sync.Mutex // two streams of a rank call it concurrently
 		e := start(t, prog, runtime.Options{Trace: func(s runtime.Span) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -354,7 +353,7 @@ func TestCounters(t *testing.T) {
 			require.Equal(t, want, e.Counters(r), "%s, rank %d", s, r)
 			stage := prog.Stages[sched.Stage]
 			require.Equal(t, instrs+len(stage.Consts)+len(stage.StepInputs), len(spans[r]), "%s, rank %d", s, r)
-			var before [runtime.Host]time.Duration // the end of the last of each stream
+			var before [runtime.Host]time.Duration // the end of the last span of each stream
 			for _, span := range spans[r] {
 				require.LessOrEqual(t, span.Start, span.End)
 				require.GreaterOrEqual(t, span.Start, before[span.Stream])
@@ -393,8 +392,9 @@ func TestSteadyState(t *testing.T) {
 	}
 }
 
-// allocations returns how many allocations ten calls make, all goroutines together: the least of several times, as Go
-// itself allocates now and then when goroutines park, and a core's scratch grows when it first gets a piece of some work.
+// allocations returns how many allocations ten calls make in all goroutines: the least of several
+// attempts, because Go itself allocates now and then when goroutines park, and a core's scratch
+// memory grows when it first gets a chunk of some operation.
 func allocations(f func()) uint64 {
 	least := uint64(math.MaxUint64)
 	var before, after goruntime.MemStats
@@ -409,7 +409,7 @@ func allocations(f func()) uint64 {
 	return least
 }
 
-// TestFeeds checks what is said about wrong inputs, after which steps go on.
+// TestFeeds checks the errors for wrong inputs, after which steps still run.
 func TestFeeds(t *testing.T) {
 	prog := compile(t, trainGraph(t), oneRank, nil)
 	e := start(t, prog, runtime.Options{})
@@ -442,7 +442,8 @@ func TestFeeds(t *testing.T) {
 	require.EqualError(t, err, "rank 0, step 1, fwd mb=0, embedding wte/embedding: id 65 at index 40 is out of range [0, 65)")
 }
 
-// TestViews holds steps that update shares of parameters in their places to those that cut them out, bit by bit.
+// TestViews compares steps that update shares of parameters in place with steps that cut them out,
+// bit by bit.
 func TestViews(t *testing.T) {
 	g := trainGraph(t)
 	for _, s := range []shape{
@@ -457,7 +458,7 @@ func TestViews(t *testing.T) {
 				for id := range st.Buffers {
 					if b := &st.Buffers[id]; b.View {
 						views++
-						if i > 0 { // it gets a place of its own
+						if i > 0 { // give the buffer its own place
 							b.View, b.Offset = false, st.Temp
 							st.Temp += (b.Size + 63) / 64 * 64
 						}

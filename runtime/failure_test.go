@@ -14,9 +14,8 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// TestFailures makes one call of one rank go wrong and checks that all ranks
-// stop with one error that says where, that the executor stays stopped, and
-// that closing it returns.
+// TestFailures makes one call of one rank fail. All ranks must stop with one error that says where,
+// the executor must stay stopped, and closing it must return.
 func TestFailures(t *testing.T) {
 	g := trainGraph(t)
 	all := shape{dp: 2, tp: 2, pp: 2, micro: 2, schedule: partition.OneFOneB}
@@ -46,13 +45,13 @@ func TestFailures(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			timeout := 10 * time.Minute
 			if c.fault.Kind == backendtest.Hang {
-				timeout = time.Second // for all that ranks do wait for, on a busy machine too
+				timeout = time.Second // for the waits of ranks that do end, on a busy machine too
 				if raceEnabled {
-					timeout = 15 * time.Second // or another rank gives up before the faulty one has come to hang
+					timeout = 15 * time.Second // otherwise another rank gives up before the faulty one hangs
 				}
 			}
 			prog := compile(t, g, c.shape, nil)
-			t.Parallel() // ranks that hang are waited for
+			t.Parallel() // it waits for ranks that hang
 			b, err := cpu.New(cpu.Options{})
 			require.NoError(t, err)
 			faulty := backendtest.Inject(b, c.fault)

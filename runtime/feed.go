@@ -28,18 +28,18 @@ func floatBytes(x []float32) []byte {
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), 4*len(x))
 }
 
-// Feeds are the inputs of a step, by name. Inputs of the batch are the whole
-// global batch: each rank takes the rows of its micro-batches.
+// Feeds are the inputs of a step, by name. An input of the batch is the whole global batch; each
+// rank takes the rows of its micro-batches.
 type Feeds map[string]Array
 
-// input is one input of a program, on whichever ranks hold it.
+// input is one input of a program, on all ranks that read it.
 type input struct {
 	name string
 	typ  ir.Type
-	data []byte // this step's
+	data []byte // the array fed to the current step
 }
 
-// bind checks the feeds and takes note of them.
+// bind checks the feeds of a step and keeps references to them.
 func (p *program) bind(feeds Feeds) error {
 	for _, in := range p.inputs {
 		a, ok := feeds[in.name]

@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGone asks after ranks when the wait is over: of each as often as one likes, and one that has
-// exited is not said to hang.
+// TestGone asks after the wait whether ranks have exited. Each may be asked any number of times,
+// and one that has exited is not reported as hanging.
 func TestGone(t *testing.T) {
 	over, cancel := context.WithCancel(t.Context())
 	cancel()

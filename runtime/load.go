@@ -1,3 +1,7 @@
+// This file loads programs: it turns the schedule of each rank into tasks, lists of actions with
+// all arguments of the device calls made (action.go has one kind of action after another). It also
+// computes the number of every event that ranks wait for, which is the same in every step.
+
 package runtime
 
 import (
@@ -10,54 +14,54 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// program is a loaded program: everything that a step hands to the devices,
-// made once.
+// program is a loaded program: everything that a step hands to the devices, made once.
 type program struct {
 	src     *codegen.Program
-	tasks   [][]task      // by rank, of those of this process
-	events  [Host][]int64 // of a step, by stream and rank
+	tasks   [][]task      // by rank; nil for ranks of other processes
+	events  [Host][]int64 // how many events a step records, by stream and rank
 	inputs  []*input
 	byName  map[string]*input
 	scalars []output
-	words   [][]int64 // offsets of the scalars of each rank
+	words   [][]int64 // arena offsets of the scalar outputs, by rank
 	outputs Outputs
 	run     job
 	finish  job
 	start   time.Time
-	steps   int64 // run so far
+	steps   int64 // steps that were run so far, or what [Executor.Number] says
 }
 
 type task struct {
 	codegen.Task
 	actions []action
-	// before and after are how many events of each stream the step has before the task, and up to its end.
+	// before and after count the events of each stream in this step: those before the task, and
+	// those up to its end.
 	before, after [Host]int64
-	joins         int   // of the buckets given in it, how many are done at its end: see [codegen.Instr.Async]
-	away          int64 // what is done of the transfers of the step when it starts: see [codegen.Instr.Posted]
+	bucketsDone   int   // how many of its buckets must be done at its end; the others may run on: see [codegen.Instr.Async]
+	awaitSends    int64 // how many sends of this step must be done before it starts: see [codegen.Instr.Posted]
 }
 
-// action is one instruction of one task. Exactly one of kernel, collective,
-// transfer and feed is set.
+// action is one instruction of one task. Exactly one of kernel, collective, transfer and feed is
+// set.
 type action struct {
-	node       *ir.Node
-	kernel     *Kernel
-	collective *Collective
-	transfer   *Transfer
-	expects    bool     // of a transfer: it is expected from here on, and received later
-	await      int      // buckets of the task that must be done first
-	rejoin     int      // collectives of the task's on the exchange stream that must be done first
-	after      int64    // a send first waits for this event of the step of the peer
-	bytes      int64    // communicated
-	with       []string // nodes of collectives that are made with this one, for the trace
+	node           *ir.Node
+	kernel         *Kernel
+	collective     *Collective
+	transfer       *Transfer
+	expects        bool     // the action is an Expect of the transfer; its Recv comes later
+	awaitBuckets   int      // how many buckets of the task must be done first
+	awaitExchanges int      // how many collectives of the task on the exchange stream must be done first
+	after          int64    // a send first waits for this compute event of the peer's step; 0 is none
+	bytes          int64    // communicated
+	with           []string // nodes of the other collectives of its bucket, for the trace
 
-	part, parts int // of the instruction
+	part, parts int // those of the instruction: see [codegen.Instr]
 
-	feed     *input // bytes from:to of it go to offset
+	feed     *input // bytes [from, to) of the input go to offset
 	from, to int64
 	offset   int64
 }
 
-// stream is where an action takes place.
+// stream returns the stream that runs the action.
 func (a *action) stream() Stream {
 	switch {
 	case a.collective != nil:
@@ -68,15 +72,15 @@ func (a *action) stream() Stream {
 	return Compute
 }
 
-// output is where an output lies.
+// output is the place of an output: a rank and a byte offset of its arena.
 type output struct {
 	name   string
 	rank   int
 	offset int64
-	word   int // of a scalar, among those of its rank
+	word   int // of a scalar: its index among the scalar outputs of the rank
 }
 
-// step returns the number of the step in hand.
+// step returns the number of the step that is about to run: the program's step input if it has one.
 func (p *program) step() int64 {
 	if in, ok := p.byName["step"]; ok && in.typ.DType == ir.I32 && len(in.data) == 4 {
 		return int64(int32(binary.NativeEndian.Uint32(in.data)))
@@ -84,8 +88,8 @@ func (p *program) step() int64 {
 	return p.steps
 }
 
-// Add loads another program for the same ranks, and lets the arenas grow to
-// what it needs. Adding a loaded program does nothing.
+// Add loads another program for the same ranks, and grows the arenas to what it needs. Adding a
+// loaded program does nothing.
 func (e *Executor) Add(prog *codegen.Program) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -105,7 +109,7 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
 	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
-	for i := range prog.Schedules { // of other processes too: all number groups and wires alike
+	for i := range prog.Schedules { // also for other processes, so that all number groups and wires alike
 		tasks, err := l.schedule(&prog.Schedules[i])
 		if err != nil {
 			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
@@ -148,38 +152,38 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	return nil
 }
 
-// output finds an output on the first rank of the stage that makes it.
+// output finds an output on the first rank of the stage that computes it.
 func (p *program) output(name string, v *ir.Value) output {
 	position, _ := p.src.Plan.Position(v.Def.Stage)
 	stage := p.src.Stages[position]
 	return output{name: name, rank: p.src.Plan.WorldRank(stage.Index, 0), offset: stage.Offset(stage.Outputs[name], 0)}
 }
 
-// loader builds what the ranks of one program hand to their devices.
+// loader builds the tasks of all ranks of one program.
 type loader struct {
 	exec    *Executor
 	program *program
 	wires   map[wire]int
-	members map[meeting][]Member // shared by the members
-	last    ir.Phase             // the pass after which a micro-batch has left its slot
+	members map[meeting][]Member // shared by all members of a collective
+	last    ir.Phase             // the phase of the pass after which a micro-batch's slot is free
 	uses    map[*ir.Value]int
 
-	messages map[message]*Transfer // of their receivers, if they are meetings
+	messages map[message]*Transfer // receives by message, if transfers are meetings
 }
 
-// message is one of those on a wire.
+// message is the message of one micro-batch on a wire.
 type message struct {
 	wire
 	microBatch int
 }
 
-// wire is a sending instruction between two ranks.
+// wire is one send instruction between two ranks.
 type wire struct {
 	send     *ir.Node
 	from, to int
 }
 
-// meeting is one run of a collective.
+// meeting identifies one run of a collective.
 type meeting struct {
 	node       *ir.Node
 	part       int
@@ -187,76 +191,30 @@ type meeting struct {
 	first      int // world rank of the first member
 }
 
-// schedule builds the tasks of one rank. Constants and step inputs are fed by
-// the first.
+// schedule builds the tasks of one rank. The first task also uploads constants and step inputs.
 func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
-	prog := l.program.src
-	stage := prog.Stages[s.Stage]
+	stage := l.program.src.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
-	var count [Host]int64
+	var count [Host]int64 // events so far
 	type part struct {
 		phase ir.Phase
 		chunk int
 	}
-	away := map[part]int64{} // by the part of a body that a task runs
+	away := map[part]int64{} // sends up to the last task of the same phase and chunk, which the next such task waits for
 	for i, t := range s.Tasks {
 		of := part{t.Phase, t.Chunk}
-		tasks[i].Task, tasks[i].before, tasks[i].away = t, count, away[of]
+		tasks[i].Task, tasks[i].before, tasks[i].awaitSends = t, count, away[of]
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
-		given := []int{0} // buckets given with so many asynchronous instructions of the body
-		awaits := 0       // of instructions that have nothing to do
-		exchanges, posts, until := 0, 0, 0
-		instrs := stage.Run(t)
-		for j := range instrs {
-			in := &instrs[j]
-			runs := s.Runs(in, t)
-			if in.Async {
-				n := given[len(given)-1]
-				if runs && !in.Fused {
-					n++
-				}
-				given = append(given, n)
-				if !in.Last {
-					tasks[i].joins = n
-				}
-			}
-			if !runs {
-				continue
-			}
-			awaits = max(awaits, given[in.Await])
-			if in.Idle() {
-				continue
-			}
-			a, err := l.action(s, stage, t, in)
-			if err != nil {
-				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
-			}
-			if in.Fused {
-				bucket := &tasks[i].actions[len(tasks[i].actions)-1]
-				bucket.collective.More = append(bucket.collective.More, a.collective)
-				bucket.bytes += a.bytes
-				continue
-			}
-			a.await, awaits = awaits, 0
-			if until > 0 && j >= until {
-				a.rejoin, until = exchanges, 0
-			}
-			if in.Beside > 0 {
-				exchanges++
-				until = j + 1 + in.Beside
-			}
-			if in.Posted {
-				posts++
-			}
-			tasks[i].actions = append(tasks[i].actions, a)
+		events, err := l.body(s, stage, &tasks[i])
+		if err != nil {
+			return nil, err
 		}
-		count[Communication] += int64(given[len(given)-1])
-		count[Exchange] += int64(exchanges)
-		count[Transfers] += int64(posts)
-		count[Compute] += int64(given[len(given)-1]+exchanges+posts) + 1
-		if tasks[i].after = count; posts > 0 {
+		for stream, n := range events {
+			count[stream] += n
+		}
+		if tasks[i].after = count; events[Transfers] > 0 {
 			away[of] = count[Transfers]
 		}
 		l.observe(s, &tasks[i])
@@ -267,7 +225,64 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	return tasks, nil
 }
 
-// fuse tells a device that wants to know which kernels follow each other.
+// body appends the actions of a task's instructions, and returns how many events the task records on
+// each stream.
+func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (events [Host]int64, err error) {
+	t := to.Task
+	given := []int{0} // given[n] is how many buckets the first n asynchronous instructions of the body are in
+	awaits := 0       // the Await of instructions that do nothing passes to the next one that runs
+	until := 0        // the instruction that waits for the collectives on the exchange stream, if not 0
+	instrs := stage.Run(t)
+	for j := range instrs {
+		in := &instrs[j]
+		runs := s.Runs(in, t)
+		if in.Async {
+			n := given[len(given)-1]
+			if runs && !in.Fused {
+				n++
+			}
+			given = append(given, n)
+			if !in.Last {
+				to.bucketsDone = n
+			}
+		}
+		if !runs {
+			continue
+		}
+		awaits = max(awaits, given[in.Await])
+		if in.Idle() {
+			continue
+		}
+		a, err := l.action(s, stage, t, in)
+		if err != nil {
+			return events, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
+		}
+		if in.Fused {
+			bucket := &to.actions[len(to.actions)-1]
+			bucket.collective.More = append(bucket.collective.More, a.collective)
+			bucket.bytes += a.bytes
+			continue
+		}
+		a.awaitBuckets, awaits = awaits, 0
+		if until > 0 && j >= until {
+			a.awaitExchanges, until = int(events[Exchange]), 0
+		}
+		if in.Beside > 0 {
+			events[Exchange]++
+			until = j + 1 + in.Beside
+		}
+		if in.Posted {
+			events[Transfers]++
+		}
+		to.actions = append(to.actions, a)
+	}
+	events[Communication] = int64(given[len(given)-1])
+	// The compute stream records one event before each action on another stream, and one at the end.
+	events[Compute] = events[Communication] + events[Exchange] + events[Transfers] + 1
+	return events, nil
+}
+
+// fuse tells a device that can fuse kernels which ones follow each other.
 func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	r := l.exec.local(s.Rank)
 	if r == nil {
@@ -280,21 +295,21 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	var run []*Kernel
 	for i := range actions {
 		a := &actions[i]
-		if a.kernel != nil && a.await == 0 && a.rejoin == 0 && a.parts == 0 {
+		if a.kernel != nil && a.awaitBuckets == 0 && a.awaitExchanges == 0 && a.parts == 0 {
 			run = append(run, a.kernel)
 			continue
 		}
 		if err := f.Fuse(run, l.uses); err != nil {
 			return err
 		}
-		if run = nil; a.kernel != nil && a.parts == 0 { // others read all of what parts make
+		if run = nil; a.kernel != nil && a.parts == 0 { // a kernel that makes a part of a value starts no run: the others read all parts of it
 			run = []*Kernel{a.kernel}
 		}
 	}
 	return f.Fuse(run, l.uses)
 }
 
-// uses counts the reads of every value of a graph, and its outputs.
+// uses counts for every value of a graph how often it is read, as an argument or as an output.
 func uses(g *ir.Graph) map[*ir.Value]int {
 	n := map[*ir.Value]int{}
 	for _, node := range g.Nodes {
@@ -308,7 +323,7 @@ func uses(g *ir.Graph) map[*ir.Value]int {
 	return n
 }
 
-// expect puts into the tasks of this process's ranks from where on they expect messages.
+// expect inserts the Expect actions into the tasks of this process's ranks.
 func (l *loader) expect() error {
 	all, err := codegen.Expects(l.program.src)
 	if err != nil {
@@ -319,7 +334,7 @@ func (l *loader) expect() error {
 			recv := l.messages[message{wire{e.Send, e.From, r.id}, e.MicroBatch}]
 			actions := &l.program.tasks[r.id][e.Task].actions
 			at := -1
-			if !e.End { // after those that are there already
+			if !e.End { // after the Expect actions that are there already
 				at = slices.IndexFunc(*actions, func(a action) bool { return !a.expects && (e.Before == nil || a.node == e.Before) })
 			}
 			if at < 0 {
@@ -331,7 +346,8 @@ func (l *loader) expect() error {
 	return nil
 }
 
-// observe lets the trace hear of what runs on streams beside the kernels, and of what is made together.
+// observe connects the trace to actions on other streams than Compute, which report when they ran,
+// and notes for it what else is in their buckets.
 func (l *loader) observe(s *codegen.Schedule, t *task) {
 	trace := l.exec.opts.Trace
 	for i := range t.actions {
@@ -361,7 +377,7 @@ func (l *loader) observe(s *codegen.Schedule, t *task) {
 	}
 }
 
-// event returns the number, in a step of a rank, of the event at the end of a task.
+// event returns the number, in a step of the rank, of the compute event at the end of a task.
 func (l *loader) event(s *codegen.Schedule, task int) int64 {
 	stage := l.program.src.Stages[s.Stage]
 	var n int64

@@ -12,7 +12,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// tiny is a training step whose instructions have next to nothing to do.
+// tiny is a training step whose instructions do next to nothing.
 func tiny(t testing.TB, s shape) (*codegen.Program, runtime.Feeds) {
 	cfg := config()
 	cfg.NHead, cfg.NEmbd, cfg.VocabSize, cfg.BlockSize, cfg.Dropout = 2, 4, 5, 2, 0
@@ -24,8 +24,8 @@ func tiny(t testing.TB, s shape) (*codegen.Program, runtime.Feeds) {
 	return compile(t, g, s, nil), in
 }
 
-// BenchmarkOverhead runs steps of instructions that have next to nothing to do: what an instruction takes is the executor, the
-// device, and some ten elements of arithmetic.
+// BenchmarkOverhead runs steps whose instructions do next to nothing. Their time is that of the
+// executor, the device, and some ten elements of arithmetic.
 func BenchmarkOverhead(b *testing.B) {
 	for _, s := range []shape{
 		oneRank,
@@ -53,7 +53,7 @@ func BenchmarkOverhead(b *testing.B) {
 	}
 }
 
-// instructions returns how many all ranks run in a step.
+// instructions returns how many instructions all ranks run in a step.
 func instructions(prog *codegen.Program) int {
 	n := 0
 	for r := range prog.Schedules {

@@ -1,3 +1,6 @@
+// This file reads, writes and initializes parameters in the arenas. Package train uses it to load
+// weights and to save checkpoints.
+
 package runtime
 
 import (
@@ -11,8 +14,8 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// Shard is the part of a parameter (a weight or optimizer state) that one rank
-// holds. Ranks may hold the same part.
+// Shard is the part of a parameter (a weight or optimizer state) that one rank holds. Several ranks
+// may hold the same part.
 type Shard struct {
 	Rank int
 	Name string // base name
@@ -27,8 +30,7 @@ type Shard struct {
 // Bytes returns the size of the part.
 func (s Shard) Bytes() int64 { return s.Slab.Elems() * s.Type.DType.Size() }
 
-// Shards lists what a rank holds of a loaded program's parameters, in graph
-// order.
+// Shards lists the parts of a loaded program's parameters that a rank holds, in graph order.
 func (e *Executor) Shards(prog *codegen.Program, rank int) []Shard {
 	s := &prog.Schedules[rank]
 	stage := prog.Stages[s.Stage]
@@ -76,8 +78,8 @@ func (e *Executor) access(s Shard, bytes int, copy func(Device) error) error {
 	return nil
 }
 
-// InitParams gives every parameter of a program its initial value. Each rank
-// draws the part it holds, by position: the whole is the same however it is cut.
+// InitParams gives every parameter of a program its initial value. Random values are functions of
+// the position in the whole parameter (package philox), so they do not depend on how it is cut.
 func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -93,7 +95,7 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 				if err := r.device.Upload(s.space, s.offset+int64(at)*s.Type.DType.Size(), encode(s.Type.DType, x)); err != nil {
 					return fmt.Errorf("initial value of %s: %w", s.Name, err)
 				}
-				r.place.Add(1) // progress
+				r.place.Add(1) // counts as progress for the watch in runAll
 			}
 		}
 		return nil
@@ -113,7 +115,7 @@ func encode(d ir.DType, x []float32) []byte {
 	if d == ir.F16 {
 		round = half.F16
 	}
-	for i, v := range x { // element i is read before its bytes, and those before, are written
+	for i, v := range x { // element i is read before its bytes and earlier ones are overwritten
 		binary.NativeEndian.PutUint16(b[2*i:], round(v))
 	}
 	return b[:2*len(x)]
@@ -126,7 +128,7 @@ func (s Shard) Initial(seed uint64) []byte {
 	return encode(s.Type.DType, x)
 }
 
-// fill writes the initial values of a shard's elements from index at on to dst.
+// fill writes the initial values of elements [at, at+len(dst)) of the shard to dst.
 func (s Shard) fill(dst []float32, at int, seed uint64) {
 	switch s.Attr.Init {
 	case ir.InitZeros:
@@ -145,7 +147,7 @@ func (s Shard) fill(dst []float32, at int, seed uint64) {
 			name = s.Attr.Master
 		}
 		key := philox.Key{Seed: seed, Op: philox.OpKey(name)}
-		run := 1 // elements that lie together in the whole, too
+		run := 1 // length of runs of elements that are also contiguous in the whole parameter
 		if d := len(s.Slab.Local); d > 0 {
 			run = s.Slab.Local[d-1]
 		}

@@ -1,3 +1,7 @@
+// This file is for runs of several processes, one rank in each: they agree on the program when they
+// load it, and exchange scalar outputs and counters at the end of every step, over the connections
+// of package launch.
+
 package runtime
 
 import (
@@ -13,16 +17,16 @@ import (
 	"github.com/autopar/autopar/codegen"
 )
 
-// shared is what the processes of a run tell each other after a step.
+// shared is what the processes of a run have told each other after the last step.
 type shared struct {
 	counters []Counters      // by rank
 	computed []time.Duration // by rank
-	stop     bool            // the context of some process was cancelled
+	stop     bool            // the context of at least one process was cancelled
 }
 
-// Cancelled returns [context.Canceled] when the next step is not to start: ctx is cancelled, or
-// in a run of several processes, that of any was when the last step ended. So all stop before
-// the same step.
+// Cancelled returns [context.Canceled] if the next step must not start. In a run of one process
+// that is so when ctx is cancelled. In a run of several it is so when the context of any process
+// was cancelled at the end of the last step, so that all of them stop before the same step.
 func (e *Executor) Cancelled(ctx context.Context) error {
 	switch {
 	case e.opts.Peers == nil:
@@ -33,7 +37,8 @@ func (e *Executor) Cancelled(ctx context.Context) error {
 	return nil
 }
 
-// share gives all processes the scalar outputs and counters of a step.
+// share gives all processes the scalar outputs and counters of a step, and whether any is
+// cancelled.
 func (e *Executor) share(ctx context.Context, p *program) error {
 	mine := []byte{0}
 	if ctx.Err() != nil {
@@ -51,7 +56,7 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 	}
 	wait := e.opts.Timeout
 	if e.opts.Peers.Rank() > 0 {
-		wait += wait / 4 // rank 0, which waits for all, is to say first who is late
+		wait += wait / 4 // rank 0 waits for all: it should time out first, and name the late rank
 	}
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
 	defer cancel()
@@ -84,7 +89,7 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 	return nil
 }
 
-// counterWords are the fields of [Counters] on their way to another process.
+// counterWords are the fields of [Counters] as they are sent.
 type counterWords [6]int64
 
 func (c Counters) words() counterWords {
@@ -95,13 +100,13 @@ func (w counterWords) counters() Counters {
 	return Counters{int(w[0]), w[1], int(w[2]), w[3], int(w[4]), w[5]}
 }
 
-// agree returns when all processes have loaded a program and have the arenas for it. It fails if
-// they have loaded different ones.
+// agree waits until all processes have loaded a program and have arenas for it. It fails if they
+// have loaded different ones.
 func (e *Executor) agree(prog *codegen.Program) error {
 	if e.opts.Peers == nil {
 		return nil
 	}
-	plan, err := json.Marshal(prog.Plan) // which rank is where in a group, for one
+	plan, err := json.Marshal(prog.Plan) // it also says, for one, where in its group each rank is
 	if err != nil {
 		return err
 	}

@@ -22,8 +22,8 @@ import (
 // process is what one of several processes does with its executor.
 type process func(e *runtime.Executor, rank int) error
 
-// processes runs a program with an executor for each rank, joined as those of several processes
-// are, here in one; perMachine of them share memory. It returns their errors.
+// processes runs a program with an executor for each rank, connected like several processes, but in
+// this one. perMachine of them share memory. It returns their errors.
 func processes(t *testing.T, prog *codegen.Program, perMachine int, timeout time.Duration, backend func(rank int, b *cpu.Backend) runtime.Backend, do process) []error {
 	t.Helper()
 	addr, err := launchtest.FreeAddr()
@@ -63,9 +63,9 @@ func processes(t *testing.T, prog *codegen.Program, perMachine int, timeout time
 
 func plain(_ int, b *cpu.Backend) runtime.Backend { return b }
 
-// TestProcesses trains under plans of each kind with a process for each rank, on one machine and
-// on several, and compares with the same plan in one process: losses, norms and counters are
-// equal to the bit, in all processes.
+// TestProcesses trains under plans of each kind with a process for each rank, on one machine and on
+// several. Losses, norms and counters must have the bits of the same plan in one process, in all
+// processes.
 func TestProcesses(t *testing.T) {
 	const steps = 3
 	g := trainGraph(t)
@@ -135,8 +135,8 @@ func TestProcessesStopTogether(t *testing.T) {
 	}
 }
 
-// TestProcessesFail makes one process fail, hang, or load another program: all end in bounded
-// time, and say who, at which step and op.
+// TestProcessesFail makes one process fail, hang, or load another program. All must end in bounded
+// time and say which rank failed, at which step and op.
 func TestProcessesFail(t *testing.T) {
 	g := trainGraph(t)
 	all := shape{dp: 2, tp: 1, pp: 2, micro: 2, schedule: partition.OneFOneB}
@@ -158,13 +158,13 @@ func TestProcessesFail(t *testing.T) {
 		}, steps)
 		require.Regexp(t, `^rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, errs[3])
 		for rank, err := range errs[:3] {
-			at := fmt.Sprintf(`^(runtime: (rank %d|loading train)|rank %[1]d, step 7, .*): `, rank) // it may not have begun yet, or heard that all have loaded it
+			at := fmt.Sprintf(`^(runtime: (rank %d|loading train)|rank %[1]d, step 7, .*): `, rank) // it may not have begun yet, or not have heard that all have loaded the program
 			require.Regexp(t, at+`rank 3 has failed: rank 3, step 7, \w+ mb=\d, \w+ \S+: injected fault$`, err)
 		}
 	})
 	for name, perMachine := range map[string]int{"hangs beside": 4, "hangs afar": 1} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // ranks that hang are waited for
+			t.Parallel() // it waits for ranks that hang
 			const timeout = 3 * time.Second
 			began := time.Now()
 			errs := processes(t, prog, perMachine, timeout, func(rank int, b *cpu.Backend) runtime.Backend {
@@ -176,7 +176,7 @@ func TestProcessesFail(t *testing.T) {
 				return f
 			}, steps)
 			require.Less(t, time.Since(began), time.Minute)
-			for _, err := range errs { // the first to wait in vain, and those it tells
+			for _, err := range errs { // those that time out, and those they tell
 				require.Regexp(t, `^rank \d, step 7, .*(waited \d+(\.\d)?s for rank|hangs: no progress)`, err)
 			}
 		})
@@ -184,7 +184,7 @@ func TestProcessesFail(t *testing.T) {
 	square := shape{dp: 2, tp: 2, pp: 1, micro: 2, schedule: partition.OneFOneB}
 	for name, change := range map[string]func(*partition.Plan){
 		"other program":  func(p *partition.Plan) { p.DP, p.TP = 4, 1 },
-		"ranks in order": func(p *partition.Plan) { p.RankOrder = "dp-tp" }, // all run the same, but with others
+		"ranks in order": func(p *partition.Plan) { p.RankOrder = "dp-tp" }, // all run the same, but with other ranks
 	} {
 		t.Run(name, func(t *testing.T) {
 			plan := square.plan()

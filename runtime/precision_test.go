@@ -21,10 +21,9 @@ func graphIn(t testing.TB, d ir.DType, noMaster bool) *ir.Graph {
 	return g
 }
 
-// TestInterpInHalfPrecision compares two steps on one rank with the definition of
-// every op, which rounds each result to its format as the device does. Sums in
-// float32 fall on the other side of a tie now and then, and all that follows from
-// there differs by a rounding.
+// TestInterpInHalfPrecision compares two steps on one rank with package interp, which rounds each
+// result to its format as the device does. Sums in float32 are sometimes rounded the other way at a
+// tie, and then everything that follows may differ by a rounding.
 func TestInterpInHalfPrecision(t *testing.T) {
 	for _, c := range []struct {
 		float    ir.DType
@@ -70,8 +69,7 @@ func numbers(t *testing.T, e *runtime.Executor, s runtime.Shard) []float64 {
 	return x
 }
 
-// TestUnknownTypes: an op on a type without a kernel is refused when the program
-// is loaded.
+// TestUnknownTypes: an op on a type without a kernel is an error when the program is loaded.
 func TestUnknownTypes(t *testing.T) {
 	prog := compile(t, trainGraph(t), oneRank, nil)
 	e := start(t, prog, runtime.Options{})

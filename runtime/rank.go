@@ -1,9 +1,12 @@
+// This file has the goroutine of a rank: it goes through the actions of a step and hands each to
+// the device, between the waits and events that order the streams. It also says where a rank is,
+// for reports of failures and for the watch over hanging ranks.
+
 package runtime
 
 import (
 	"errors"
 	"fmt"
-	goruntime "runtime"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -15,11 +18,11 @@ import (
 // job is something that every rank does.
 type job struct {
 	do   func(*rank) error
-	of   *program // whose step it is, or nil
-	step int64    // its number
+	of   *program // whose step it is, nil for other jobs
+	step int64    // number of that step, for reports
 }
 
-// at is the job in a step of the given number.
+// at returns the job for the step of the given number.
 func (j job) at(step int64) job {
 	j.step = step
 	return j
@@ -33,23 +36,23 @@ type rank struct {
 	jobs     chan job
 	exited   chan struct{}
 	counters Counters
-	words    []byte // scalars of the step that was finished last
-	// Of the last step: how long it computed, and how long it exchanged or waited instead.
+	words    []byte // scalar outputs of the step that was finished last, of [Late] devices
+	// In the last step: how long the rank computed, and how long it communicated or waited.
 	computed, apart time.Duration
 
-	// Where the rank is: the program, and the index of the task and its action.
-	// They are for reports and for the watch over progress.
+	// Where the rank is: the program, and the indexes of the task and of its action. Reports of
+	// failures and the watch over progress read them.
 	program atomic.Pointer[program]
 	place   atomic.Int64 // task << 32 | action
 	number  atomic.Int64 // of the step
 
-	// Of the goroutine that watches.
+	// Used by [Executor.runAll] alone, which watches over progress.
 	finished bool
 	seen     int64
 	stalls   int
 }
 
-// stallTicks is how many looks in a row must find a rank at one place.
+// stallTicks is how many looks in a row must find a rank at the same place.
 const stallTicks = 3
 
 func (r *rank) stalled() bool {
@@ -73,47 +76,48 @@ func (r *rank) serve() {
 	}
 }
 
-// guard runs a job and turns a panic into an error with the place of the panic.
+// guard runs a job and turns a panic into an error with the stack.
 func (r *rank) guard(j job) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = Panicked(x)
 		}
 	}()
 	return j.do(r)
 }
 
-// step runs the rank's tasks of one step.
+// step runs the rank's tasks of one step. Between the actions it makes the compute stream wait for
+// the other streams where the program says so; at the end of each task it records an event, for peers
+// that send to this rank.
 func (r *rank) step(p *program, start time.Time) error {
 	r.counters, r.apart = Counters{}, 0
 	began := time.Now()
 	trace := r.exec.opts.Trace
-	var done int64 // events of the compute stream in this step
+	var done int64 // events recorded on the compute stream in this step
 	for t := range p.tasks[r.id] {
 		task := &p.tasks[r.id][t]
 		r.place.Store(int64(t) << 32)
+		// An update reads what all collectives before it have made.
 		if given := task.before[Communication]; task.Phase == ir.Update && given > 0 {
 			if err := r.waitFor(Communication, given); err != nil {
 				return err
 			}
 		}
-		if task.away > 0 {
-			if err := r.waitFor(Transfers, task.away); err != nil {
+		if task.awaitSends > 0 {
+			if err := r.waitFor(Transfers, task.awaitSends); err != nil {
 				return err
 			}
 		}
 		for i := range task.actions {
 			r.place.Store(int64(t)<<32 | int64(i))
 			a := &task.actions[i]
-			if a.await > 0 {
-				if err := r.waitFor(Communication, task.before[Communication]+int64(a.await)); err != nil {
+			if a.awaitBuckets > 0 {
+				if err := r.waitFor(Communication, task.before[Communication]+int64(a.awaitBuckets)); err != nil {
 					return err
 				}
 			}
-			if a.rejoin > 0 {
-				if err := r.waitFor(Exchange, task.before[Exchange]+int64(a.rejoin)); err != nil {
+			if a.awaitExchanges > 0 {
+				if err := r.waitFor(Exchange, task.before[Exchange]+int64(a.awaitExchanges)); err != nil {
 					return err
 				}
 			}
@@ -142,11 +146,12 @@ func (r *rank) step(p *program, start time.Time) error {
 			}
 		}
 		r.place.Store(int64(t)<<32 | int64(len(task.actions)))
-		if task.joins > 0 {
-			if err := r.waitFor(Communication, task.before[Communication]+int64(task.joins)); err != nil {
+		if task.bucketsDone > 0 {
+			if err := r.waitFor(Communication, task.before[Communication]+int64(task.bucketsDone)); err != nil {
 				return err
 			}
 		}
+		// The next step may overwrite what is being sent.
 		if sent := task.after[Transfers]; sent > 0 && t == len(p.tasks[r.id])-1 {
 			if err := r.waitFor(Transfers, sent); err != nil {
 				return err
@@ -161,7 +166,7 @@ func (r *rank) step(p *program, start time.Time) error {
 	return r.end(p, done)
 }
 
-// waitFor holds the compute stream back until the n-th event of the step of another stream.
+// waitFor holds the compute stream back until event n of this step of another stream has happened.
 func (r *rank) waitFor(s Stream, n int64) error {
 	began := time.Now()
 	err := r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
@@ -169,8 +174,8 @@ func (r *rank) waitFor(s Stream, n int64) error {
 	return err
 }
 
-// give hands a collective or a transfer to its stream, to be made when all work before it is done. n is the number of the event,
-// in this step, that says so.
+// give hands a collective or transfer to its own stream. It starts when all work given to the
+// compute stream before is done. n is the number, in this step, of the compute event that says so.
 func (r *rank) give(a *action, n int64) error {
 	if err := r.device.Record(Compute); err != nil {
 		return err
@@ -202,7 +207,7 @@ func (r *rank) act(a *action) error {
 	return err
 }
 
-// exchange takes part in a collective or a transfer.
+// exchange takes part in a collective or transfer, and counts it.
 func (r *rank) exchange(a *action) error {
 	if a.collective != nil {
 		r.counters.Collectives++
@@ -214,7 +219,8 @@ func (r *rank) exchange(a *action) error {
 	if a.node.Op == ir.OpRecv {
 		return r.device.Recv(a.transfer)
 	}
-	// The place is free at an event of this step, or else since the end of the one before.
+	// The destination is free at event a.after of the peer's current step. If a.after is 0 it has
+	// been free since the end of the peer's last step, which only late devices must still wait for.
 	peer := a.transfer.Peer
 	if n := r.exec.events[Compute][peer] + a.after; !r.exec.meets && (a.after > 0 || n > 0 && r.exec.late) {
 		if err := r.device.Wait(a.transfer.Stream, Event{peer, Compute, n}); err != nil {
@@ -224,7 +230,7 @@ func (r *rank) exchange(a *action) error {
 	return r.device.Send(a.transfer)
 }
 
-// where returns the task and node at which the rank is, in a step.
+// where returns the task and node at which the rank is; ok is false outside of a step.
 func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 	p := r.program.Load()
 	if p == nil {
@@ -241,8 +247,8 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 	return p.tasks[r.id][t].Task, node, true
 }
 
-// describe adds to an error where the rank is, and where those are for which it
-// waited in vain.
+// describe adds to an error where the rank is. If the rank waited in vain for other ranks, it also
+// adds where they are.
 func (r *rank) describe(err error) error {
 	var beside *StreamError
 	if errors.As(err, &beside) && beside.Stream != Compute {

@@ -1,3 +1,6 @@
+// This file intersects two parts of a value, as runs of elements that are contiguous in both.
+// Collectives, transfers between layouts and checkpoints copy run by run.
+
 package runtime
 
 import (
@@ -10,12 +13,13 @@ import (
 // maxRank bounds the dimensions of a value.
 const maxRank = 8
 
-// EachRun calls do for every run of elements that lie together in both parts of
-// a value, with their local indexes and number.
+// EachRun calls do for every maximal run of elements that are contiguous in both parts of a value.
+// inA and inB are the indexes of its first element in the two parts, n is its length.
 func EachRun(a, b ir.Slab, do func(inA, inB, n int)) { EachRunOf(a, b, 0, math.MaxInt, do) }
 
-// EachRunOf does so for elements lo to hi alone of those that both parts have, in their order, and
-// returns how many these are in all. Both may lie outside.
+// EachRunOf is EachRun for a range of the common elements of both parts alone: numbered in
+// row-major order, those in [lo, hi). The range is clipped to those that exist. It returns how many
+// common elements there are in all.
 func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
 	rank := len(a.Global)
 	if rank == 0 {
@@ -42,7 +46,7 @@ func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
 		sa *= a.Local[i]
 		sb *= b.Local[i]
 	}
-	// Dimensions that both parts hold whole join the run of the one before.
+	// A dimension that both parts hold whole makes one run with the dimension before it.
 	inner, run := rank-1, size[rank-1]
 	for ; inner > 0 && size[inner] == a.Local[inner] && size[inner] == b.Local[inner]; inner-- {
 		run *= size[inner-1]

@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestEachRunOf: some of the elements of two parts are those of all of them, in that order, wherever they begin
-// and end.
+// TestEachRunOf: a range of the common elements of two parts is that range of all of them, in
+// order, wherever it begins and ends.
 func TestEachRunOf(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 0))
 	whole, some := 0, 0
@@ -47,7 +47,7 @@ func TestEachRunOf(t *testing.T) {
 			some++
 		}
 		require.Equal(t, want, part, "%d to %d of %v in %v", lo, hi, b, a)
-		for _, at := range all { // the same element of the value
+		for _, at := range all { // both are the same element of the value
 			require.Equal(t, a.GlobalIndex(at[0]), b.GlobalIndex(at[1]))
 		}
 		if len(all) > 0 {

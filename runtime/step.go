@@ -11,18 +11,19 @@ import (
 	"github.com/autopar/autopar/codegen"
 )
 
-// begun is a step that is not finished: it runs, or waits for the one before.
+// begun is a step that has begun and is not finished. At most one of those runs; the next one
+// waits.
 type begun struct {
 	program *program
 	number  int64
 }
 
-// maxBegun is how many steps can be begun and not finished: one that runs, and the next.
+// maxBegun is how many steps can be begun and not finished: the one that runs, and the next.
 const maxBegun = 2
 
-// Step runs one step of a loaded program on all ranks: [Executor.Begin], and
-// [Executor.Finish]. A cancelled context keeps a step from starting, as
-// [Executor.Cancelled] says; it does not interrupt one. The error of a failed step is a [StepError].
+// Step runs one step of a loaded program on all ranks: [Executor.Begin], then [Executor.Finish]. A
+// cancelled context keeps a step from starting (see [Executor.Cancelled]) but does not interrupt
+// one. The error of a failed step is a [StepError].
 func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds) (Outputs, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -35,9 +36,10 @@ func (e *Executor) Step(ctx context.Context, prog *codegen.Program, feeds Feeds)
 	return e.finish(ctx)
 }
 
-// Begin begins a step, which [Executor.Finish] waits for. Where devices are [Late], it
-// returns when they have been told all of the step, so that the next can be prepared and
-// begun meanwhile; else the step is over. A failure may be that of a step begun before.
+// Begin begins a step; [Executor.Finish] waits for its end. With [Late] devices Begin returns when
+// the devices have been given all work of the step, so that the caller can prepare and begin the
+// next one meanwhile. Otherwise the step is over when it returns. The error may be that of a step
+// begun before.
 func (e *Executor) Begin(ctx context.Context, prog *codegen.Program, feeds Feeds) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -47,7 +49,8 @@ func (e *Executor) Begin(ctx context.Context, prog *codegen.Program, feeds Feeds
 	return e.begin(ctx, prog, feeds)
 }
 
-// Finish returns the scalars of the oldest step that is not finished.
+// Finish returns the scalar outputs of the oldest step that is not finished, after waiting for its
+// end.
 func (e *Executor) Finish(ctx context.Context) (Outputs, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -57,8 +60,8 @@ func (e *Executor) Finish(ctx context.Context) (Outputs, error) {
 	return e.finish(ctx)
 }
 
-// Number says what steps of programs that read none, as evaluations, are called in errors from now on. Without, it is how many
-// were run before in this process.
+// Number sets the step number that errors name from now on for programs without a step input, such
+// as evaluations. Without it they name how many steps of the program this process has run.
 func (e *Executor) Number(step int64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -67,7 +70,7 @@ func (e *Executor) Number(step int64) {
 	}
 }
 
-// Late reports whether a step can be begun while the one before runs.
+// Late reports whether a step can begin while the one before still runs.
 func (e *Executor) Late() bool { return e.late }
 
 func (e *Executor) begin(ctx context.Context, prog *codegen.Program, feeds Feeds) error {
@@ -129,8 +132,8 @@ func (e *Executor) finish(ctx context.Context) (Outputs, error) {
 	return p.outputs, nil
 }
 
-// end ends the rank's share of a step: what follows when all n events of its compute
-// stream have happened.
+// end ends the rank's part of a step, whose compute stream has n events: it waits for the last of
+// them, or tells a [Late] device to keep the scalar outputs.
 func (r *rank) end(p *program, n int64) error {
 	if r.exec.late {
 		return r.device.(Late).End(p.words[r.id])
@@ -138,7 +141,7 @@ func (r *rank) end(p *program, n int64) error {
 	return r.device.Wait(Host, Event{r.id, Compute, r.exec.events[Compute][r.id] + n})
 }
 
-// last waits for the end of a step.
+// last waits for the end of the oldest step and reads the rank's scalar outputs.
 func (r *rank) last(p *program) error {
 	t := len(p.tasks[r.id]) - 1
 	r.place.Store(int64(t)<<32 | int64(len(p.tasks[r.id][t].actions)))

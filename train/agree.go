@@ -13,14 +13,17 @@ import (
 	"github.com/autopar/autopar/infile"
 )
 
-// agree fails, in all processes, if one of them is to train otherwise than rank 0. Each takes batches and rates from what it was
-// started with: replicas of a job that was given two plans would drift apart, and nothing else would tell.
+// Checks at the start of a run of several processes: that all have the same settings, kernels and
+// weights. Each process takes them from its own command line and files, and replicas that differ
+// would drift apart without any other sign.
+
+// agree returns an error, in all processes, if one of them has other settings than rank 0.
 func (r *run) agree(ctx context.Context) error {
 	if r.exec.Peers() == nil {
 		return nil
 	}
 	mine, told := r.settings(), ""
-	if r.exec.Here()[0] == 0 { // alone, as what is told goes to all
+	if r.exec.Here()[0] == 0 { // rank 0 alone, because what is sent goes to all
 		told = mine
 	}
 	first, err := r.gather(ctx, []byte(told))
@@ -39,14 +42,14 @@ func (r *run) agree(ctx context.Context) error {
 	return r.sameArithmetic(ctx)
 }
 
-// sameArithmetic fails, in all processes, if one of them rounds otherwise than rank 0: what several ranks hold, and each
-// updates for itself, would drift apart.
+// sameArithmetic returns an error, in all processes, if one of them rounds differently from rank 0.
+// Replicated weights, which each rank updates for itself, would drift apart.
 func (r *run) sameArithmetic(ctx context.Context) error {
 	all, err := r.gather(ctx, []byte(r.exec.Arithmetic()))
 	if err != nil {
 		return fmt.Errorf("train: what the processes compute with: %w", err)
 	}
-	for rank, other := range all { // one that names none is no such backend
+	for rank, other := range all { // a backend that names no kernels is not compared
 		if len(other) > 0 && len(all[0]) > 0 && string(other) != string(all[0]) {
 			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: fmt.Sprintf("computes with kernels for %s, rank 0 for %s, which round differently: "+
 				"all processes need the same; GODEBUG=cpu.amxtile=off, cpu.avx512f=off or cpu.avx2=off in the environment of all leaves a set out", other, all[0])}
@@ -55,7 +58,8 @@ func (r *run) sameArithmetic(ctx context.Context) error {
 	return nil
 }
 
-// settings says how a process trains, a key and its value on each line. Where data and output lie is not of it.
+// settings returns how a process trains, one key and value per line, without the directories of
+// data and output.
 func (r *run) settings() string {
 	c := *r.Config
 	c.Data.Dir, c.Train.OutDir = "", ""
@@ -67,8 +71,9 @@ func (r *run) settings() string {
 	return text + fmt.Sprintf("steps: %d\nresume: %v\nscratch: %v\n", r.last, r.opts.Resume, r.opts.InitFrom == "" || r.opts.InitFrom == scratch)
 }
 
-// sameSource fails, in all processes, if one of them is to begin with other weights than rank 0: of a file that each machine
-// has its own of, or of a run that has saved meanwhile. sum tells what this one reads, see [sumOf] and [sumOfFile].
+// sameSource returns an error, in all processes, if one of them begins with other weights than rank
+// 0: from another machine's file of the same name, or from a run that saved meanwhile. sum
+// identifies the weights that this process reads: see [sumOf] and [sumOfFile].
 func (r *run) sameSource(ctx context.Context, from, sum string) error {
 	sums, err := r.gather(ctx, []byte(sum))
 	if err != nil {
@@ -83,12 +88,12 @@ func (r *run) sameSource(ctx context.Context, from, sum string) error {
 	return nil
 }
 
-// sumOf tells checkpoints apart by their steps and what all of their files hold.
+// sumOf identifies a checkpoint by its step and the checksums of its files.
 func sumOf(c *checkpoint.Checkpoint) string {
 	return fmt.Sprintf("step %d, SHA-256 %.8x", c.Step, sha256.Sum256(fmt.Append(nil, c.Files)))
 }
 
-// sumOfFile tells files of weights apart by all that they hold. It is for runs of several processes: one alone need not know.
+// sumOfFile identifies a weights file by its contents. In a run of one process it returns "".
 func (r *run) sumOfFile(path string) (string, error) {
 	if r.exec.Peers() == nil {
 		return "", nil
@@ -103,7 +108,8 @@ func (r *run) sumOfFile(path string) (string, error) {
 	return fmt.Sprintf("SHA-256 %.8x", sum.Sum(nil)), err
 }
 
-// difference is the first line of settings that differs from rank 0's, "" if none does.
+// difference describes the first line of settings that differs from rank 0's, or returns "" if all
+// are equal.
 func difference(mine, first string) string {
 	theirs := strings.Split(first, "\n")
 	for i, line := range strings.Split(mine, "\n") {
@@ -117,7 +123,8 @@ func difference(mine, first string) string {
 	return ""
 }
 
-// gather gives every process the texts of all, by rank. All take part, one that is interrupted too.
+// gather gives every process the texts of all, by rank. Every process must take part, even an
+// interrupted one.
 func (r *run) gather(ctx context.Context, text []byte) ([][]byte, error) {
 	peers := r.exec.Peers()
 	if peers == nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// TestProcessesTrainAlike: processes that were given different plans or flags train nothing, and all say what differs. What
-// they were given here would train, each replica on its own way.
+// TestProcessesTrainAlike: processes that were given different plans or flags train nothing, and
+// all say what differs. Otherwise each replica would train in its own way.
 func TestProcessesTrainAlike(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
 	plan := planOf(3, 1, 1)
@@ -23,7 +23,7 @@ func TestProcessesTrainAlike(t *testing.T) {
 	short := t.TempDir()
 	require.NoError(t, os.CopyFS(short, os.DirFS(dir)))
 	require.NoError(t, os.Truncate(filepath.Join(short, "val.bin"), 400))
-	other := t.TempDir() // as long, of other tokens
+	other := t.TempDir() // as long, with other tokens
 	require.NoError(t, os.CopyFS(other, os.DirFS(dir)))
 	bin, err := os.ReadFile(filepath.Join(dir, "train.bin"))
 	require.NoError(t, err)
@@ -67,7 +67,8 @@ type otherArithmetic struct{ runtime.Backend }
 
 func (otherArithmetic) Arithmetic() string { return "abacus on wood" }
 
-// TestProcessesRoundAlike: of a machine with other instructions than rank 0's nothing is trained, and all say what to do.
+// TestProcessesRoundAlike: if a machine has other instructions than rank 0's, nothing is trained,
+// and all say what to do.
 func TestProcessesRoundAlike(t *testing.T) {
 	on := func(rank int, b runtime.Backend) runtime.Backend {
 		if rank == 1 {
@@ -83,8 +84,8 @@ func TestProcessesRoundAlike(t *testing.T) {
 	}
 }
 
-// TestProcessesBeginAlike: processes that would begin or go on with different weights do not, though the names and numbers of
-// what these are read from are the same.
+// TestProcessesBeginAlike: processes that would begin or continue with different weights do not,
+// even if these come from files of the same names and sizes.
 func TestProcessesBeginAlike(t *testing.T) {
 	dir, plan := textData(t), planOf(2, 1, 1)
 	cfg := tinyConfig(t, dir)
@@ -110,7 +111,8 @@ func TestProcessesBeginAlike(t *testing.T) {
 	}
 }
 
-// TestProcessesResumeAlike: processes that find different checkpoints in what should be one directory do not go on.
+// TestProcessesResumeAlike: processes that find different checkpoints in what should be one
+// directory do not continue.
 func TestProcessesResumeAlike(t *testing.T) {
 	cfg, plan := tinyConfig(t, textData(t)), planOf(2, 1, 1)
 	older, newer := t.TempDir(), t.TempDir()

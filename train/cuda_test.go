@@ -30,8 +30,8 @@ func onFake(t *testing.T, d *fake.Driver, opts cuda.Options) (*Job, error) {
 	return NewJob(tinyConfig(t, textData(t), "train.always_save_checkpoint=true"), planOf(2, 1, 1), JobOptions{Backend: cuda.New(system, opts)})
 }
 
-// TestLostDevice loses the GPUs in the middle of a run: it ends with the rank, step and
-// instruction, and what was saved is whole, for a run on the CPU to go on from.
+// TestLostDevice loses the GPUs in the middle of a run. The run must end with the rank, step and
+// instruction, and what was saved must be complete, for a run on the CPU to continue from.
 func TestLostDevice(t *testing.T) {
 	for name, opts := range map[string]cuda.Options{"loopback": {Loopback: true}, "graphs": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestLostDevice(t *testing.T) {
 			require.ErrorAs(t, err, &step)
 			require.ErrorContains(t, err, "the device is lost")
 			require.Regexp(t, `rank [01], step \d+, `, err.Error())
-			job.Close() // complains of the device
+			job.Close() // the device fails to close
 
 			saved, err := checkpoint.Open(out)
 			require.NoError(t, err)
@@ -65,7 +65,7 @@ func TestLostDevice(t *testing.T) {
 	}
 }
 
-// watched is a backend that notes in which order steps are told and read.
+// watched is a backend that records in which order steps are begun and read.
 type watched struct {
 	*cuda.Backend
 	order []string // of rank 0
@@ -94,9 +94,9 @@ func (d *watchedDevice) Last(dst []byte) error {
 	return d.Device.Last(dst)
 }
 
-// TestLossesAreReadLate: on GPUs an update is told before the loss of the one before is
-// read, but for evaluations, checkpoints and the end; what is logged and saved is what a
-// run on the CPU logs and saves.
+// TestLossesAreReadLate: on GPUs an update begins before the loss of the previous one is read,
+// except at evaluations, checkpoints and the end. Log and checkpoints must be those of a run on the
+// CPU.
 func TestLossesAreReadLate(t *testing.T) {
 	settings := []string{"train.eval_interval=5", "train.checkpoint_interval=3", "train.max_iters=11", "train.always_save_checkpoint=true"}
 	lines := func(out string) (all []string) {
@@ -109,7 +109,7 @@ func TestLossesAreReadLate(t *testing.T) {
 	}
 	wantOut, gotOut := t.TempDir(), t.TempDir()
 	cfg := tinyConfig(t, textData(t), settings...)
-	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut, Blocking: true}) // else the log says when the disk was done
+	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut, Blocking: true}) // blocking, so that the log does not depend on the disk
 
 	for name, opts := range map[string]cuda.Options{"loopback": {Loopback: true}, "graphs": {}} {
 		t.Run(name, func(t *testing.T) {
@@ -165,8 +165,8 @@ func wordsOf(log string) string {
 	return regexp.MustCompile(`-?[0-9][0-9.e+-]*`).ReplaceAllString(log, "N")
 }
 
-// TestProcessesOnGPUs trains with a process for each rank and GPU, which find NCCL's names by
-// TCP, and compares with the same plan in one process: the same losses and checkpoints.
+// TestProcessesOnGPUs trains with a process for each rank and GPU, which exchange NCCL's IDs by
+// TCP. Losses and checkpoints must be those of the same plan in one process.
 func TestProcessesOnGPUs(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=4", "train.max_iters=7")
 	processes := func(plan *partition.Plan, out string) (results []Result, errs []error, graphs int) {
@@ -189,7 +189,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					system.Together = false // as a machine's: each process has one
+					system.Together = false // as on a machine; each process has one GPU
 					job, err := NewJob(cfg, plan, JobOptions{
 						Backend: cuda.New(system, cuda.Options{GPUs: []int{rank}}), Runtime: runtime.Options{Timeout: time.Minute, Peers: peers},
 					})
@@ -229,8 +229,8 @@ func TestProcessesOnGPUs(t *testing.T) {
 	}
 }
 
-// TestTooLittleMemory checks that an arena that does not fit is refused before the run,
-// with the numbers.
+// TestTooLittleMemory checks that an arena that does not fit is refused before the run, with the
+// numbers.
 func TestTooLittleMemory(t *testing.T) {
 	d := fake.New(fake.Options{Devices: 2, Memory: 100_000})
 	_, err := onFake(t, d, cuda.Options{})

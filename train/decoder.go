@@ -12,13 +12,14 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// decoder computes the logits of the token after a sequence, on one rank. As long as the sequence fits the context it
-// feeds one token at a time and keeps keys and values; beyond, it runs the whole model on the last tokens.
+// decoder computes the logits of the next token of a sequence, on one rank. While the sequence fits
+// in the context it feeds one token at a time and caches keys and values. Beyond that it runs the
+// whole model on the last tokens.
 type decoder struct {
 	cfg          gpt.Config
 	exec         *runtime.Executor
-	decode, full *codegen.Program // full is nil if no sequence is to exceed the context
-	cached       int              // tokens whose keys and values are in the cache
+	decode, full *codegen.Program // full is nil if no sequence exceeds the context
+	cached       int              // how many tokens have keys and values in the cache
 	positions    []int32          // 0, 1, 2, ... of a full context
 	logits       []float32        // of the last call
 	all          []float32        // of every position of a full context
@@ -55,7 +56,7 @@ func newDecoder(cfg gpt.Config, weights checkpoint.Reader, longest int, opts Job
 	return d, nil
 }
 
-// oneRank is the plan that cuts nothing.
+// oneRank is the plan for one rank.
 func oneRank(layers int) *partition.Plan {
 	return &partition.Plan{
 		PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: 1,
@@ -65,11 +66,11 @@ func oneRank(layers int) *partition.Plan {
 
 func (d *decoder) Close() error { return d.exec.Close() }
 
-// rewind drops from the cache what comes after the first n tokens: the next sequence shares those alone.
+// rewind drops all but the first n tokens from the cache, which the next sequence shares.
 func (d *decoder) rewind(n int) { d.cached = min(d.cached, n) }
 
-// next returns the logits f32[V] of the token that follows ids. They are valid until the next call. The tokens that are
-// cached already must begin ids.
+// next returns the logits f32[V] of the token that follows ids, valid until the next call. ids must
+// begin with the tokens that are cached.
 func (d *decoder) next(ctx context.Context, ids []int32) ([]float32, error) {
 	if len(ids) == 0 || len(ids) > d.cfg.BlockSize && d.full == nil {
 		panic(fmt.Sprintf("BUG: train: decoder is given %d tokens of %d", len(ids), d.cfg.BlockSize))
@@ -77,7 +78,7 @@ func (d *decoder) next(ctx context.Context, ids []int32) ([]float32, error) {
 	if len(ids) > d.cfg.BlockSize {
 		return d.window(ctx, ids[len(ids)-d.cfg.BlockSize:])
 	}
-	// The logits are those of the last step, so the last token is always fed.
+	// The logits are an output of the last step, so the last token is always fed.
 	for at := min(d.cached, len(ids)-1); at < len(ids); at++ {
 		pos := runtime.Ints(int32(at))
 		_, err := d.exec.Step(ctx, d.decode, runtime.Feeds{"ids": runtime.Ints(ids[at]), "positions": pos, "pos": pos})

@@ -9,9 +9,9 @@ import (
 // Losses are the mean losses of an evaluation.
 type Losses struct{ Train, Val float32 }
 
-// Evaluate estimates the loss on both splits, as nanoGPT's estimate_loss: without dropout, the mean over eval_iters
-// batches of each split. The batches are the same at every evaluation and under every plan; all ranks share each. Between
-// two batches a cancelled ctx ends it.
+// Evaluate estimates the loss on both splits, as nanoGPT's estimate_loss does: without dropout, the
+// mean over eval_iters batches of each split. The batches are the same at every evaluation and
+// under every plan, and all ranks share each batch. A cancelled ctx ends it between two batches.
 func (j *Job) Evaluate(ctx context.Context, progress func(done, total int)) (Losses, error) {
 	n := j.Config.Train.EvalIters
 	mean := func(split *data.Split, stream string, before int) (float32, error) {

@@ -7,32 +7,33 @@ import (
 	"time"
 )
 
-// garbage has what a run leaves behind collected between its steps, when no rank computes.
-// A step leaves nothing, but logs, evaluations and checkpoints do; a collection that begins
-// in a step stops the ranks in it until the last is out of its kernel, and one that begins
-// between two stops nobody.
+// garbage runs Go's garbage collections between steps, when no rank computes. A step leaves no
+// garbage, but logs, evaluations and checkpoints do. A collection that starts during a step stops
+// each rank until the last one is out of its kernel; one that starts between two steps stops
+// nobody.
 type garbage struct {
-	percent int              // GOGC, as it was
-	heap    []metrics.Sample // bytes in use, and what was in use after the last collection
-	last    time.Time        // collection
+	percent int              // GOGC before the run
+	heap    []metrics.Sample // bytes in use, and bytes in use after the last collection
+	last    time.Time        // time of the last collection
 }
 
 const (
-	// headroom is how many bytes a run may leave beside as many as it keeps: as few as the
-	// collector's own smallest heap.
+	// A collection is due when more than twice the live bytes plus headroom are in use. headroom is
+	// the collector's own smallest heap.
 	headroom = 4 << 20
-	// idleTime is how long a run goes on without a collection. After two minutes the
-	// collector would begin one by itself, in a step.
+	// idleTime is the longest time without a collection. After two minutes the collector would
+	// start one by itself, during a step.
 	idleTime = time.Minute
-	// backstop is the GOGC of a run: it begins collections only where one step leaves much.
+	// backstop is the GOGC of a run. With it a collection starts by itself only if one step leaves
+	// much garbage.
 	backstop = 400
 )
 
-// collectGarbage begins with a collection. The caller calls between after each step, and
-// restore in the end.
+// collectGarbage takes over garbage collection, and collects. The caller calls between after each
+// step, and restore at the end.
 func collectGarbage() *garbage {
 	g := &garbage{heap: []metrics.Sample{{Name: "/memory/classes/heap/objects:bytes"}, {Name: "/gc/heap/live:bytes"}}}
-	if g.percent = debug.SetGCPercent(backstop); g.percent < 0 { // whoever turns it off wants none
+	if g.percent = debug.SetGCPercent(backstop); g.percent < 0 { // GOGC=off: the user wants no collections
 		g.restore()
 	} else {
 		g.collect()
@@ -40,7 +41,8 @@ func collectGarbage() *garbage {
 	return g
 }
 
-// restore leaves GOGC as it is if another run that has ended, or anybody else, has set it since.
+// restore restores GOGC, unless somebody else (such as another run that has ended) has changed it
+// since.
 func (g *garbage) restore() {
 	if now := debug.SetGCPercent(g.percent); now != backstop {
 		debug.SetGCPercent(now)
@@ -52,7 +54,7 @@ func (g *garbage) collect() {
 	g.last = time.Now()
 }
 
-// between collects if there is reason to.
+// between collects if it is due.
 func (g *garbage) between() {
 	if g.percent < 0 {
 		return

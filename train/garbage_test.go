@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestGarbage: it is collected between steps, when there is enough of it or it has lain for
-// long, and never where the collector is off.
+// TestGarbage: garbage is collected between steps, if there is enough of it or the last collection
+// was long ago, and never if the collector is off.
 func TestGarbage(t *testing.T) {
 	const percent = 777
 	defer debug.SetGCPercent(debug.SetGCPercent(percent))
@@ -21,7 +21,7 @@ func TestGarbage(t *testing.T) {
 		debug.ReadGCStats(&s)
 		return s.NumGC
 	}
-	goruntime.GC() // what other tests have left
+	goruntime.GC() // collects what other tests have left
 	n := collections()
 	g := collectGarbage()
 	require.Equal(t, n+1, collections(), "it begins with one")
@@ -46,7 +46,7 @@ func TestGarbage(t *testing.T) {
 	require.Equal(t, -1, debug.SetGCPercent(percent))
 }
 
-// TestGarbageOfTwoRuns: GOGC is in the end what it was, whichever run ends first, or what somebody
+// TestGarbageOfTwoRuns: in the end GOGC is what it was, whichever run ends first, or what somebody
 // has set meanwhile.
 func TestGarbageOfTwoRuns(t *testing.T) {
 	const percent = 777
@@ -63,13 +63,14 @@ func TestGarbageOfTwoRuns(t *testing.T) {
 	require.Equal(t, percent+1, debug.SetGCPercent(percent))
 }
 
-// BenchmarkPauses trains for 300 steps with a line of log each, and reports how often and for how long the collector
-// stopped the ranks, and how long it does when it begins after each step, as after an hour.
+// BenchmarkPauses trains for 300 steps with a line of log each. It reports how often and for how
+// long the collector stopped the ranks, and for how long it does if it starts after each step, as
+// after an hour.
 func BenchmarkPauses(b *testing.B) {
 	dir := textData(b)
 	j := newJob(b, tinyConfig(b, dir, "train.max_iters=299", "train.eval_interval=100"), planOf(2, 1, 1))
 	report := func(run string, before, after pauseTimes) {
-		b.ReportMetric(float64(after.count()-before.count())/2, "collections-"+run) // each stops all twice
+		b.ReportMetric(float64(after.count()-before.count())/2, "collections-"+run) // each collection stops all ranks twice
 		b.ReportMetric(1e6*after.quantile(before, 0.5), "us-median-"+run)
 		b.ReportMetric(1e6*after.quantile(before, 1), "us-longest-"+run)
 	}
@@ -94,7 +95,7 @@ func BenchmarkPauses(b *testing.B) {
 // pauseTimes are the lengths of the collector's pauses so far, in buckets.
 type pauseTimes struct {
 	counts []uint64
-	bounds []float64 // seconds, one more than counts
+	bounds []float64 // in seconds, one more than counts
 }
 
 func pauses() pauseTimes {
@@ -111,7 +112,7 @@ func (p pauseTimes) count() (n uint64) {
 	return n
 }
 
-// quantile returns a lower bound of the given quantile of the pauses since before.
+// quantile returns a lower bound of a quantile of the pauses since before.
 func (p pauseTimes) quantile(before pauseTimes, q float64) float64 {
 	rest := float64(p.count()-before.count()) * (1 - q)
 	for i := len(p.counts) - 1; i >= 0; i-- {

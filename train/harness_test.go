@@ -76,7 +76,7 @@ func newJob(t testing.TB, cfg *config.Config, plan *partition.Plan) *Job {
 	return j
 }
 
-// train runs a job from its beginning, or on from what is in opts.Out, and returns its log too.
+// train runs a job from its beginning, or from what is in opts.Out, and also returns its log.
 func train(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptions) (Result, string) {
 	t.Helper()
 	var log bytes.Buffer
@@ -89,7 +89,7 @@ func train(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptio
 	return r, log.String()
 }
 
-// readMetrics returns the steps and evaluations of a run, failing on an iteration that is there twice.
+// readMetrics returns the steps and evaluations of a run. It fails if an iteration occurs twice.
 func readMetrics(t *testing.T, dir string) (map[int]StepMetrics, map[int]EvalMetrics) {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(dir, MetricsFile))
@@ -127,7 +127,7 @@ func contents(t *testing.T, dir string) map[string][]float32 {
 	return all
 }
 
-// cancelAfter returns a context that is cancelled, and the observer that cancels it, once n updates are made.
+// cancelAfter returns a context, and the observer that cancels it once n updates are made.
 func cancelAfter(ctx context.Context, n int) (context.Context, func(Progress)) {
 	ctx, cancel := context.WithCancel(ctx)
 	return ctx, func(p Progress) {

@@ -19,21 +19,20 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// JobOptions says where a job runs. The zero value is the CPU.
+// JobOptions say on what devices a job runs. The zero value is the CPU.
 type JobOptions struct {
-	// Backend is fresh: a job opens it. nil is the CPU backend with its defaults.
+	// Backend must be new: the job opens it. nil is the CPU backend with its defaults.
 	Backend runtime.Backend
 	Runtime runtime.Options
-	// HostDir is where the default backend keeps what is offloaded: see
-	// [cpu.Options].
+	// HostDir is where the default backend keeps offloaded state: see [cpu.Options].
 	HostDir string
 }
 
-// Job is a model ready to be trained by a plan. Its methods are for one goroutine.
+// Job is a model that is ready to be trained under a plan. One goroutine at a time may use it.
 type Job struct {
 	Config *config.Config
 	Plan   *partition.Plan
-	// Train and Eval are the two programs. They share the ranks' arenas.
+	// Train and Eval are the two programs. They share the arenas.
 	Train, Eval *codegen.Program
 
 	exec     *runtime.Executor
@@ -46,15 +45,15 @@ type Job struct {
 	ended    time.Time // when the last update was finished
 }
 
-// The sampler's streams.
+// The sampler's streams of random numbers.
 const (
 	trainStream     = "train"
 	evalTrainStream = "eval/train"
 	evalValStream   = "eval/val"
 )
 
-// NewJob compiles and checks the programs of a configuration under a plan, opens the data, and starts the ranks. The
-// parameters have no values yet: see [Job.Init], [Job.Load] and [Job.Run].
+// NewJob compiles and checks the programs of a configuration under a plan, opens the data, and
+// starts the ranks. Parameters have no values yet: see [Job.Init], [Job.Load] and [Job.Run].
 func NewJob(cfg *config.Config, plan *partition.Plan, opts JobOptions) (*Job, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -93,7 +92,8 @@ func (j *Job) compile() error {
 	return nil
 }
 
-// compile turns a traced graph into a program that has been checked.
+// compile turns a traced graph into a verified program. If share is set, the program uses the same
+// memory.
 func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Program) (*codegen.Program, error) {
 	prog, err := codegen.Compile(g, plan, batch, share)
 	if err != nil {
@@ -105,7 +105,7 @@ func compile(g *ir.Graph, plan *partition.Plan, batch int, share *codegen.Progra
 	return prog, codegen.CheckShared(prog, share)
 }
 
-// inputs returns the inputs that a program reads: one without dropout has no use for a seed.
+// inputs returns the inputs that a program reads. Without dropout, for one, it reads no seed.
 func inputs(p *codegen.Program) map[string]bool {
 	names := map[string]bool{}
 	for _, s := range p.Stages {
@@ -116,7 +116,7 @@ func inputs(p *codegen.Program) map[string]bool {
 	return names
 }
 
-// start opens the ranks for two programs that share their arenas; the second may be nil.
+// start opens the ranks for two programs that share their arenas. The second may be nil.
 func start(first, second *codegen.Program, opts JobOptions) (*runtime.Executor, error) {
 	backend := opts.Backend
 	if backend == nil {
@@ -164,17 +164,18 @@ func (j *Job) openData() error {
 	return nil
 }
 
-// contents tells the data from others, by file.
+// contents identifies the data of each file, to compare it with that of other runs and processes.
 func (j *Job) contents() map[string]string {
 	return map[string]string{data.TrainFile: j.bins.Train.Contents(), data.ValFile: j.bins.Val.Contents()}
 }
 
-// Init gives every parameter its initial value, and the moments zero. Every plan draws the same values.
+// Init gives every parameter its initial value, and the optimizer's state zeros. The values are the
+// same under every plan.
 func (j *Job) Init() error { return j.exec.InitParams(j.Train, uint64(j.Config.Train.Seed)) }
 
-// Load reads the weights, and with state also the moments and the rest of the optimizer's state, each rank the part it
-// holds. Without, master copies of weights are read as the weights are, and adapters that a [baseWeights] has not are
-// left.
+// Load reads the weights, each rank the parts that it holds. With state it also reads the
+// optimizer's state. Without, master copies begin as copies of the weights, and adapters that a
+// [baseWeights] lacks keep their values.
 func (j *Job) Load(from checkpoint.Reader, state bool) error {
 	return load(j.exec, j.Train, from, state)
 }
@@ -201,7 +202,7 @@ func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader,
 	return nil
 }
 
-// sourceOf names the weight that a part of a parameter begins as, "" for state that begins on its own.
+// sourceOf names the weight whose value a part of a parameter begins with, or "" for other state.
 func sourceOf(s runtime.Shard) string {
 	if s.Attr.State {
 		return s.Attr.Master
@@ -209,15 +210,16 @@ func sourceOf(s runtime.Shard) string {
 	return s.Name
 }
 
-// baseWeights is what holds the weights of a model without adapters.
+// baseWeights is a source of the weights of a model without adapters.
 type baseWeights struct{ weightSource }
 
+// lacks reports whether a source has no value for a parameter because it has no adapters.
 func lacks(from checkpoint.Reader, param string) bool {
 	_, base := from.(baseWeights)
 	return base && gpt.IsAdapter(param)
 }
 
-// Snapshot describes the state of the job after step updates, for [checkpoint.Save].
+// Snapshot describes the state of the job after a number of updates, for [checkpoint.Save].
 func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	plan, err := json.Marshal(j.Plan)
 	if err != nil {
@@ -235,7 +237,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	return snap, nil
 }
 
-// PeakBytes is the arena of the rank that has the largest.
+// PeakBytes is the size of the largest arena of a rank.
 func (j *Job) PeakBytes() int64 {
 	peak := int64(0)
 	for i := range j.Train.Stages {
@@ -244,24 +246,25 @@ func (j *Job) PeakBytes() int64 {
 	return peak
 }
 
-// TokensPerStep is the size of the global batch.
+// TokensPerStep is the number of tokens of the global batch.
 func (j *Job) TokensPerStep() int { return j.Config.Batch.Global * j.Config.Model.BlockSize }
 
-// StepStats is what one training step was.
+// StepStats are the results of one training step.
 type StepStats struct {
 	Iter        int
 	Loss        float32
 	GradNorm    float32 // before clipping; not finite in a step that the loss scaler skipped
 	LossScale   float32 // after the step, 0 without a scaler
-	Skipped     int     // steps so far that the scaler skipped
+	Skipped     int     // how many steps the scaler has skipped so far
 	LR          float64
-	Duration    time.Duration // without reading the batch
-	CommBytes   int64         // received by collectives, sent and received by transfers, and copied from and to host memory, on all ranks
-	Collectives int           // calls, on all ranks
+	Duration    time.Duration // without the time to read the batch
+	CommBytes   int64         // over all ranks: received by collectives, sent and received by transfers, copied from and to the host
+	Collectives int           // calls over all ranks
 }
 
-// Step makes the update of iteration it: on its batch, at its learning rate, with its dropout. A step that has begun is
-// finished even if ctx is cancelled; see [runtime.Executor.Cancelled].
+// Step makes the update of iteration it, with the batch, learning rate and dropout of that
+// iteration. A step that has begun is finished even if ctx is cancelled: see
+// [runtime.Executor.Cancelled].
 func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	if err := j.Begin(ctx, it); err != nil {
 		return StepStats{}, err
@@ -269,11 +272,11 @@ func (j *Job) Step(ctx context.Context, it int) (StepStats, error) {
 	return j.Finish(ctx)
 }
 
-// Late reports whether an update can begin while the one before runs.
+// Late reports whether an update can begin while the one before still runs.
 func (j *Job) Late() bool { return j.exec.Late() }
 
-// Begin begins the update of an iteration, see [Job.Step]. Every one is finished, in order; where steps are late one can
-// begin before.
+// Begin begins the update of an iteration: see [Job.Step]. Updates are finished in order. With late
+// devices one more can begin before the first is finished.
 func (j *Job) Begin(ctx context.Context, it int) error {
 	if it > math.MaxInt32 {
 		return fmt.Errorf("train: iteration %d is beyond what a step can count", it)
@@ -294,7 +297,7 @@ func (j *Job) Begin(ctx context.Context, it int) error {
 	return nil
 }
 
-// begunStep is an update that is not finished, and when it began.
+// begunStep is an update that is not finished, with the time at which it began.
 type begunStep struct {
 	stats StepStats
 	at    time.Time
@@ -303,7 +306,7 @@ type begunStep struct {
 // Begun is how many updates have begun and are not finished.
 func (j *Job) Begun() int { return len(j.begun) }
 
-// Finish waits for the first update that is not finished.
+// Finish waits for the oldest update that is not finished.
 func (j *Job) Finish(ctx context.Context) (StepStats, error) {
 	st, at := j.begun[0].stats, j.begun[0].at
 	j.begun = append(j.begun[:0], j.begun[1:]...)
@@ -311,14 +314,14 @@ func (j *Job) Finish(ctx context.Context) (StepStats, error) {
 	if err != nil {
 		return st, err
 	}
-	if j.ended.After(at) { // it waited for the one before
+	if j.ended.After(at) { // it ran after the one before
 		at = j.ended
 	}
 	j.ended = time.Now()
 	st.Duration = j.ended.Sub(at)
 	st.Loss, st.GradNorm = out["loss"], out["grad_norm"]
 	st.LossScale, st.Skipped = out["loss_scale"], int(out["skipped_steps"])
-	for r := range j.exec.Ranks() { // all updates communicate alike
+	for r := range j.exec.Ranks() { // the counters are those of the last step begun; all updates have the same
 		c := j.exec.Counters(r)
 		st.CommBytes += c.CollectiveBytes + c.TransferBytes + c.HostBytes
 		st.Collectives += c.Collectives
@@ -326,7 +329,7 @@ func (j *Job) Finish(ctx context.Context) (StepStats, error) {
 	return st, nil
 }
 
-// batch holds a global batch while it is fed.
+// batch holds the arrays of a global batch.
 type batch struct {
 	ids, targets, positions []int32
 	weight                  float32 // of one target
@@ -343,7 +346,8 @@ func newBatch(sequences, length int) batch {
 	return b
 }
 
-// read fills the batch with the sequences that the sampler chooses for a step. Every token has a target.
+// read fills the batch with the sequences that the sampler draws for a step. Every token has a
+// target.
 func (b *batch) read(split *data.Split, sampler *data.Sampler, step int) error {
 	starts := sampler.Batch(step)
 	return split.Fill(b.ids, b.targets, starts, 0, len(starts))
@@ -356,7 +360,7 @@ func (b *batch) feeds() runtime.Feeds {
 	}
 }
 
-// only drops the feeds that a program does not read.
+// only removes the feeds that a program does not read.
 func only(feeds runtime.Feeds, read map[string]bool) runtime.Feeds {
 	for name := range feeds {
 		if !read[name] {

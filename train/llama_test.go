@@ -12,7 +12,7 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// referenceReader reads whole weights from PyTorch's file of a Llama, which is no file of a GPT-2.
+// referenceReader reads whole weights from PyTorch's file of a Llama, which is not a GPT-2 file.
 type referenceReader struct {
 	file *safetensors.File
 	cfg  gpt.Config
@@ -31,7 +31,8 @@ func (r referenceReader) Read(param string, _ ir.DType, _ ir.Slab, dst []byte) e
 	return err
 }
 
-// TestLlamaDecodes: with rotary positions, cached keys and windows beyond the context, PyTorch's greedy tokens come out.
+// TestLlamaDecodes: with rotary positions, cached keys and windows beyond the context, the tokens
+// are PyTorch's greedy ones.
 func TestLlamaDecodes(t *testing.T) {
 	f, cfg := openOracle(t, "llama")
 	d, err := newDecoder(cfg, referenceReader{f, cfg}, cfg.BlockSize+5, JobOptions{})
@@ -45,7 +46,7 @@ func TestLlamaDecodes(t *testing.T) {
 		require.Equal(t, int(id), got[len(prompt)+i], "token %d", i)
 	}
 
-	// One token at a time is the whole context at once.
+	// Token by token gives the same as the whole context at once.
 	T, V := cfg.BlockSize, cfg.VocabSize
 	ids := ints(t, f, "ids")[:T]
 	_, err = d.window(t.Context(), ids)

@@ -6,10 +6,10 @@ import (
 	"time"
 )
 
-// printf writes to the log. A log that cannot be written does not stop a run.
+// printf writes to the log. A failure to write it does not stop the run.
 func (r *run) printf(format string, args ...any) { fmt.Fprintf(r.opts.Log, format, args...) }
 
-// printHeader says what is about to run, in nanoGPT's words where it has any.
+// printHeader prints what will run, in nanoGPT's words where it has any.
 func (r *run) printHeader(peak float64) {
 	m, p := r.Config.Model, r.Plan
 	decay, rest := m.ParamGroups()
@@ -37,7 +37,7 @@ func grouped(n int64) string {
 	return fmt.Sprintf("%s,%03d", grouped(n/1000), n%1000)
 }
 
-// report logs a step.
+// report logs a step and writes its metrics.
 func (r *run) report(st StepStats) error {
 	mfu := r.mfu.update(st.Duration)
 	ms := float64(st.Duration) / float64(time.Millisecond)
@@ -60,19 +60,20 @@ func (r *run) report(st StepStats) error {
 	return r.metrics.write(m)
 }
 
-// mfu is the model FLOPs utilization of the whole job, as nanoGPT's estimate_mfu smooths it: the FLOPs that the model
-// needs (not those that a plan recomputes) over what all ranks could do at their peak [Chowdhery et al. 2022, appendix B].
+// mfu is the model FLOPs utilization of the whole job, smoothed as in nanoGPT's estimate_mfu: the
+// FLOPs that the model needs (without recomputation) over what all ranks could do at their peak
+// [Chowdhery et al. 2022, appendix B].
 type mfu struct {
 	flopsPerStep float64
 	peak         float64 // FLOP/s of all ranks
 	running      float64 // -1 before the first estimate
-	steps        int     // of this process
+	steps        int     // made by this process
 }
 
-// warmSteps are those before the first estimate: let the loop settle a bit.
+// warmSteps is how many steps are left out before the first estimate, as in nanoGPT.
 const warmSteps = 5
 
-// update takes a logged step into account and returns the running estimate.
+// update adds the time of a logged step and returns the running estimate.
 func (m *mfu) update(d time.Duration) float64 {
 	if m.steps <= warmSteps {
 		return m.running

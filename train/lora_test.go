@@ -14,12 +14,12 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// adapters are overrides that freeze a model beside adapters of some layers.
+// adapters are overrides that freeze a model and add adapters to some layers.
 func adapters(targets string, more ...string) []string {
 	return append([]string{"model.lora_rank=3", "model.lora_alpha=12", "model.lora_targets=" + targets, "train.checkpoint_interval=1"}, more...)
 }
 
-// evaluated is the loss of a job with some weights.
+// evaluated returns the loss of a job with some weights.
 func evaluated(t *testing.T, j *Job, from checkpoint.Reader) Losses {
 	t.Helper()
 	require.NoError(t, j.Init())
@@ -37,9 +37,10 @@ func open(t *testing.T, dir string) *checkpoint.Checkpoint {
 	return c
 }
 
-// Adapters begin beside the weights of a model without, which they leave as they are, to the bit, under any plan. A run that stopped
-// goes on as if it had not, under another plan too. With what they have learned part of the weights, the model without
-// adapters computes what that with them does, also by way of a file in HuggingFace's layout.
+// Training adapters does not change the weights of the model they are added to, to the bit, under
+// any plan. A run that stopped continues as if it had not, under another plan too. With its
+// adapters merged, the model without adapters computes the same function, also by way of a file in
+// HuggingFace's layout.
 func TestAdapters(t *testing.T) {
 	data, dir := textData(t), t.TempDir()
 	base, tuned, again := filepath.Join(dir, "base"), filepath.Join(dir, "tuned"), filepath.Join(dir, "again")
@@ -83,7 +84,7 @@ func TestAdapters(t *testing.T) {
 		require.InDelta(t, steps[it].Loss, resumed[it].Loss, 1e-5, "iteration %d", it)
 	}
 
-	// What was learned.
+	// The adapters' changes.
 	with := open(t, tuned)
 	was, is := evaluated(t, newJob(t, plain, planOf(1, 1, 1)), open(t, base)), evaluated(t, newJob(t, cfg, planOf(1, 1, 1)), with)
 	require.Less(t, is.Val, was.Val-0.01)
@@ -103,7 +104,7 @@ func TestAdapters(t *testing.T) {
 	t.Cleanup(func() { weights.Close() })
 	require.Equal(t, folded, evaluated(t, newJob(t, plain, planOf(2, 2, 1)), weights))
 
-	// Text is written with adapters, token by token or all at once.
+	// Text is generated with adapters, token by token or all at once.
 	next := func(model gpt.Config, from checkpoint.Reader) []float32 {
 		d, err := newDecoder(model, from, model.BlockSize, JobOptions{})
 		require.NoError(t, err)
@@ -116,7 +117,7 @@ func TestAdapters(t *testing.T) {
 	require.InDeltaSlice(t, next(plain.Model, open(t, merged)), tokens, 1e-5)
 	require.Greater(t, math.Abs(float64(slices.Max(next(plain.Model, open(t, base)))-slices.Max(tokens))), 1e-3)
 
-	// A file has no adapters either; a checkpoint of another model is none of these.
+	// A file has no adapters either, and a checkpoint of another model is refused.
 	train(t, cfg, planOf(1, 1, 1), RunOptions{Steps: 1, InitFrom: file})
 	_, err = newJob(t, plain, planOf(1, 1, 1)).Run(t.Context(), RunOptions{InitFrom: tuned})
 	require.ErrorContains(t, err, "holds another model: its model.lora_rank is 3, not 0; autopar checkpoint merge --adapters makes its adapters part of its weights")
@@ -128,7 +129,8 @@ func TestAdapters(t *testing.T) {
 	require.ErrorContains(t, err, "has none: its model.lora_rank is 0")
 }
 
-// What attention leaves of grouped queries has a dimension more, over which adapters of its projection sum too.
+// With grouped queries the result of attention has one more dimension, over which adapters of its
+// projection sum too.
 func TestAdaptersOfGroupedQueries(t *testing.T) {
 	data, dir := textData(t), t.TempDir()
 	grouped := []string{"model.n_head=4", "model.n_kv_head=2", "model.n_embd=24"}
@@ -144,7 +146,7 @@ func TestAdaptersOfGroupedQueries(t *testing.T) {
 	require.InDelta(t, is.Train, folded.Train, 1e-6)
 }
 
-// Of two bytes a frozen weight is all there is; adapters have copies in full precision, from which they are merged.
+// With two-byte types a frozen weight has no master copy. Adapters have, and are merged from it.
 func TestAdaptersOfTwoBytes(t *testing.T) {
 	data, dir := textData(t), t.TempDir()
 	cfg := tinyConfig(t, data, adapters("c_proj", "train.dtype=bfloat16")...)

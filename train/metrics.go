@@ -12,8 +12,9 @@ import (
 	"github.com/autopar/autopar/infile"
 )
 
-// MetricsFile is the name of the metrics in the directory of a run: one JSON object per line, a StepMetrics for every
-// logged iteration and an EvalMetrics for every evaluation. A float32 is printed so that it parses back to the same bits.
+// MetricsFile is the name of the metrics file in the directory of a run. It has one JSON object per
+// line: a StepMetrics for every logged iteration and an EvalMetrics for every evaluation. A float32
+// is printed so that it parses back to the same bits.
 const MetricsFile = "metrics.jsonl"
 
 // StepMetrics is one logged iteration.
@@ -29,12 +30,13 @@ type StepMetrics struct {
 	CommBytes   int64   `json:"comm_bytes"`   // of this step, on all ranks
 	Collectives int     `json:"collectives"`  // of this step, on all ranks
 
-	// Of a float16 run: the scale of the loss after this step, and the steps skipped so far.
+	// In a float16 run: the scale of the loss after this step, and how many steps were skipped so
+	// far.
 	LossScale    float32 `json:"loss_scale,omitempty"`
 	SkippedSteps int     `json:"skipped_steps,omitempty"`
 
-	// The rank that computed for longest beside the median since the last look, and how many times as long, if it is a
-	// straggler; in runs of several processes.
+	// In a run of several processes, if there are stragglers among the steps since the last look:
+	// the slowest of them, and how many times as long as at the median speed it computed.
 	Straggler       *int    `json:"straggler,omitempty"`
 	StragglerFactor float64 `json:"straggler_factor,omitempty"`
 }
@@ -46,14 +48,16 @@ type EvalMetrics struct {
 	ValLoss   float32 `json:"val_loss"`
 }
 
-// metricsLog appends to metrics.jsonl and to the events of TensorBoard. A nil *metricsLog writes nothing.
+// metricsLog appends to metrics.jsonl and to the events file of TensorBoard. A nil *metricsLog
+// writes nothing.
 type metricsLog struct {
 	f      *os.File
 	events *eventLog
 }
 
-// openMetrics opens the metrics of a run that begins at iteration from. What the files have of later iterations belongs to
-// a run that this one replaces, and is cut off. While they are open no other run writes to the directory.
+// openMetrics opens the metrics of a run that begins at iteration from. Records of later iterations
+// belong to a run that this one replaces, and are cut off. While the files are open no other run
+// can write to the directory.
 func openMetrics(dir string, from int) (*metricsLog, error) {
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
@@ -79,8 +83,8 @@ func Writing(dir string) bool {
 	return taken(f)
 }
 
-// UpdateTime is the mean time, in seconds, of the updates from an iteration on that the metrics of a directory list; 0 of
-// none.
+// UpdateTime returns the mean time, in seconds, of the updates that the metrics of a directory list from an iteration on,
+// or 0 if it lists none.
 func UpdateTime(dir string, from int) (float64, error) {
 	f, err := infile.Open(filepath.Join(dir, MetricsFile))
 	if err != nil {
@@ -103,10 +107,11 @@ func UpdateTime(dir string, from int) (float64, error) {
 	}
 }
 
-// openLog opens a file that a run appends to, cut to as many bytes as stay. A run that has it open is an [*InputError].
+// openLog opens a file that a run appends to, truncated to the bytes that before returns. If
+// another run has it open, the error is an [*InputError].
 func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os.File, keep int64, err error) {
 	path := filepath.Join(dir, name)
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // to open a pipe is to wait
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() { // opening a pipe would block
 		return nil, 0, &InputError{What: "out", Msg: path + " is not a regular file"}
 	}
 	if f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666); err != nil {
@@ -127,12 +132,13 @@ func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os
 	return f, keep, nil
 }
 
-// metricsBefore returns how many bytes of a metrics.jsonl are whole lines of iterations before from.
+// metricsBefore returns how many bytes of a metrics.jsonl are whole lines of iterations before
+// from.
 func metricsBefore(r *bufio.Reader, from int) (keep int64, err error) {
 	for {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return keep, nil // what has no newline was being written
+			return keep, nil // a line without newline was being written
 		}
 		if err != nil {
 			return 0, err

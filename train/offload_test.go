@@ -13,10 +13,10 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestOffload: a run that keeps everything on the device, goes on from its
-// checkpoint with the optimizer state in host memory, and then with the parameters
-// there too and all of it in files, makes the bits of a run that did neither:
-// losses, evaluations, weights, moments. The files are this job's alone, and nothing is left of them.
+// TestOffload: a run keeps everything on the device, continues from its checkpoint with the
+// optimizer state in host memory, and then with the parameters there too, and all of it in files.
+// It must have the bits of a run without offload: losses, evaluations, weights, moments. The files
+// are this job's alone, and nothing is left of them.
 func TestOffload(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	plan := func(what partition.Offload) *partition.Plan {

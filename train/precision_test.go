@@ -12,8 +12,9 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// TestResumeInHalfPrecision: a run that stops and goes on is the run, in every precision; master weights, moments in
-// their own type and the loss scaler are saved. Another plan goes on with the same checkpoint.
+// TestResumeInHalfPrecision: a run that stops and continues has the same bits, in every precision.
+// Master weights, moments in their own type and the loss scaler are saved. Another plan can
+// continue from the same checkpoint.
 func TestResumeInHalfPrecision(t *testing.T) {
 	dir := textData(t)
 	for name, c := range map[string]struct {
@@ -62,8 +63,8 @@ func TestResumeInHalfPrecision(t *testing.T) {
 	}
 }
 
-// TestOtherPrecision: a run does not go on in another precision, but a new one starts from its weights: in float32 from
-// the master weights, which sampling and export use too.
+// TestOtherPrecision: a run does not continue in another precision, but a new run can start from
+// its weights: in float32 from the master weights, which sampling and export use too.
 func TestOtherPrecision(t *testing.T) {
 	dir := textData(t)
 	cfg := tinyConfig(t, dir, "train.dtype=bf16")

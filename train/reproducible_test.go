@@ -8,10 +8,10 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestReproducibleAcrossPlans: with train.reproducible a run that stops twice and
-// goes on under other plans has the bits of a run on one rank that did not:
-// losses, norms, evaluations, weights, moments and the best validation loss. With
-// tensor parallelism it has them across plans of the same tensor-parallel layout.
+// TestReproducibleAcrossPlans: with train.reproducible a run that stops twice and continues under
+// other plans has the bits of a run on one rank that did not stop: losses, norms, evaluations,
+// weights, moments and the best validation loss. With tensor parallelism this holds across plans
+// with the same tensor-parallel layout.
 func TestReproducibleAcrossPlans(t *testing.T) {
 	plan := func(dp, tp, pp, micro, zero int, schedule partition.Schedule) *partition.Plan {
 		p := planOf(dp, tp, pp)

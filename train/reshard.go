@@ -14,8 +14,9 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its directory. Resuming
-// under another plan does not need this; it spares the ranks of a large job files of which they need little.
+// Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its
+// directory. Resuming under another plan does not need it, but with it the ranks of a large job do
+// not have to open files of which they need little.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
 	if _, err := resumes(c, cfg.Model, "reshard"); err != nil {
 		return "", err
@@ -44,7 +45,8 @@ func configOf(c *checkpoint.Checkpoint) (*config.Config, error) {
 	return config.Parse(c.Dir+": config", []byte(c.Config), nil)
 }
 
-// resumes refuses a checkpoint of another model than the one wanted, and returns the configuration of any other.
+// resumes returns the configuration of a checkpoint, or an error if its model is not the one
+// wanted.
 func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) (*config.Config, error) {
 	was, err := configOf(c)
 	if err != nil {
@@ -53,8 +55,9 @@ func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) (*config.Co
 	return was, sameModel(c, was.Model, want, what)
 }
 
-// sameModel says how the model of a checkpoint is not the one wanted. Tensors alone do not tell: those of one without
-// biases, or with fewer layers, are all there.
+// sameModel returns an error that says how a checkpoint's model differs from the one wanted.
+// Tensors alone would not tell: a checkpoint with fewer layers, or without biases, has all tensors
+// of such a model.
 func sameModel(c *checkpoint.Checkpoint, is, want gpt.Config, what string) error {
 	var differs *gpt.ConfigError
 	if err := is.Same(want); errors.As(err, &differs) {
@@ -67,8 +70,9 @@ func sameModel(c *checkpoint.Checkpoint, is, want gpt.Config, what string) error
 	return nil
 }
 
-// Initial is the checkpoint of a run that has not begun: the weights of the model without adapters as given, their master
-// copies too, adapters, moments and other state as at the start of any run.
+// Initial returns the checkpoint of a run that has not begun. The weights of the model without
+// adapters, and their master copies, are those given. Adapters and other state have the values with
+// which any run starts.
 func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot, error) {
 	g, err := cfg.TrainStep()
 	if err != nil {
@@ -87,7 +91,8 @@ func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot
 	return snap, nil
 }
 
-// WithoutAdapters is [Initial] of the model that a checkpoint of one with adapters is when these are part of its weights.
+// WithoutAdapters merges the adapters of a checkpoint into its weights, and returns [Initial] of
+// the resulting model.
 func WithoutAdapters(c *checkpoint.Checkpoint) (checkpoint.Snapshot, error) {
 	cfg, err := configOf(c)
 	if err != nil {
@@ -101,7 +106,7 @@ func WithoutAdapters(c *checkpoint.Checkpoint) (checkpoint.Snapshot, error) {
 	return Initial(cfg, weights)
 }
 
-// shards lists the parts of parameters that the ranks of a program hold.
+// shards lists the parts of parameters that each rank of a program holds.
 func shards(prog *codegen.Program) []checkpoint.Shard {
 	var all []checkpoint.Shard
 	params := prog.Graph.Params()

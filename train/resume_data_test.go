@@ -9,9 +9,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestResumeKnowsItsData: a run does not go on with data that was replaced since, and says so of data that was named anew,
-// whose best validation loss is none yet. The same data elsewhere is the same, under any plan, and a checkpoint that does not
-// say what it had resumes.
+// TestResumeKnowsItsData: a run does not continue with data that was replaced in place. With data
+// in another directory it does, and says so, and has no best validation loss yet. The same data
+// elsewhere is the same, under any plan. A checkpoint that does not say what data it had can be
+// resumed.
 func TestResumeKnowsItsData(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
 	done, _ := train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 6})

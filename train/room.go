@@ -12,12 +12,14 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 )
 
-// room is what a process knows, before its ranks write anything, about memory for the copy that checkpoints are written
-// from. All in bytes.
+// Memory for the copy from which checkpoints are written in the background: whether it fits on
+// every machine, before any rank has written its arenas.
+
+// room is what a process knows about memory before its ranks write anything. All in bytes.
 type room struct {
-	Copy   int64 // of which the process has nothing yet
-	Arenas int64 // of its ranks, in the memory of the machine
-	Spare  int64 // of the machine, for all its processes
+	Copy   int64 // what is missing of this process's copy
+	Arenas int64 // what the arenas of its ranks will take of the machine's memory
+	Spare  int64 // what all processes of the machine may still take
 }
 
 func (r *run) findRoom(s checkpoint.Snapshot) (room, error) {
@@ -25,13 +27,13 @@ func (r *run) findRoom(s checkpoint.Snapshot) (room, error) {
 	arenas := r.exec.Unwritten()
 	spare, ok := spareMemory(r.opts.host)
 	if !ok {
-		spare = arenas + arenas/4 // the plan is taken to fit, and a copy that is small beside it
+		spare = arenas + arenas/4 // nothing is known: assume that the arenas fit, and a copy that is small beside them
 	}
 	return room{missing, arenas, spare}, err
 }
 
-// shareRoom makes checkpoints hold the run up, and says so, if the copies do not fit on some machine. All processes come to
-// the same, as they know the same of each other.
+// shareRoom makes checkpoints blocking, and says so, if the copies do not fit on some machine. All
+// processes come to the same conclusion, because they have the same data.
 func (r *run) shareRoom(all []found) error {
 	machine := func(int) int { return 0 }
 	if peers := r.exec.Peers(); peers != nil {
@@ -48,14 +50,14 @@ func (r *run) shareRoom(all []found) error {
 	return r.memory.Close()
 }
 
-// crowded returns the first rank on a machine that has no room for what its processes need together, or -1. A machine is
-// told by its first rank.
+// crowded returns the first rank of a machine that lacks the memory its processes need together,
+// and what they need; or -1. machine maps a rank to the first rank on its machine.
 func crowded(all []found, machine func(rank int) int) (int, room) {
 	need := make([]room, len(all))
 	for rank, f := range all {
 		m := &need[machine(rank)]
 		if *m != (room{}) {
-			f.Spare = min(f.Spare, m.Spare) // who has asked last knows best
+			f.Spare = min(f.Spare, m.Spare) // the smallest is the most recent
 		}
 		*m = room{m.Copy + f.Copy, m.Arenas + f.Arenas, f.Spare}
 	}
@@ -67,9 +69,9 @@ func crowded(all []found, machine func(rank int) int) (int, room) {
 	return -1, room{}
 }
 
-// spareMemory is how many bytes more the processes of a machine can take if a tenth of all is left alone: the least of what
-// Linux says is available and what the control groups, of version 2 or 1, let this process have. It is not known where
-// neither is to be read.
+// spareMemory returns how many bytes the processes of this machine may still take if a tenth of the
+// memory stays free: the least of what Linux reports as available and what the control groups
+// (version 2 or 1) leave this process. known is false if neither can be read.
 func spareMemory(host fs.FS) (spare int64, known bool) {
 	spare = math.MaxInt64
 	bound := func(all, free int64) { spare, known = min(spare, free-all/10), true }
@@ -77,7 +79,7 @@ func spareMemory(host fs.FS) (spare int64, known bool) {
 	if free, ok := memory["MemAvailable:"]; ok {
 		bound(memory["MemTotal:"]<<10, free<<10)
 	}
-	groups, _ := fs.ReadFile(host, "proc/self/cgroup") // without any, none limits
+	groups, _ := fs.ReadFile(host, "proc/self/cgroup") // without the file, no group limits
 	for line := range strings.Lines(string(groups)) {
 		_, line, _ := strings.Cut(strings.TrimSpace(line), ":")
 		controllers, group, _ := strings.Cut(line, ":")
@@ -88,19 +90,19 @@ func spareMemory(host fs.FS) (spare int64, known bool) {
 			}
 			root, limit, used, idle = "sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
 		}
-		// The groups around it limit it, too. Of a container's only those within are to be seen.
+		// Enclosing groups limit it too. In a container only those within it are visible.
 		for dir := path.Join(root, path.Clean("/"+group)); len(dir) >= len(root); dir = path.Dir(dir) {
 			all, limited := number(host, path.Join(dir, limit))
 			taken, told := number(host, path.Join(dir, used))
 			if limited && told {
-				bound(all, all-taken+numbers(host, path.Join(dir, "memory.stat"))[idle]) // files that were read can go
+				bound(all, all-taken+numbers(host, path.Join(dir, "memory.stat"))[idle]) // the page cache of files can be reclaimed
 			}
 		}
 	}
 	return spare, known
 }
 
-// number reads a file with one number; a word, as max is, is none.
+// number reads a file with one number. A word, such as max, is not a number.
 func number(host fs.FS, name string) (int64, bool) {
 	text, err := fs.ReadFile(host, name)
 	if err != nil {
@@ -112,7 +114,7 @@ func number(host fs.FS, name string) (int64, bool) {
 
 // numbers reads a file with a name and a number on each line.
 func numbers(host fs.FS, name string) map[string]int64 {
-	text, _ := fs.ReadFile(host, name) // nothing is told then
+	text, _ := fs.ReadFile(host, name) // an unreadable file has no numbers
 	all := map[string]int64{}
 	for line := range strings.Lines(string(text)) {
 		var key string

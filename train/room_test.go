@@ -14,12 +14,12 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 )
 
-// hostWith is a machine on which processes can take so many bytes more.
+// hostWith is a machine on which processes can take this many more bytes.
 func hostWith(spare int64) fs.FS {
 	return files(map[string]string{
 		"proc/self/cgroup":             "0::/job",
 		"sys/fs/cgroup/memory.max":     fmt.Sprintln(10 * spare),
-		"sys/fs/cgroup/memory.current": fmt.Sprintln(8 * spare), // beside a tenth of all
+		"sys/fs/cgroup/memory.current": fmt.Sprintln(8 * spare), // besides a tenth of all
 	})
 }
 
@@ -35,7 +35,7 @@ func TestSpareMemory(t *testing.T) {
 	const meminfo = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nHugePages_Total:   0\n"
 	for name, c := range map[string]struct {
 		host map[string]string
-		want int64 // -1 is not known
+		want int64 // -1 if unknown
 	}{
 		"another system": {nil, -1},
 		"old":            {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 600 kB\n"}, -1},
@@ -80,7 +80,8 @@ func TestSpareMemory(t *testing.T) {
 	}
 }
 
-// TestCrowded: what processes of one machine take counts together, and the least that one of them has been told.
+// TestCrowded: the needs of all processes of a machine count together, against the least spare
+// memory that any of them was told.
 func TestCrowded(t *testing.T) {
 	fits := func(machines []int, rooms ...room) int {
 		var all []found
@@ -115,7 +116,8 @@ const (
 	background = "checkpoints: written while training goes on"
 )
 
-// TestCopyHasRoom: where the copy does not fit beside the arenas, to the byte, the run saves without, and says so.
+// TestCopyHasRoom: if the copy does not fit beside the arenas, to the byte, the run saves without
+// one, and says so.
 func TestCopyHasRoom(t *testing.T) {
 	cfg, plan := tinyConfig(t, textData(t)), planOf(2, 1, 1)
 	job := newJob(t, cfg, plan)
@@ -142,7 +144,7 @@ func TestCopyHasRoom(t *testing.T) {
 	require.NotContains(t, log, "checkpoints:")
 }
 
-// TestRoomNotKnown: on other systems a copy has room that is at most a quarter of the arenas.
+// TestRoomNotKnown: on other systems a copy fits if it is at most a quarter of the arenas.
 func TestRoomNotKnown(t *testing.T) {
 	for batch, want := range map[int]string{2: waits, 60: background} {
 		cfg, plan := tinyConfig(t, textData(t), fmt.Sprintf("batch.global=%d", batch)), planOf(1, 1, 1)
@@ -152,14 +154,15 @@ func TestRoomNotKnown(t *testing.T) {
 	}
 }
 
-// TestCopiesHaveRoom: processes of a machine share what it can spare, and a copy that one finds there needs no more.
+// TestCopiesHaveRoom: processes of a machine share its spare memory, and a copy that a process
+// finds there needs no more.
 func TestCopiesHaveRoom(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("memory outlives a process on Linux alone")
 	}
 	cfg, plan := tinyConfig(t, textData(t)), planOf(1, 2, 1)
 	job := newJob(t, cfg, plan)
-	all := job.exec.Unwritten() // and the copies are less
+	all := job.exec.Unwritten() // the copies need less
 	memory := make([]*os.File, 2)
 	for rank := range memory {
 		var err error

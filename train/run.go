@@ -19,37 +19,41 @@ import (
 // RunOptions says how far a run goes and what it writes. The zero value trains from scratch to max_iters and writes
 // nothing.
 type RunOptions struct {
-	// Steps is how many updates the run has made when it stops, those before a resume included; 0 is max_iters+1, as
-	// nanoGPT's loop makes.
+	// Steps is how many updates the run has made in all when it stops, including those before a
+	// resume. 0 is max_iters+1, as many as nanoGPT's loop makes.
 	Steps int
-	// Out is the directory of checkpoints and metrics.jsonl; "" writes neither. A new run replaces what an earlier one
-	// left there: its metrics at once, its checkpoints when it first saves. With train.eval_only nothing is written.
+	// Out is the directory of checkpoints and metrics.jsonl; "" writes neither. A new run replaces
+	// what an earlier one left there: the metrics at once, the checkpoints when it first saves.
+	// With train.eval_only nothing is written.
 	Out string
-	// Resume goes on from the newest checkpoint in Out.
+	// Resume continues from the newest checkpoint in Out.
 	Resume bool
 	// InitFrom is where the weights of a new run come from: "" or "scratch", a directory with a checkpoint, or a
 	// file that [checkpoint.OpenWeights] reads.
 	InitFrom string
-	// Memory is a file of memory that outlives this process, see [launch.Place.Memory]; nil is none. If all processes
-	// of the run find what they have left there together, and nothing newer is on disk, the run goes on from there.
+	// Memory is a file in memory that outlives this process (see [launch.Place.Memory]), or nil. If
+	// all processes of the run find a state of the same step in theirs, and nothing newer is on
+	// disk, the run continues from it.
 	Memory *os.File
-	// Blocking holds training up until a checkpoint is on disk. Else it is written from a copy in host memory while
-	// training goes on, if on every machine the copy fits beside the arenas in what there is to spare.
+	// Blocking makes training wait until a checkpoint is on disk. Otherwise a checkpoint is written
+	// from a copy in host memory while training goes on, if on every machine the copy fits beside
+	// the arenas.
 	Blocking bool
 	Keep     checkpoint.Retention
-	Log      io.Writer // nil discards; of several processes only that of rank 0 is written, as the metrics are
-	// Progress, when set, is told of every step and every batch of an evaluation.
+	Log      io.Writer // nil discards; in a run of several processes only rank 0 writes it, and the metrics
+	// Progress, if set, is called after every step and every batch of an evaluation.
 	Progress func(Progress)
-	// Expected is how long each rank is expected to compute in a step, in any unit: of several processes, those that take
-	// more than twice as long as the median makes them expect are reported. nil expects the same of all.
+	// Expected is how long each rank is expected to compute per step, in any unit. nil expects the
+	// same of all. In a run of several processes, ranks are reported that take more than twice as
+	// long as expected relative to the median rank.
 	Expected []float64
-	// PeakFLOPS is that of one rank, against which MFU is measured; 0 is nanoGPT's constant, that of an A100 in bfloat16.
+	// PeakFLOPS is the peak of one rank, for the MFU. 0 is nanoGPT's constant, an A100 in bfloat16.
 	PeakFLOPS float64
 
-	host fs.FS // where the system says what memory it has; nil is the root of all files
+	host fs.FS // where the system reports its memory; nil is the root of all files
 }
 
-// nanoGPTPeakFLOPS is the peak of an A100 in bfloat16 (nanoGPT, model.py).
+// nanoGPTPeakFLOPS is the peak of an A100 in bfloat16, from nanoGPT's model.py.
 const nanoGPTPeakFLOPS = 312e12
 
 func (o *RunOptions) validate(ranks int) error {
@@ -78,7 +82,7 @@ func (o *RunOptions) validate(ranks int) error {
 
 const scratch = "scratch"
 
-// Progress is how far a run is.
+// Progress is how far a run has come.
 type Progress struct {
 	Evaluating  bool // Done and Total count batches of an evaluation, else updates
 	Done, Total int
@@ -86,7 +90,7 @@ type Progress struct {
 
 // Result is how a run ended.
 type Result struct {
-	Steps       int     // updates made, those before a resume included
+	Steps       int     // updates made, including those before a resume
 	Loss        float32 // of the last update
 	Last        Losses  // of the last evaluation
 	BestVal     float32 // +Inf before the first evaluation
@@ -98,27 +102,28 @@ type Result struct {
 type run struct {
 	*Job
 	opts       RunOptions
-	last       int // iteration at which to stop
+	last       int // number of updates at which to stop
 	metrics    *metricsLog
 	mfu        mfu
 	stragglers stragglers
 	result     Result
 	bestStep   int
-	saved      int // step of the newest checkpoint of this run, on disk or on its way, or -1
+	saved      int // step of the newest checkpoint of this run, written or being written, or -1
 
 	memory     *checkpoint.Memory
-	background *checkpoint.Background // nil when checkpoints hold the run up
+	background *checkpoint.Background // nil if training waits for checkpoints
 }
 
-// Run trains. Its loop is nanoGPT's: every eval_interval iterations, from 0 on, an evaluation and, if the validation
-// loss is the best so far or always_save_checkpoint is set, a checkpoint (but not at iteration 0); then the update of the
-// iteration, and its log line. It also saves every checkpoint_interval iterations, after an evaluation that is due, and at
-// the end.
+// Run trains. Its loop is nanoGPT's. Every eval_interval iterations, from 0 on, comes an
+// evaluation, and then a checkpoint if the validation loss is the best so far or
+// always_save_checkpoint is set (but not at iteration 0). Then come the update of the iteration and
+// its log line. Run also saves every checkpoint_interval iterations, after the evaluation of that
+// iteration if there is one, and at the end.
 //
-// When ctx is cancelled the step in progress is finished and saved, and the result says Interrupted; that is no error.
-// Of several processes all stop after the same step when the context of one is cancelled, and none begins if one has another
-// configuration, other data or other options than rank 0.
-// A loss or gradient norm that is not finite is a [*DivergedError].
+// If ctx is cancelled, Run finishes the step in progress, saves, and returns a result with
+// Interrupted set. That is no error. In a run of several processes all stop after the same step if
+// the context of one is cancelled, and none begins if one has a configuration, data or options that
+// differ from rank 0's. A loss or gradient norm that is not finite is a [*DivergedError].
 func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	if err := opts.validate(j.exec.Ranks()); err != nil {
 		return Result{}, err
@@ -138,7 +143,7 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	return r.result, err
 }
 
-// begin gives the parameters their values and opens the metrics.
+// begin gives the parameters their values, opens the metrics, and prints the header.
 func (r *run) begin(ctx context.Context) error {
 	first := r.exec.Here()[0] == 0
 	if !first {
@@ -169,6 +174,7 @@ func (r *run) begin(ctx context.Context) error {
 	return r.reserveMemory()
 }
 
+// parameters loads or initializes the parameters and the optimizer's state.
 func (r *run) parameters(ctx context.Context) error {
 	if resumed, err := r.resumeFromMemory(ctx); resumed || err != nil {
 		return err
@@ -191,7 +197,7 @@ func (r *run) parameters(ctx context.Context) error {
 	if err := r.sameSource(ctx, from, sum); err != nil {
 		return err
 	}
-	if err := r.Init(); err != nil { // the moments
+	if err := r.Init(); err != nil { // sets the optimizer's state
 		return err
 	}
 	if err := r.Load(source, false); err != nil {
@@ -207,7 +213,8 @@ type weightSource interface {
 	io.Closer
 }
 
-// openWeights opens what a new run begins with, and tells it from other weights.
+// openWeights opens what a new run begins with. sum identifies the weights, to compare them between
+// processes.
 func (r *run) openWeights(from string) (_ weightSource, sum string, err error) {
 	info, err := os.Stat(from)
 	if err != nil {
@@ -237,7 +244,7 @@ func (r *run) openWeights(from string) (_ weightSource, sum string, err error) {
 	cfg, want := was.Model, r.Config.Model
 	positions := cfg.BlockSize
 	cfg.BlockSize = min(positions, want.BlockSize)
-	if cfg.LoRARank == 0 { // adapters are new
+	if cfg.LoRARank == 0 { // the run adds new adapters
 		want = want.Base()
 	}
 	if err := sameModel(c, cfg, want, "init-from"); err != nil {
@@ -249,8 +256,8 @@ func (r *run) openWeights(from string) (_ weightSource, sum string, err error) {
 	return cropped{c, positions}, sumOf(c), nil
 }
 
-// cropped is a checkpoint of a model of so many positions, for one of as many or fewer: of the table the rest is left, as of
-// that of a weights file.
+// cropped is a checkpoint of a model with some number of positions, read for a model with as many
+// or fewer. The rest of its position table is not read, as with a weights file.
 type cropped struct {
 	*checkpoint.Checkpoint
 	positions int
@@ -263,10 +270,11 @@ func (c cropped) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) err
 	return c.Checkpoint.Read(name, dtype, slab, dst)
 }
 
+// loop runs iterations from the current one to the last, or one evaluation with eval_only.
 func (r *run) loop(ctx context.Context) error {
 	waste := collectGarbage()
 	defer waste.restore()
-	evaluates := r.Config.Train.EvalOnly // wherever the run is
+	evaluates := r.Config.Train.EvalOnly // evaluate once, at whatever step the run is
 	for it := r.result.Steps; it < r.last || evaluates; it++ {
 		waste.between()
 		if err := r.pollCheckpoints(); err != nil {
@@ -287,7 +295,7 @@ func (r *run) loop(ctx context.Context) error {
 				return nil
 			}
 		}
-		if every := r.Config.Train.CheckpointInterval; every > 0 && it%every == 0 { // with what the evaluation has found
+		if every := r.Config.Train.CheckpointInterval; every > 0 && it%every == 0 { // after the evaluation, so that it is saved with its result
 			if err := r.save(ctx); err != nil {
 				return err
 			}
@@ -303,7 +311,7 @@ func (r *run) loop(ctx context.Context) error {
 	return r.saveAndWait(ctx)
 }
 
-// interrupt saves and reports.
+// interrupt saves the state and reports that the run was interrupted.
 func (r *run) interrupt(ctx context.Context) error {
 	if err := r.saveAndWait(ctx); err != nil {
 		return err
@@ -320,7 +328,8 @@ func (r *run) interrupt(ctx context.Context) error {
 	return nil
 }
 
-// evaluate evaluates before the update of iteration it, and saves what is worth saving.
+// evaluate makes the evaluation before the update of iteration it, and saves if its result calls
+// for it.
 func (r *run) evaluate(ctx context.Context, it int) error {
 	var progress func(done, total int)
 	if r.opts.Progress != nil {
@@ -354,8 +363,8 @@ func (r *run) evaluate(ctx context.Context, it int) error {
 	return nil
 }
 
-// update makes the update of iteration it. Where steps are late it is reported when the next has begun, so that the
-// device never waits for the host to read a loss.
+// update makes the update of iteration it. With late devices (package runtime) it reports an update
+// only after the next one has begun, so that the device never waits for the host to read a loss.
 func (r *run) update(ctx context.Context, it int) error {
 	if err := r.Begin(ctx, it); err != nil {
 		var diverged *DivergedError
@@ -370,7 +379,7 @@ func (r *run) update(ctx context.Context, it int) error {
 	return r.flush(ctx, 0)
 }
 
-// flush finishes and reports updates until so many are left.
+// flush finishes and reports updates until at most left are unfinished.
 func (r *run) flush(ctx context.Context, left int) error {
 	for r.Begun() > left {
 		st, err := r.Finish(ctx)
@@ -384,7 +393,7 @@ func (r *run) flush(ctx context.Context, left int) error {
 	return nil
 }
 
-// finished takes note of an update and reports it.
+// finished records an update that is done, and reports it.
 func (r *run) finished(st StepStats) error {
 	it := st.Iter
 	if err := r.finite(it, "loss", st.Loss); err != nil {
@@ -412,6 +421,7 @@ func (r *run) finished(st StepStats) error {
 	return nil
 }
 
+// finite returns a [*DivergedError] if x is not finite.
 func (r *run) finite(it int, quantity string, x float32) error {
 	if y := float64(x); !math.IsNaN(y) && !math.IsInf(y, 0) {
 		return nil

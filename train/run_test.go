@@ -28,7 +28,7 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// deterministic drops from metrics what the clock decides.
+// deterministic drops what depends on the clock from metrics.
 func deterministic(steps map[int]StepMetrics) map[int]StepMetrics {
 	out := map[int]StepMetrics{}
 	for i, s := range steps {
@@ -38,8 +38,8 @@ func deterministic(steps map[int]StepMetrics) map[int]StepMetrics {
 	return out
 }
 
-// TestFailuresNameTheIteration: an error in an evaluation says before which step of the run it is, of which the process may
-// have made none.
+// TestFailuresNameTheIteration: an error in an evaluation names the run's step, even if this
+// process has made none.
 func TestFailuresNameTheIteration(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=3")
 	out := t.TempDir()
@@ -54,8 +54,9 @@ func TestFailuresNameTheIteration(t *testing.T) {
 	require.NoError(t, job.Close())
 }
 
-// TestResumeIsExact: stopping anywhere and resuming gives the bits of a run that did not stop: losses, learning rates,
-// evaluations, weights, moments and the best validation loss. Stop 5 is just before an evaluation, stop 11 is not.
+// TestResumeIsExact: stopping anywhere and resuming gives the bits of a run that did not stop:
+// losses, learning rates, evaluations, weights, moments and the best validation loss. Stop 5 is
+// just before an evaluation, stop 11 is not.
 func TestResumeIsExact(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	plan := planOf(2, 2, 1)
@@ -86,7 +87,8 @@ func TestResumeIsExact(t *testing.T) {
 	require.Equal(t, 13, a.Step)
 }
 
-// TestResumeSaysWhatChanged: a run may go on with other settings, but not unnoticed. Another cut is none.
+// TestResumeSaysWhatChanged: a run may continue with other settings, but says so. Another plan is
+// no change.
 func TestResumeSaysWhatChanged(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
 	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 2})
@@ -102,7 +104,8 @@ func TestResumeSaysWhatChanged(t *testing.T) {
 	require.Equal(t, 4, strings.Count(log, "changed since"))
 }
 
-// TestResumeCutsMetrics: what a killed run wrote after its checkpoint, half a line too, is written anew.
+// TestResumeCutsMetrics: what a killed run wrote after its checkpoint, including half a line, is
+// replaced.
 func TestResumeCutsMetrics(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	out := t.TempDir()
@@ -119,8 +122,8 @@ func TestResumeCutsMetrics(t *testing.T) {
 	require.Less(t, steps[7].Loss, float32(9))
 }
 
-// TestOneRunInADirectory: a run is refused where another is writing, and changes nothing there. When that has ended, however
-// it did, the next may.
+// TestOneRunInADirectory: a run is refused where another one is writing, and changes nothing there.
+// When the other has ended, in whatever way, the next may run.
 func TestOneRunInADirectory(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("directories are held on Linux only")
@@ -150,7 +153,7 @@ func TestOneRunInADirectory(t *testing.T) {
 	require.Len(t, steps, 9)
 }
 
-// TestLog: the loss falls, and the log says so as nanoGPT does.
+// TestLog: the loss falls, and the log has nanoGPT's form.
 func TestLog(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.log_interval=2", "train.max_iters=20")
 	out := t.TempDir()
@@ -193,7 +196,7 @@ func TestMetricsRoundTrip(t *testing.T) {
 	}
 }
 
-// TestPlansAgree: the same run on other ranks has the same losses, and communicates.
+// TestPlansAgree: the same run on other ranks has the same losses, and does communicate.
 func TestPlansAgree(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	one := t.TempDir()
@@ -219,8 +222,8 @@ func TestPlansAgree(t *testing.T) {
 	}
 }
 
-// TestReshard: a checkpoint of dp2 x tp2 loads under any plan. Saved again it is equal, bit for bit, weights and moments;
-// and training goes on as it would have.
+// TestReshard: a checkpoint of dp2 x tp2 can be loaded under any plan. Saved again it is equal, bit
+// for bit, in weights and moments, and training continues as it would have.
 func TestReshard(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.max_iters=40", "train.eval_interval=100")
 	from := t.TempDir()
@@ -295,7 +298,8 @@ func TestEvaluate(t *testing.T) {
 	}
 }
 
-// TestCheckpointTimes: never at iteration 0, when the loss improves, always if asked, at intervals, and at the end.
+// TestCheckpointTimes: a run saves never at iteration 0, if the loss improves, always if asked, at
+// intervals, and at the end.
 func TestCheckpointTimes(t *testing.T) {
 	dir := textData(t)
 	saved := func(overrides ...string) []string {
@@ -313,7 +317,7 @@ func TestCheckpointTimes(t *testing.T) {
 	require.Equal(t, []string{"5", "10", "12"}, saved("optimizer.learning_rate=0", "optimizer.min_lr=0", "train.always_save_checkpoint=true"))
 	require.Equal(t, []string{"4", "5", "8", "10", "12"}, saved("train.checkpoint_interval=4"))
 
-	// One that is due at an iteration with an evaluation has what that has found.
+	// A checkpoint at an iteration with an evaluation has its result.
 	cfg, out := tinyConfig(t, dir, "train.max_iters=11", "train.checkpoint_interval=5"), t.TempDir()
 	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Keep: checkpoint.Retention{Last: 100}})
 	c, err := checkpoint.Open(filepath.Join(out, "ckpt", "step-00000010"))
@@ -332,7 +336,8 @@ func TestEvalOnly(t *testing.T) {
 	require.NotContains(t, log, "checkpoints:", "it has nothing to save")
 	require.NoDirExists(t, filepath.Join(out, "ckpt"))
 
-	// Of a run that has stopped between two evaluations, or is done, nothing is trained, and what it left stays.
+	// A run that was stopped between two evaluations, or is done, trains nothing when its last step
+	// is asked for, and what it left stays.
 	trains := tinyConfig(t, cfg.Data.Dir)
 	for _, steps := range []int{7, trains.Train.MaxIters + 1} {
 		want, _ := train(t, trains, planOf(1, 1, 1), RunOptions{Out: out, Steps: steps})
@@ -353,7 +358,8 @@ func TestEvalOnly(t *testing.T) {
 	}
 }
 
-// TestInterrupt: a cancelled run has finished its step and saved, and goes on as if nothing had happened.
+// TestInterrupt: a cancelled run has finished its step and saved, and continues as if nothing had
+// happened.
 func TestInterrupt(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	plan := planOf(2, 1, 1)
@@ -368,7 +374,7 @@ func TestInterrupt(t *testing.T) {
 	require.Equal(t, 8, r.Steps)
 	require.Contains(t, log.String(), "interrupted after 8 iterations, saved in "+r.Checkpoint)
 
-	// One whose last step was in progress is done.
+	// If the step in progress is the last, the run is done.
 	ctx, observe = cancelAfter(t.Context(), 8)
 	log.Reset()
 	r, err = newJob(t, cfg, plan).Run(ctx, RunOptions{Steps: 8, Out: t.TempDir(), Progress: observe, Log: &log})
@@ -376,7 +382,7 @@ func TestInterrupt(t *testing.T) {
 	require.False(t, r.Interrupted)
 	require.NotContains(t, log.String(), "interrupted")
 
-	// During an evaluation: nothing new to save, and the evaluation is made again.
+	// During an evaluation there is nothing new to save, and the evaluation is made again.
 	ctx, cancel := context.WithCancel(t.Context())
 	r, err = newJob(t, cfg, plan).Run(ctx, RunOptions{Out: out, Resume: true, Progress: func(p Progress) {
 		if p.Evaluating && p.Done == 2 {
@@ -395,8 +401,8 @@ func TestInterrupt(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-// TestNewRunReplaces: of the checkpoints of an earlier run none stays, also of steps before the first that a new run saves, which
-// keeps its own.
+// TestNewRunReplaces: no checkpoint of an earlier run stays, not even of steps before the first
+// that a new run saves. The new run keeps its own.
 func TestNewRunReplaces(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.checkpoint_interval=2", "train.eval_interval=100")
 	for _, blocking := range []bool{false, true} {
@@ -425,7 +431,7 @@ func TestNewRunReplaces(t *testing.T) {
 	}
 }
 
-// TestOldCheckpointStays: a run goes on beside a checkpoint that cannot be removed, and says so.
+// TestOldCheckpointStays: a run continues if an old checkpoint cannot be removed, and says so.
 func TestOldCheckpointStays(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	for _, blocking := range []bool{false, true} {
@@ -437,7 +443,8 @@ func TestOldCheckpointStays(t *testing.T) {
 	}
 }
 
-// TestDiverged: a loss that is not finite stops the run, and the checkpoint from before is as it was.
+// TestDiverged: a loss that is not finite stops the run, and the checkpoint from before is
+// unchanged.
 func TestDiverged(t *testing.T) {
 	dir := textData(t)
 	cfg := tinyConfig(t, dir)
@@ -454,7 +461,7 @@ func TestDiverged(t *testing.T) {
 	require.ErrorContains(t, err, first.Checkpoint)
 	require.Equal(t, before, contents(t, out))
 
-	// A gradient can overflow where the loss does not.
+	// A gradient can overflow even if the loss does not.
 	file := filepath.Join(t.TempDir(), "large.safetensors")
 	require.NoError(t, checkpoint.ExportWeights(file, large{first.Checkpoint, t}, cfg.Model, checkpoint.NanoGPT))
 	_, err = newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), RunOptions{InitFrom: file})
@@ -463,7 +470,7 @@ func TestDiverged(t *testing.T) {
 	require.Zero(t, diverged.Iter)
 }
 
-// large reads a checkpoint with the weights of the final norm far too large.
+// large reads a checkpoint with much too large weights of the final norm.
 type large struct {
 	dir string
 	t   *testing.T
@@ -482,8 +489,9 @@ func (l large) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte) error
 	return nil
 }
 
-// TestStepIsTheGraph: the losses and gradient norms of Job.Step are those of the float64 interpreter on the sampler's
-// batches, so seed, step, learning rate and the weight of a target are fed as the graph wants them.
+// TestStepIsTheGraph: the losses and gradient norms of Job.Step are those of the float64
+// interpreter on the sampler's batches. So seed, step, learning rate and the weight of a target are
+// fed as the graph expects.
 func TestStepIsTheGraph(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "model.dropout=0.3")
 	j := newJob(t, cfg, planOf(2, 2, 1))
@@ -524,7 +532,7 @@ func TestStepIsTheGraph(t *testing.T) {
 	}
 }
 
-// TestMFU is of the whole job: every rank's sequences, over every rank's peak.
+// TestMFU: MFU is that of the whole job: all ranks' sequences, over all ranks' peak.
 func TestMFU(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	out := t.TempDir()
@@ -545,8 +553,8 @@ func TestMFU(t *testing.T) {
 	require.EqualValues(t, 875062886400, gpt2.FLOPsPerToken()*1024, "nanoGPT's notebook")
 }
 
-// TestInitFrom: a run begins with the weights of another, or of a file, and fresh moments. With decay_lr off the
-// learning rate stays.
+// TestInitFrom: a run begins with the weights of another run, or of a file, and fresh moments. With
+// decay_lr off the learning rate is constant.
 func TestInitFrom(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.max_iters=30")
 	out := t.TempDir()
@@ -626,8 +634,9 @@ func TestRefusals(t *testing.T) {
 	require.ErrorAs(t, err, &bad)
 }
 
-// TestOtherModelOfTheSameTensors: a checkpoint whose tensors would do for the model of the plan, but which is of another, is
-// refused: nobody has trained what would come out of it. Dropout is not part of a model.
+// TestOtherModelOfTheSameTensors: a checkpoint of another model is refused even if its tensors
+// would fit the plan's model, because nobody has trained the result. Dropout is not part of a
+// model.
 func TestOtherModelOfTheSameTensors(t *testing.T) {
 	dir := textData(t)
 	out := t.TempDir()
@@ -664,7 +673,8 @@ func TestOtherModelOfTheSameTensors(t *testing.T) {
 	}
 }
 
-// TestReshardFiles: a checkpoint cut again for a plan is the one that its ranks would have saved.
+// TestReshardFiles: a checkpoint that is cut again for a plan has the files that its ranks would
+// have saved.
 func TestReshardFiles(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	from := t.TempDir()

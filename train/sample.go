@@ -19,20 +19,20 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// SampleOptions are those of nanoGPT's sample.py.
+// SampleOptions are the options of nanoGPT's sample.py.
 type SampleOptions struct {
 	// From is the directory of a run or checkpoint, or a file that checkpoint.OpenWeights reads.
 	From string
-	// Start is the text to go on from, or FILE:path for the text of a file. It must not be empty.
+	// Start is the prompt, or FILE:path for the text of a file. It must not be empty.
 	Start        string
 	NumSamples   int
 	MaxNewTokens int
-	// Temperature divides the logits; 0 always takes the most likely token.
+	// Temperature divides the logits. 0 always takes the most likely token.
 	Temperature float64
-	TopK        int // only the k most likely tokens; 0 is all
+	TopK        int // draw only from the k most likely tokens; 0 is all
 	Seed        uint64
-	// DataDir is where the tokenizer is: characters if there is a meta.pkl, else GPT-2's. "" is the data of the
-	// checkpoint's own configuration.
+	// DataDir is where the tokenizer is: characters if there is a meta.pkl, else GPT-2's. "" is the
+	// data directory in the checkpoint's configuration.
 	DataDir string
 	Job     JobOptions
 }
@@ -56,8 +56,8 @@ func (o *SampleOptions) validate() error {
 	return nil
 }
 
-// Sample writes texts that a trained model makes up, each followed by a line of dashes. The tokens are a function of the
-// weights, the start and the seed: sample i does not depend on how many there are.
+// Sample writes texts that a model generates, each followed by a line of dashes. Tokens are a
+// function of weights, prompt and seed: sample i does not depend on the number of samples.
 func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	if err := opts.validate(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	if err != nil {
 		return err
 	}
-	// Whether they exceed the context is all that counts: the sum of both may exceed an int.
+	// Only whether prompt and new tokens exceed the context counts; their sum may overflow an int.
 	d, err := newDecoder(cfg, weights, len(prompt)-1+min(opts.MaxNewTokens, cfg.BlockSize+1), opts.Job)
 	if err != nil {
 		return err
@@ -98,7 +98,8 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	return d.Close()
 }
 
-// openModel opens the weights of a checkpoint or file and tells what model they are of, and where its data was.
+// openModel opens the weights of a checkpoint or file. It returns the model's configuration and the
+// data directory.
 func openModel(from string) (gpt.Config, string, weightSource, error) {
 	info, err := os.Stat(from)
 	if err != nil {
@@ -126,7 +127,8 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 	return cfg.Model, cfg.Data.Dir, c, nil
 }
 
-// loadTokenizer returns that of the data in dir; "", where no data is named, is not the directory of this process.
+// loadTokenizer returns the tokenizer of the data in dir. "" means that no data is named, not the
+// current directory.
 func loadTokenizer(dir string, cfg gpt.Config) (t data.Tokenizer, err error) {
 	whose := "that of " + dir
 	if dir == "" {
@@ -146,10 +148,11 @@ func loadTokenizer(dir string, cfg gpt.Config) (t data.Tokenizer, err error) {
 	return t, nil
 }
 
-// maxStart is far beyond any text to go on from, in bytes.
+// maxStart bounds the bytes of a prompt file, far above any prompt.
 const maxStart = 16 << 20
 
-// encodeStart returns the tokens to go on from. A file is read as a corpus is: its lines end in "\n".
+// encodeStart returns the tokens of the prompt. A file is read like a corpus: its lines end in
+// "\n".
 func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	if path, ok := strings.CutPrefix(start, "FILE:"); ok {
 		text, err := infile.Read(path, maxStart)
@@ -175,8 +178,8 @@ func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	return prompt, nil
 }
 
-// generate returns the prompt and n tokens after it, each chosen from the logits of those before it; i counts the new
-// ones. What is cached of the prompt stays for the next call.
+// generate returns the prompt and n more tokens, each chosen from the logits of those before it;
+// choose gets the index i of the new token. The cache of the prompt is kept for the next call.
 func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose func(logits []float32, i int) (int, error)) ([]int, error) {
 	d.rewind(len(prompt))
 	ids := slices.Clone(prompt)
@@ -198,7 +201,8 @@ func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose fu
 	return out, nil
 }
 
-// chooser returns how sample number s takes its tokens: by one uniform draw for each, keyed by seed, sample and position.
+// chooser returns the function that chooses the tokens of sample s: by one uniform number per
+// token, keyed by seed, sample and position.
 func (o *SampleOptions) chooser(s int) func([]float32, int) (int, error) {
 	key := philox.Key{Seed: o.Seed, Op: philox.OpKey("sample"), Step: uint32(s)}
 	return func(logits []float32, i int) (int, error) {
@@ -222,8 +226,8 @@ func argmax(x []float32) int {
 	return best
 }
 
-// choose returns the token at quantile u, in [0, 1), of softmax(logits/temperature) over the k most likely tokens. Those
-// that tie with the k-th are in, as in nanoGPT. k = 0 is all tokens.
+// choose returns the token at quantile u, in [0, 1), of softmax(logits/temperature) over the k most
+// likely tokens. Tokens that tie with the k-th are included, as in nanoGPT. k = 0 is all tokens.
 func choose(logits []float32, temperature float64, k int, u float64) int {
 	least := float32(math.Inf(-1))
 	if k > 0 && k < len(logits) {

@@ -20,7 +20,7 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// openOracle opens a reference file, and returns the model it is of.
+// openOracle opens a reference file, and returns its model.
 func openOracle(t *testing.T, name string) (*safetensors.File, gpt.Config) {
 	t.Helper()
 	f, err := safetensors.Open(filepath.Join("..", "testdata", "oracle", name+".safetensors"))
@@ -82,7 +82,8 @@ func newTestDecoder(t *testing.T, cfg gpt.Config, path string, longest int) *dec
 	return d
 }
 
-// TestGreedy: the 100 tokens are PyTorch's. They are far more than the context, so both ways of decoding take part.
+// TestGreedy: the 100 tokens are PyTorch's. They exceed the context by far, so both ways of
+// decoding are used.
 func TestGreedy(t *testing.T) {
 	for _, name := range []string{"nobias", "bias"} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +91,7 @@ func TestGreedy(t *testing.T) {
 			d := newTestDecoder(t, cfg, path, 104)
 			prompt, want := ints(t, f, "greedy_prompt"), ints(t, f, "greedy")
 			opts := SampleOptions{}
-			for range 2 { // the second finds the prompt in the cache
+			for range 2 { // the second time the prompt is cached
 				got, err := d.generate(t.Context(), prompt, len(want), opts.chooser(0))
 				require.NoError(t, err)
 				for i, id := range want {
@@ -101,7 +102,8 @@ func TestGreedy(t *testing.T) {
 	}
 }
 
-// TestCacheEqualsFull: one token at a time gives PyTorch's logits, and so does the whole context at once.
+// TestCacheEqualsFull: token by token gives PyTorch's logits, and so does the whole context at
+// once.
 func TestCacheEqualsFull(t *testing.T) {
 	for _, name := range []string{"nobias", "bias"} {
 		f, cfg, path := oracleModel(t, name)
@@ -111,7 +113,7 @@ func TestCacheEqualsFull(t *testing.T) {
 		require.NoError(t, err)
 		want, err := x.Float32s()
 		require.NoError(t, err)
-		ids := ints(t, f, "ids")[:T] // of the first sequence
+		ids := ints(t, f, "ids")[:T] // the first sequence
 		_, err = d.window(t.Context(), ids)
 		require.NoError(t, err)
 		full := d.all
@@ -124,14 +126,14 @@ func TestCacheEqualsFull(t *testing.T) {
 	}
 }
 
-// TestTorchFiles: PyTorch's logits come from the files that it wrote. nanoGPT's says what model it is of; the others have
-// HuggingFace's config.json beside them, with the other GELU.
+// TestTorchFiles: files that PyTorch wrote give PyTorch's logits. nanoGPT's states its model; the
+// others have HuggingFace's config.json, with the other GELU.
 func TestTorchFiles(t *testing.T) {
 	oracle := filepath.Join("..", "testdata", "oracle", "torchfile")
 	f, err := safetensors.Open(filepath.Join(oracle, "weights.safetensors"))
 	require.NoError(t, err)
 	defer f.Close()
-	ids, dir := ints(t, f, "ids")[5:10], t.TempDir() // of the second sequence
+	ids, dir := ints(t, f, "ids")[5:10], t.TempDir() // the second sequence
 	config := `{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 6, "n_positions": 5, "vocab_size": 11, "activation_function": "gelu_new"}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o644))
 	for name, gelu := range map[string]string{"ckpt.pt": "erf", "pytorch_model.bin": "tanh", "half.bin": "tanh", "views.pt": "tanh"} {
@@ -160,7 +162,7 @@ func TestTorchFiles(t *testing.T) {
 	}
 }
 
-// TestChoose: tokens come as often as the softmax says, among the k most likely alone.
+// TestChoose: tokens are as frequent as the softmax says, among the k most likely.
 func TestChoose(t *testing.T) {
 	logits := []float32{1, 3, float32(math.Inf(-1)), 2, 3, -1}
 	frequencies := func(temperature float64, k int) []float64 {
@@ -195,7 +197,8 @@ func TestChoose(t *testing.T) {
 	require.Equal(t, 3, choose([]float32{1, 2, 3, 4}, 1e-9, 0, 0.999))
 }
 
-// TestSample: what is written is a function of weights, start and seed, from a checkpoint or an exported file.
+// TestSample: the output is a function of weights, start and seed, from a checkpoint or an exported
+// file.
 func TestSample(t *testing.T) {
 	dir := textData(t)
 	cfg := tinyConfig(t, dir, "train.max_iters=60", "train.eval_interval=100")
@@ -268,7 +271,8 @@ func TestSample(t *testing.T) {
 	}
 }
 
-// TestSampleWithoutEnd: more tokens than memory has room for, or than can be counted, are made until somebody has had enough.
+// TestSampleWithoutEnd: if more tokens are asked for than memory holds or an int counts, they are
+// made until the caller cancels.
 func TestSampleWithoutEnd(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
 	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 1})

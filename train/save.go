@@ -16,7 +16,10 @@ import (
 	"github.com/autopar/autopar/data"
 )
 
-// openCheckpoints says how the run saves.
+// Checkpoints of a run: when it saves, in the foreground or background, and how it resumes, from
+// disk or from the memory that an earlier start of the same job left on its machines.
+
+// openCheckpoints prepares saving in the background, unless that is not wanted or nothing is saved.
 func (r *run) openCheckpoints() {
 	r.opts.Keep.New = !r.opts.Resume
 	if r.opts.Out == "" || r.opts.Blocking || r.Config.Train.EvalOnly {
@@ -33,7 +36,8 @@ func (r *run) closeCheckpoints() error {
 	return r.background.Close()
 }
 
-// reserveMemory sees to the memory for checkpoints, if there is anything left to save, and says how much it is.
+// reserveMemory allocates the memory for the copy that checkpoints are written from, and reports
+// its size.
 func (r *run) reserveMemory() error {
 	if r.background == nil || r.result.Steps >= r.last {
 		return nil
@@ -50,7 +54,8 @@ func (r *run) reserveMemory() error {
 	return nil
 }
 
-// wrote takes note of a checkpoint that is on disk. Old ones that stay are no reason to end.
+// wrote records that a checkpoint is on disk. stale says why old ones could not be removed, which
+// does not end the run.
 func (r *run) wrote(_ int, dir string, stale error) {
 	r.result.Checkpoint = dir
 	r.opts.Keep.New = false
@@ -63,7 +68,8 @@ func (r *run) wrote(_ int, dir string, stale error) {
 	}
 }
 
-// pollCheckpoints returns why a checkpoint could not be written, without waiting for one that is being written.
+// pollCheckpoints returns the error of a checkpoint that failed. It does not wait for one that is
+// being written.
 func (r *run) pollCheckpoints() error {
 	if r.background == nil {
 		return nil
@@ -71,7 +77,7 @@ func (r *run) pollCheckpoints() error {
 	return r.background.Poll()
 }
 
-// waitForCheckpoint waits until what is saved is on disk.
+// waitForCheckpoint waits until everything saved is on disk.
 func (r *run) waitForCheckpoint() error {
 	if r.background == nil {
 		return nil
@@ -79,8 +85,8 @@ func (r *run) waitForCheckpoint() error {
 	return r.background.Wait()
 }
 
-// save saves the state as it is, unless that is done already, there is no place for it, or nothing is learned yet.
-// When it returns the state may be on its way to disk still.
+// save saves the current state, unless it is saved already, there is no directory, or no update was
+// made. In the background it may still be written when save returns.
 func (r *run) save(ctx context.Context) error {
 	if err := r.flush(ctx, 0); err != nil {
 		return err
@@ -115,7 +121,7 @@ func (r *run) saveAndWait(ctx context.Context) error {
 	return r.waitForCheckpoint()
 }
 
-// snapshot is the state of the run.
+// snapshot describes the state of the run.
 func (r *run) snapshot(step int) (checkpoint.Snapshot, error) {
 	snap, err := r.Snapshot(step)
 	if err == nil && !math.IsInf(float64(r.result.BestVal), 0) {
@@ -125,6 +131,7 @@ func (r *run) snapshot(step int) (checkpoint.Snapshot, error) {
 	return snap, err
 }
 
+// resume continues from the newest checkpoint on disk.
 func (r *run) resume(ctx context.Context) error {
 	c, err := checkpoint.Open(r.opts.Out)
 	if err != nil {
@@ -166,9 +173,11 @@ func (r *run) resume(ctx context.Context) error {
 	return nil
 }
 
-// otherData lists the files of data that the checkpoint's run had with other contents, and what they were. Those that have been
-// replaced where they lie are refused, as nothing says that they are meant to be others: the sampler would draw other sequences, and
-// the best validation loss be that of another text. Checkpoints of older versions do not say what they had.
+// otherData lists the data files whose contents differ from those of the checkpoint's run, with
+// what they were. If a file was replaced in the same directory, that is an error, because nothing
+// says that it is meant to be other data: the sampler would draw other sequences, and the best
+// validation loss would be that of another text. Checkpoints of older versions do not say what data
+// they had.
 func (r *run) otherData(c *checkpoint.Checkpoint, was *config.Config) (map[string]string, error) {
 	others := map[string]string{}
 	for file, is := range r.contents() {
@@ -185,16 +194,18 @@ func (r *run) otherData(c *checkpoint.Checkpoint, was *config.Config) (map[strin
 	return others, nil
 }
 
-// found is what a process finds in its memory when a run begins, and on disk, and how much memory there is.
+// found is what a process finds when a run begins: in its memory, on disk, and how much memory
+// there is.
 type found struct {
 	room
-	Step int    // in memory, -1 is none that it can go on from
-	Why  string // what is wrong with what is there
-	Disk int    // the newest on disk that the run is of, or -1
+	Step int    // step of the state in memory that it can continue from, or -1
+	Why  string // what is wrong with the state in memory
+	Disk int    // step of the newest checkpoint on disk, or -1
 }
 
-// resumeFromMemory goes on from what an earlier start of the job has left in memory, if every process has the same step of
-// this very run and there is nothing newer on disk. What of it is not on disk is then written.
+// resumeFromMemory continues from the state that an earlier start of the job left in memory. It
+// does so only if every process has the same step of this very run and nothing newer is on disk. It
+// then writes what is not on disk yet.
 func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 	snap, err := r.Snapshot(0)
 	if err != nil {
@@ -237,7 +248,7 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 			return false, err
 		}
 	}
-	// All go by what rank 0 sees on disk.
+	// All processes go by what rank 0 sees on disk.
 	step, disk := all[0].Step, all[0].Disk
 	for _, other := range all {
 		if other.Step != step || step < max(1, disk) {
@@ -260,7 +271,7 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 	return true, nil
 }
 
-// sameOnDisk fails if a process would resume from another checkpoint than rank 0.
+// sameOnDisk returns an error if a process would resume from another checkpoint than rank 0.
 func sameOnDisk(all []found) error {
 	for rank, other := range all {
 		if other.Disk != all[0].Disk {
@@ -271,7 +282,7 @@ func sameOnDisk(all []found) error {
 	return nil
 }
 
-// tell gives every process what all have found, by rank.
+// tell returns what all processes have found, by rank.
 func (r *run) tell(ctx context.Context, mine found) ([]found, error) {
 	text, err := json.Marshal(mine)
 	if err != nil {

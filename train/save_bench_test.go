@@ -11,9 +11,9 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 )
 
-// BenchmarkSave is how long training waits for a checkpoint of a state of 200 MB: until it is on disk, until it is copied
-// into memory of the process, or into memory that outlives it. It also prints how long a step and ten steps after the
-// checkpoint take together, beside which it is written.
+// BenchmarkSave measures how long training waits for a checkpoint of a state of 200 MB: until it is
+// on disk, until it is copied to memory of the process, or to memory that outlives it. It also
+// prints how long a step takes, and the ten steps after the checkpoint during which it is written.
 func BenchmarkSave(b *testing.B) {
 	cfg := tinyConfig(b, textData(b), "model.n_embd=832", "model.dropout=0", "batch.global=2")
 	job := newJob(b, cfg, planOf(1, 1, 1))

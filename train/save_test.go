@@ -22,11 +22,11 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// plain leaves the backend of a rank as it is.
+// plain does not change the backend of a rank.
 func plain(_ int, b runtime.Backend) runtime.Backend { return b }
 
-// trainProcesses trains with a process for each rank, here in one, on its backend as it is changed; memory has the file of
-// each. It returns the log of rank 0.
+// trainProcesses trains with a process for each rank, here in one process, on a backend that change
+// may wrap. memory has a file for each. It returns the log of rank 0.
 func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts RunOptions, memory []*os.File, on func(rank int, b runtime.Backend) runtime.Backend) (string, error) {
 	t.Helper()
 	if opts.host == nil {
@@ -44,7 +44,8 @@ func trainProcesses(t *testing.T, cfg *config.Config, plan *partition.Plan, opts
 	return log.String(), errors.Join(errs...)
 }
 
-// trainEach is trainProcesses where each process has its own configuration and options. It returns the error of each.
+// trainEach is trainProcesses with separate configurations and options. It returns the error of
+// each process.
 func trainEach(t *testing.T, plan *partition.Plan, on func(rank int, b runtime.Backend) runtime.Backend, given func(rank int) (*config.Config, RunOptions)) []error {
 	t.Helper()
 	addr, err := launchtest.FreeAddr()
@@ -84,9 +85,10 @@ func trainEach(t *testing.T, plan *partition.Plan, on func(rank int, b runtime.B
 	return errs
 }
 
-// TestGoesOnFromMemory: processes that start in the place of others go on at the step that all of these have left in
-// memory, though the disk has an older one or none, and end as a run does that nobody has disturbed, to the bit. Where one
-// has left nothing, something else or half of it, they go on from disk.
+// TestGoesOnFromMemory: processes that are started in the place of others continue at the step that
+// all of those have left in memory, even if the disk has an older checkpoint or none, and end with
+// the bits of an undisturbed run. If one of them has left nothing, something else or half of it,
+// they continue from disk.
 func TestGoesOnFromMemory(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("memory outlives a process on Linux alone")
@@ -107,7 +109,7 @@ func TestGoesOnFromMemory(t *testing.T) {
 	want, _ := readMetrics(t, whole)
 
 	for name, c := range map[string]struct {
-		after  func(out string, memory []*os.File) error // 9 updates, of which the disk then has 7
+		after  func(out string, memory []*os.File) error // called after 9 updates, of which the disk then has 7
 		resume bool
 		want   string
 	}{
@@ -149,7 +151,7 @@ func TestGoesOnFromMemory(t *testing.T) {
 	}
 }
 
-// TestMemoryIsWritten: what a job goes on with is on disk soon, and not only when it saves next.
+// TestMemoryIsWritten: the state that a job continues from is soon on disk, before it saves next.
 func TestMemoryIsWritten(t *testing.T) {
 	if goruntime.GOOS != "linux" {
 		t.Skip("memory outlives a process on Linux alone")
@@ -167,7 +169,8 @@ func TestMemoryIsWritten(t *testing.T) {
 	require.Equal(t, want, contents(t, out))
 }
 
-// TestDiskFails: a checkpoint that cannot be written ends the run with the reason, in the background, too.
+// TestDiskFails: a checkpoint that cannot be written ends the run with the reason, in the
+// background too.
 func TestDiskFails(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.checkpoint_interval=2")
 	for _, blocking := range []bool{true, false} {

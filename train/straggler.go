@@ -6,28 +6,29 @@ import (
 	"time"
 )
 
-// stragglers finds ranks that compute for longer than others do, from what each computed, not waited, in many steps.
+// stragglers finds ranks that compute longer than others. It compares the time that ranks computed,
+// without waits, over many steps.
 type stragglers struct {
-	expected []float64 // by rank, seconds a step in any unit; nil is the same for all
+	expected []float64 // by rank, time per step in any unit; nil is the same for all
 	spent    []time.Duration
 	steps    int
 }
 
 const (
-	// stragglerSteps are looked at together: a single step may be held up by anything.
+	// stragglerSteps is how many steps are compared together. Anything may delay a single step.
 	stragglerSteps = 10
-	// stragglerFactor is how much longer than the median of all a straggler takes.
+	// stragglerFactor is how much slower than the median rank a straggler is.
 	stragglerFactor = 2
-	// stragglerNoise is how much longer a rank may take for a step at any rate.
+	// stragglerNoise is how much longer per step a rank may take in any case.
 	stragglerNoise = 5 * time.Millisecond
 )
 
 // straggler is a rank that is slower than others.
 type straggler struct {
 	rank   int
-	takes  time.Duration // a step
-	times  float64       // as long as it would at the median speed of all ranks
-	wanted time.Duration // what it would take then
+	takes  time.Duration // its time per step
+	times  float64       // how many times as long as at the median speed
+	wanted time.Duration // its time per step at the median speed
 }
 
 func (s straggler) String() string {
@@ -35,7 +36,7 @@ func (s straggler) String() string {
 		s.rank, 1e3*s.takes.Seconds(), s.times, 1e3*s.wanted.Seconds())
 }
 
-// add takes note of a step.
+// add adds the times of a step.
 func (s *stragglers) add(ranks int, computed func(rank int) time.Duration) {
 	if s.spent == nil {
 		s.spent = make([]time.Duration, ranks)
@@ -46,8 +47,9 @@ func (s *stragglers) add(ranks int, computed func(rank int) time.Duration) {
 	s.steps++
 }
 
-// take returns the stragglers of the steps since the last time, when there were enough of them. What is held against each
-// other is time over what was expected of the rank: the stages of a pipeline may have more or less to do.
+// take returns the stragglers of the steps since the last call that had enough of them. Times are
+// compared relative to what is expected of each rank, because the stages of a pipeline may have
+// different work.
 func (s *stragglers) take() (found []straggler) {
 	if s.steps < stragglerSteps {
 		return nil
@@ -57,7 +59,7 @@ func (s *stragglers) take() (found []straggler) {
 		pace[rank] = s.spent[rank].Seconds() / float64(s.steps) / s.share(rank)
 	}
 	sorted := slices.Sorted(slices.Values(pace))
-	median := sorted[(len(sorted)-1)/2] // the lower of two: one of two ranks can be slow
+	median := sorted[(len(sorted)-1)/2] // the lower of two, so that one of two ranks can be slow
 	for rank, p := range pace {
 		takes := s.spent[rank] / time.Duration(s.steps)
 		wanted := time.Duration(median * s.share(rank) * float64(time.Second))

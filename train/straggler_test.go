@@ -14,7 +14,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestStragglers: a rank is one that takes more than twice what the median of ranks makes expect of it.
+// TestStragglers: a straggler takes more than twice as long as expected relative to the median
+// rank.
 func TestStragglers(t *testing.T) {
 	const ms = time.Millisecond
 	for name, c := range map[string]struct {
@@ -30,7 +31,7 @@ func TestStragglers(t *testing.T) {
 		"noise":           {nil, []time.Duration{ms, ms, 5 * ms}, nil},
 	} {
 		s := stragglers{expected: c.expected}
-		for range 2 { // intervals
+		for range 2 { // two intervals
 			for range stragglerSteps {
 				require.Empty(t, s.take(), "too few steps")
 				s.add(len(c.takes), func(rank int) time.Duration { return c.takes[rank] })
@@ -44,7 +45,7 @@ func TestStragglers(t *testing.T) {
 	}
 }
 
-// slowBackend is one whose devices take a moment more for every kernel.
+// slowBackend is a backend whose devices take a little longer for every kernel.
 type slowBackend struct{ runtime.Backend }
 
 func (b slowBackend) Open(world runtime.World) ([]runtime.Device, error) {
@@ -62,8 +63,9 @@ func (d slowDevice) Launch(k *runtime.Kernel) error {
 	return d.Device.Launch(k)
 }
 
-// TestSlowRankIsNamed slows one of four processes down: the log and the metrics say which, though all wait for it and so
-// take as long. Without, nobody is named. A busy machine may hold any rank up as long, but hardly in run after run.
+// TestSlowRankIsNamed slows one of four processes down. The log and the metrics must say which,
+// although all wait for it and so take as long. Without, no rank is named. On a busy machine any
+// rank may be delayed as much, but hardly in run after run.
 func TestSlowRankIsNamed(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.log_interval=10", "train.max_iters=21", "train.eval_interval=100")
 	for slow, want := range map[int][]string{-1: nil, 2: {"2", "2", "2 in the metrics"}} { // once for each interval of ten steps
@@ -75,7 +77,8 @@ func TestSlowRankIsNamed(t *testing.T) {
 	}
 }
 
-// stragglersTold trains on four processes, one of which is slow unless that is -1, and returns the stragglers that the run names.
+// stragglersTold trains on four processes, one of which is slow unless slow is -1, and returns the
+// stragglers that the run names.
 func stragglersTold(t *testing.T, cfg *config.Config, slow int) (told []string) {
 	out := t.TempDir()
 	log, err := trainProcesses(t, cfg, planOf(2, 2, 1), RunOptions{Out: out}, make([]*os.File, 4), func(rank int, b runtime.Backend) runtime.Backend {

@@ -15,8 +15,9 @@ import (
 	"time"
 )
 
-// EventsFile is the name of the same metrics for TensorBoard, which reads every file of a directory that has tfevents in
-// its name: a scalar for every number of metrics.jsonl, its tag the key, its step the iteration.
+// EventsFile is the name of the file with the same metrics for TensorBoard, which reads every file
+// whose name contains tfevents. It has a scalar for every number of metrics.jsonl; the tag is the
+// key, the step the iteration.
 //
 // A file is a sequence of records, each of the length, its checksum, a message and its checksum
 // (tensorflow/core/lib/io/record_writer.h). The messages are protocol buffers (tensorflow/core/util/event.proto):
@@ -25,7 +26,7 @@ import (
 //	Summary {repeated Value {string tag = 1; float simple_value = 2} value = 1}
 const EventsFile = "events.out.tfevents.autopar"
 
-// Keys of fields: the number and how it is encoded.
+// Keys of protocol buffer fields: the number and the encoding.
 const (
 	fieldWallTime    = 1<<3 | 1 // 8 bytes
 	fieldStep        = 2 << 3   // varint
@@ -36,10 +37,10 @@ const (
 	fieldSimpleValue = 2<<3 | 5 // 4 bytes
 )
 
-// eventLog appends to the events of a run.
+// eventLog appends to the events file of a run.
 type eventLog struct{ f *os.File }
 
-// openEvents opens them as openMetrics does.
+// openEvents opens the events file. Like openMetrics it cuts off later iterations.
 func openEvents(dir string, from int) (*eventLog, error) {
 	f, keep, err := openLog(dir, EventsFile, func(f *bufio.Reader) (int64, error) { return eventsBefore(f, from) })
 	if err != nil {
@@ -56,12 +57,12 @@ func openEvents(dir string, from int) (*eventLog, error) {
 	return e, nil
 }
 
-// eventsBefore returns how many bytes are whole events before iteration from.
+// eventsBefore returns how many bytes of a file are whole events before iteration from.
 func eventsBefore(r *bufio.Reader, from int) (keep int64, err error) {
 	for {
 		event, err := readRecord(r)
 		if errors.Is(err, errNoRecord) {
-			return keep, nil // what is not whole was being written
+			return keep, nil // an incomplete record was being written
 		}
 		if err != nil {
 			return 0, err
@@ -92,7 +93,7 @@ func (e *eventLog) write(line []byte) error {
 	return e.event(time.Now(), int64(numbers["iter"]), what)
 }
 
-// event appends an event that says what at a step.
+// event appends an event with a time, a step and one more field.
 func (e *eventLog) event(at time.Time, step int64, what []byte) error {
 	wall := float64(at.UnixMicro()) / 1e6 // seconds
 	event := binary.LittleEndian.AppendUint64([]byte{fieldWallTime}, math.Float64bits(wall))
@@ -101,7 +102,7 @@ func (e *eventLog) event(at time.Time, step int64, what []byte) error {
 	return err
 }
 
-// stepOf reads the step of an event as [eventLog.event] writes it.
+// stepOf returns the step of an event as [eventLog.event] writes it.
 func stepOf(event []byte) (step int64, ok bool) {
 	const at = 1 + 8
 	if len(event) <= at || event[0] != fieldWallTime || event[at] != fieldStep {
@@ -115,13 +116,13 @@ const (
 	lengthSize     = 8
 	checksumSize   = 4
 	recordOverhead = lengthSize + 2*checksumSize
-	longestRecord  = 1 << 20 // of what is read back: far more than any
+	longestRecord  = 1 << 20 // bound on records that are read back; real ones are far smaller
 )
 
-// errNoRecord is the end of the records of a file.
+// errNoRecord says that no whole record follows in a file.
 var errNoRecord = errors.New("no record")
 
-// record frames a message.
+// record adds length and checksums to a message.
 func record(message []byte) []byte {
 	b := binary.LittleEndian.AppendUint64(nil, uint64(len(message)))
 	b = binary.LittleEndian.AppendUint32(b, checksum(b))
@@ -129,7 +130,7 @@ func record(message []byte) []byte {
 	return binary.LittleEndian.AppendUint32(b, checksum(message))
 }
 
-// readRecord returns the next message, or errNoRecord where there is none whole.
+// readRecord returns the next message, or errNoRecord if there is no whole one.
 func readRecord(r io.Reader) ([]byte, error) {
 	var head [lengthSize + checksumSize]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
@@ -156,8 +157,8 @@ func ended(err error) error {
 	return fmt.Errorf("%s: %w", EventsFile, err)
 }
 
-// checksum is the masked CRC-32C of records: a rotation and a constant keep checksums of data that
-// holds checksums from being special.
+// checksum is the masked CRC-32C of records. The mask keeps the checksum of data that contains
+// checksums from being special.
 func checksum(data []byte) uint32 {
 	c := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
 	return (c>>15 | c<<17) + 0xa282ead8

@@ -19,7 +19,7 @@ type scalar struct {
 	step int64
 }
 
-// field takes the next field off a protocol buffer: its number, and the integer or the bytes in it.
+// field reads the next field of a protocol buffer: its number, and its integer or bytes.
 func field(t *testing.T, message []byte) (number int, value uint64, data, rest []byte) {
 	t.Helper()
 	key, n := binary.Uvarint(message)
@@ -43,7 +43,7 @@ func field(t *testing.T, message []byte) (number int, value uint64, data, rest [
 	return
 }
 
-// readEvents reads an event file as TensorBoard does, failing on a scalar that is there twice.
+// readEvents reads an event file as TensorBoard does. It fails if a scalar occurs twice.
 func readEvents(t *testing.T, dir string) map[scalar]float32 {
 	t.Helper()
 	file, err := os.ReadFile(filepath.Join(dir, EventsFile))
@@ -94,8 +94,9 @@ func readEvents(t *testing.T, dir string) map[scalar]float32 {
 	return scalars
 }
 
-// TestEventsAreTheMetrics: TensorBoard has every number of metrics.jsonl under its key, once, also after a run that was
-// killed amid an event is resumed from a checkpoint that is older, and nothing of a run that another replaces.
+// TestEventsAreTheMetrics: TensorBoard gets every number of metrics.jsonl under its key, once, even
+// if a run was killed in the middle of an event and resumed from an older checkpoint, and nothing
+// of a run that another one replaces.
 func TestEventsAreTheMetrics(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	out := t.TempDir()
@@ -138,8 +139,8 @@ func TestEventsAreTheMetrics(t *testing.T) {
 	same()
 }
 
-// TestRecord holds a record against the bytes of TensorFlow's writer: its checksums are those of RFC 3720, appendix B.4,
-// rotated by 15 and shifted by its constant.
+// TestRecord compares a record with the bytes of TensorFlow's writer: checksums are those of RFC
+// 3720, appendix B.4, rotated by 15 and shifted by its constant.
 func TestRecord(t *testing.T) {
 	zeros := make([]byte, 32)
 	crc := uint32(0x8a9136aa) // of 32 zeros

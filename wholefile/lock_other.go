@@ -7,5 +7,6 @@ import (
 	"os"
 )
 
-// lock fails: what a killed process has left stays here, as nothing tells it from what is being written.
+// lock fails. So what a killed process has left stays here, as it cannot be told from a file that
+// is being written.
 func lock(*os.File) error { return errors.ErrUnsupported }

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestUmask: files and directories are for those whom the umask of the process leaves them.
+// TestUmask: files and directories have the permissions that the umask of the process leaves.
 func TestUmask(t *testing.T) {
 	before := syscall.Umask(0)
 	defer syscall.Umask(before)

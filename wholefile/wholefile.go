@@ -1,6 +1,7 @@
-// Package wholefile writes files that are there whole or not at all: each under a temporary name beside its own, which it
-// takes when all of it is on disk. Until then a reader sees the file before it, or none. What a killed process has left under
-// a temporary name goes when the file is written again.
+// Package wholefile writes files that exist completely or not at all. A file is written under a
+// temporary name in the same directory and renamed when all of it is on disk. Until then a reader
+// sees the previous file, or none. What a killed process has left under a temporary name is removed
+// when the file is written again.
 package wholefile
 
 import (
@@ -21,7 +22,8 @@ type File struct {
 	done bool // committed or discarded
 }
 
-// Create begins the file at path, in a directory that is there. Its error names path, not the temporary file.
+// Create begins the file at path, whose directory must exist. Its error names path, not the
+// temporary file.
 func Create(path string) (*File, error) {
 	if info, err := os.Stat(path); err == nil && info.IsDir() {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EISDIR}
@@ -37,12 +39,13 @@ func Create(path string) (*File, error) {
 	return &File{File: f, path: path}, nil
 }
 
-// createTemp is os.CreateTemp beside a file, for whom the umask says, as any file: os's is for the user alone.
+// createTemp is os.CreateTemp in the directory of path, with permissions by the umask like any
+// file; those of package os are for the user alone.
 func createTemp(path string) (*os.File, error) {
 	for try := 0; ; try++ {
 		name := fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32())
 		f, err := os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-		if err == nil && lock(f) == nil && gone(f) { // swept before it was locked
+		if err == nil && lock(f) == nil && gone(f) { // removed by sweep before it was locked
 			f.Close()
 			err = fs.ErrExist
 		}
@@ -58,8 +61,8 @@ func gone(f *os.File) bool {
 	return errors.Is(err, fs.ErrNotExist)
 }
 
-// sweep removes what processes that were killed have left of a file: those that live hold a lock on theirs. It is no matter
-// if it cannot.
+// sweep removes what killed processes have left of a file. Living processes hold a lock on theirs.
+// Failures do not matter.
 func sweep(path string) {
 	form := regexp.MustCompile(`^\.` + regexp.QuoteMeta(filepath.Base(path)) + `\.[0-9a-f]{8}\.tmp$`)
 	entries, _ := os.ReadDir(filepath.Dir(path))
@@ -76,19 +79,20 @@ func sweep(path string) {
 	}
 }
 
-// Finish puts everything written on disk, under the temporary name still. Nothing is to be written after it.
+// Finish makes everything written durable, still under the temporary name. Nothing may be written
+// after it.
 func (f *File) Finish() error { return f.Sync() }
 
-// Commit gives a finished file its name, in place of what had it.
+// Commit gives a finished file its name. It replaces an existing file.
 func (f *File) Commit() error {
 	if err := os.Rename(f.Name(), f.path); err != nil {
 		return err
 	}
 	f.done = true
-	if err := f.Close(); err != nil { // which gives up the lock
+	if err := f.Close(); err != nil { // releases the lock
 		return err
 	}
-	// The name is on disk only once the directory is.
+	// The name is on disk only when the directory is.
 	dir, err := os.Open(filepath.Dir(f.path))
 	if err != nil {
 		return err

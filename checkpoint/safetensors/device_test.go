@@ -12,7 +12,7 @@ import (
 	"github.com/autopar/autopar/checkpoint/safetensors"
 )
 
-// TestNoFileInPlaceOfADevice: what is there and no file stays what it is.
+// TestNoFileInPlaceOfADevice: an existing path that is not a regular file is not replaced.
 func TestNoFileInPlaceOfADevice(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := net.Listen("unix", path)

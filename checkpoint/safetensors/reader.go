@@ -126,8 +126,8 @@ func (f *File) Tensor(name string) (Tensor, error) {
 	return Tensor{Name: name, DType: e.DType, Shape: slices.Clone(e.Shape), Data: data}, nil
 }
 
-// Section returns a reader of the tensor's bytes, with which a part of a large tensor is read alone.
-// The error of an unknown name wraps [ErrNotFound].
+// Section returns a reader of the tensor's bytes, to read a part of a large tensor. The error of an
+// unknown name wraps [ErrNotFound].
 func (f *File) Section(name string) (*io.SectionReader, error) {
 	e, err := f.entry(name)
 	if err != nil {

@@ -169,7 +169,7 @@ func TestOpenMissing(t *testing.T) {
 	require.ErrorIs(t, err, os.ErrNotExist)
 }
 
-// A file that is cut after it was opened is an error of the read, not a short tensor.
+// If a file is cut after it was opened, reading fails; it does not return a short tensor.
 func TestReadTruncatedLater(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "m.safetensors")
 	require.NoError(t, WriteFile(path, nil, FromInt32s("a", []int{3}, []int32{1, 2, 3})))
@@ -184,7 +184,7 @@ func TestReadTruncatedLater(t *testing.T) {
 	require.ErrorContains(t, err, `tensor "a": read 12 bytes`)
 }
 
-// boundedReader fails the test on a read that a file of its size cannot satisfy.
+// boundedReader fails the test on a read beyond its size.
 type boundedReader struct {
 	t *testing.T
 	r *bytes.Reader
@@ -197,8 +197,8 @@ func (b boundedReader) ReadAt(p []byte, off int64) (int, error) {
 	return b.r.ReadAt(p, off)
 }
 
-// FuzzRead reads any bytes without a panic, without a buffer larger than the file, and finds every accepted file
-// unchanged after a write and a read.
+// FuzzRead reads any bytes without a panic, and without a buffer larger than the file. Every
+// accepted file must be unchanged after a write and a read.
 func FuzzRead(f *testing.F) {
 	f.Add(image(`{}`, 0))
 	f.Add(image(`{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}`, 8))

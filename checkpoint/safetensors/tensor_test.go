@@ -20,7 +20,7 @@ func TestFloat32s(t *testing.T) {
 	require.Equal(t, []float32{1, 3.140625, float32(math.Inf(-1)), 0x1p-133}, got)
 }
 
-// TestFloat16 holds the conversion against the definition of binary16 for every bit pattern.
+// TestFloat16 compares the conversion with the definition of binary16 for every bit pattern.
 func TestFloat16(t *testing.T) {
 	data := make([]byte, 0, 2<<16)
 	for h := range 1 << 16 {

@@ -36,8 +36,8 @@ func TestWriteEmpty(t *testing.T) {
 	require.Equal(t, "\x08\x00\x00\x00\x00\x00\x00\x00{}      ", string(got))
 }
 
-// TestRoundTrip writes random tensors in two orders: both files have the same bytes, read back as what was written, and
-// hold every tensor aligned to its elements.
+// TestRoundTrip writes random tensors in two orders. Both files must have the same bytes, read back
+// as written, and have every tensor aligned to its elements.
 func TestRoundTrip(t *testing.T) {
 	for seed := range uint64(50) {
 		rng := rand.New(rand.NewPCG(seed, 0))
@@ -127,8 +127,8 @@ func TestWriterErrors(t *testing.T) {
 	requireFiles(t, dir, "m.safetensors")
 }
 
-// TestWriteAtomic looks into the directory while a file is replaced: the old one stays until Commit, and Close leaves
-// nothing behind.
+// TestWriteAtomic looks into the directory while a file is replaced: the old one stays until
+// Commit, and Close leaves nothing behind.
 func TestWriteAtomic(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "m.safetensors")
@@ -174,7 +174,7 @@ func TestCommitFails(t *testing.T) {
 	requireFiles(t, dir, "m.safetensors")
 }
 
-// What cannot be written at all is named as the caller names it, not by the temporary file beside it.
+// An error names the file as the caller does, not by the temporary file beside it.
 func TestCreateNamesThePath(t *testing.T) {
 	dir := t.TempDir()
 	require.EqualError(t, WriteFile(dir, nil), "safetensors: create "+dir+": is a directory")

@@ -6,9 +6,11 @@
 //	archive/data/KEY     the elements of a storage
 //	archive/byteorder    "little" or "big" (since 2.1)
 //
-// Reading treats the file as hostile. Nothing in the pickle is ever run: see package pickle. [New] looks for tensors where
-// weights are, and refuses there what is none by name; optimizer state and what else a checkpoint holds is passed over. Every
-// view is checked against its storage, and every storage against the file, before anything is read or allocated for it.
+// Reading treats the file as hostile. Nothing in the pickle is ever run: see package pickle. [New]
+// looks for tensors where weights are expected, and an entry there that is not a tensor is an error
+// that names it. Optimizer state and other contents of a checkpoint are ignored. Every view is
+// checked against its storage, and every storage against the file, before anything is read or
+// allocated for it.
 package torchfile
 
 import (
@@ -25,14 +27,15 @@ import (
 	"github.com/autopar/autopar/pickle"
 )
 
-// maxPickle is more than the pickle of ten thousand tensors takes, with two more of the optimizer for each.
+// maxPickle is more than the pickle of ten thousand tensors takes, with two optimizer tensors for
+// each.
 const maxPickle = 8 << 20
 
-// compiledPrefix begins the names of a model that went through torch.compile.
+// compiledPrefix begins the names of a model that was compiled by torch.compile.
 const compiledPrefix = "_orig_mod."
 
-// A File is an open file of torch.save. Only the places of its tensors are in memory.
-// Methods may be called from several goroutines at once.
+// A File is an open file of torch.save. Only the descriptions of its tensors are in memory. Methods
+// may be called from several goroutines at once.
 type File struct {
 	name     string
 	data     io.ReaderAt
@@ -45,8 +48,8 @@ type tensor struct {
 	safetensors.Info
 	strides []int64 // in elements, like what follows
 	elems   int64
-	span    int64 // from the first to the last that it has, both included
-	begin   int64 // byte of the file where the first is
+	span    int64 // from its first element to its last in the storage, both included
+	begin   int64 // offset in the file of the first element
 }
 
 // Is reports whether a file is a zip archive, as torch.save writes.
@@ -72,7 +75,8 @@ func New(name string, r io.ReaderAt, size int64) (*File, error) {
 // Names returns the names of all tensors, sorted.
 func (f *File) Names() []string { return slices.Sorted(maps.Keys(f.tensors)) }
 
-// Metadata returns what a checkpoint of nanoGPT says about its model, by the keys of gpt.yaml. A state dict says nothing.
+// Metadata returns what a checkpoint of nanoGPT says about its model, by the keys of gpt.yaml. For
+// a state dict it is empty.
 func (f *File) Metadata() map[string]string { return maps.Clone(f.metadata) }
 
 // Info describes a tensor without reading its data. The error of an unknown name wraps [safetensors.ErrNotFound].
@@ -107,7 +111,7 @@ func (f *File) find(name string) (tensor, error) {
 	return t, nil
 }
 
-// contiguous reports whether the elements lie together, in row-major order.
+// contiguous reports whether the elements are contiguous, in row-major order.
 func (t tensor) contiguous() bool {
 	next := int64(1)
 	for d := len(t.Shape) - 1; d >= 0; d-- {
@@ -119,7 +123,7 @@ func (t tensor) contiguous() bool {
 	return true
 }
 
-// gather copies the elements out of the span that they lie in, into row-major order.
+// gather copies the elements from their span to row-major order.
 func (t tensor) gather(span []byte, size int) []byte {
 	out := make([]byte, 0, t.elems*int64(size))
 	at, from := make([]int, len(t.Shape)), 0
@@ -160,7 +164,7 @@ func (f *File) load(a *archive) error {
 		}
 		keys = append(keys, name)
 	}
-	slices.Sort(keys) // the first error is the same every time
+	slices.Sort(keys) // so that the first error is always the same
 	for _, key := range keys {
 		name := strings.TrimPrefix(key, compiledPrefix)
 		if _, twice := f.tensors[name]; twice {
@@ -175,7 +179,7 @@ func (f *File) load(a *archive) error {
 	return nil
 }
 
-// state returns the names and tensors of a model, and keeps what is said of it.
+// state returns the tensors of a model by name, and keeps what the file says about the model.
 func (f *File) state(top any) (pickle.Dict, error) {
 	state, ok := top.(pickle.Dict)
 	if !ok {
@@ -218,7 +222,7 @@ var storages = map[pickle.Global]safetensors.DType{
 	"torch.BoolStorage":     safetensors.Bool,
 }
 
-// tensor is what these functions of torch._utils would return:
+// tensor returns what these functions of torch._utils would return:
 //
 //	_rebuild_parameter(tensor, requires_grad, hooks)
 //	_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata])
@@ -253,7 +257,8 @@ func (a *archive) tensor(name string, v any) (tensor, error) {
 	return t, t.measure(numel - offset)
 }
 
-// measure counts the elements, all of which must be among the given number that the storage has left.
+// measure counts the elements and checks that all lie within the left elements that the storage has
+// from the first one on.
 func (t *tensor) measure(left int64) error {
 	if slices.Contains(t.Shape, 0) {
 		return nil
@@ -274,7 +279,8 @@ func (t *tensor) measure(left int64) error {
 	return nil
 }
 
-// storage returns the type and number of elements of a storage, and where in the file the first is.
+// storage returns the type and number of elements of a storage, and the offset in the file of the
+// first.
 func (a *archive) storage(v any) (dtype safetensors.DType, numel, begin int64, err error) {
 	p, _ := v.(pickle.Persistent)
 	id, _ := p.ID.(pickle.Tuple) // 'storage', class, key, device, elements
@@ -301,10 +307,12 @@ func (a *archive) storage(v any) (dtype safetensors.DType, numel, begin int64, e
 	return dtype, numel, begin, nil
 }
 
-// maxRank is PyTorch's. Many tensors may name one tuple of the pickle, and each has its own shape here.
+// maxRank is PyTorch's. Many tensors of a pickle may share one tuple as shape, but each has a copy
+// here.
 const maxRank = 64
 
-// integers returns the items of a tuple of integers, not too many, none negative and none more than a dimension can be.
+// integers returns the items of a tuple of integers: at most maxRank, none negative, and none
+// larger than a dimension can be.
 func integers(v any) ([]int64, bool) {
 	items, ok := v.(pickle.Tuple)
 	if len(items) > maxRank {
@@ -329,7 +337,7 @@ type archive struct {
 	entries map[string]*zip.File
 }
 
-// openArchive finds the folder and checks the order of bytes.
+// openArchive finds the folder and checks the byte order.
 func openArchive(r io.ReaderAt, size int64) (*archive, error) {
 	z, err := zip.NewReader(r, size)
 	if err != nil {
@@ -363,7 +371,7 @@ func openArchive(r io.ReaderAt, size int64) (*archive, error) {
 	return a, nil
 }
 
-// section returns where in the file an entry's bytes are.
+// section returns offset and size of an entry's bytes in the file.
 func (a *archive) section(name string) (begin, size int64, err error) {
 	e, ok := a.entries[a.folder+name]
 	if !ok {
@@ -382,7 +390,7 @@ func (a *archive) section(name string) (begin, size int64, err error) {
 	return begin, int64(e.UncompressedSize64), nil
 }
 
-// read returns an entry of at most so many bytes.
+// read returns an entry of at most most bytes.
 func (a *archive) read(name string, most int64) ([]byte, error) {
 	begin, size, err := a.section(name)
 	if err != nil {

@@ -29,7 +29,7 @@ func openOracle(t *testing.T, name string) *File {
 	return f
 }
 
-// TestFilesOfPyTorch: the same numbers are in all of them.
+// TestFilesOfPyTorch: all files have the same numbers.
 func TestFilesOfPyTorch(t *testing.T) {
 	want, err := safetensors.Open(oracle + "weights.safetensors")
 	require.NoError(t, err)
@@ -93,7 +93,7 @@ func TestFilesOfPyTorch(t *testing.T) {
 	require.ErrorIs(t, err, safetensors.ErrNotFound)
 }
 
-// transposed returns what is rows x cols from its transpose.
+// transposed returns the rows x cols matrix whose transpose is given.
 func transposed(x []float32, rows, cols int) []float32 {
 	y := make([]float32, len(x))
 	for i := range x {
@@ -102,7 +102,7 @@ func transposed(x []float32, rows, cols int) []float32 {
 	return y
 }
 
-// Pieces of pickles, in the words of torch.save.
+// Pieces of pickles, in the form of torch.save.
 const (
 	begin  = "\x80\x02}("
 	end    = "u."
@@ -133,7 +133,7 @@ func view(storage string, offset int, shape, strides string) string {
 // one is the pickle of one tensor "w".
 func one(tensor string) string { return begin + str("w") + tensor + end }
 
-// entries are the parts of a file: of twelve bytes, numbered from 0 on, is its only storage.
+// entries are the parts of a file whose only storage has twelve bytes, numbered from 0.
 func entries(pickle string) map[string]string {
 	return map[string]string{"x/data.pkl": pickle, "x/byteorder": "little", "x/data/0": "\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b"}
 }
@@ -154,7 +154,7 @@ func zipped(t testing.TB, method uint16, entries map[string]string) []byte {
 
 func open(file []byte) (*File, error) { return New("w.pt", bytes.NewReader(file), int64(len(file))) }
 
-// TestViews: elements are where offset and strides say.
+// TestViews: elements are found by offset and strides.
 func TestViews(t *testing.T) {
 	bytesOf := func(offset int, shape, strides []int) []byte {
 		f, err := open(zipped(t, zip.Store, entries(one(view(storage("ByteStorage", "0", 12), offset, tuple(shape...), tuple(strides...))))))
@@ -313,7 +313,7 @@ func TestDamagedArchives(t *testing.T) {
 	require.False(t, Is(strings.NewReader("PK")))
 }
 
-// zeros is a run of zero bytes that [sparse] keeps as a number.
+// zeros is a run of zero bytes that [sparse] stores as a count.
 var zeros = make([]byte, 1<<20)
 
 // sparse is a file whose zeros take no memory.
@@ -349,7 +349,8 @@ func (s *sparse) ReadAt(p []byte, at int64) (int, error) {
 	return n, nil
 }
 
-// TestLargeFile: a file of 5 GiB is read where its tensors are, one of them beyond 4 GiB and in a storage larger than that.
+// TestLargeFile: of a file of 5 GiB only the tensors are read, one of them beyond 4 GiB and in a
+// storage larger than that.
 func TestLargeFile(t *testing.T) {
 	const numel = 5 << 28 // of 4 bytes each
 	file := &sparse{}
@@ -386,7 +387,7 @@ func TestLargeFile(t *testing.T) {
 	require.Equal(t, []byte("b"), x.Data)
 }
 
-// readAll reads every tensor and holds it against its description.
+// readAll reads every tensor and compares it with its description.
 func readAll(t *testing.T, file []byte) {
 	f, err := open(file)
 	if err != nil {

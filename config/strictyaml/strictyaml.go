@@ -1,6 +1,6 @@
-// Package strictyaml reads YAML as files of settings want it: one document, no
-// key twice, no anchors or tags, and scalars as they are written, so that whoever
-// knows what a key means also decides its type. Errors name file, line and key.
+// Package strictyaml reads YAML strictly, for settings: one document, no duplicate keys, no anchors
+// or tags, and scalars as they are written, so that whoever knows a key also decides its type.
+// Errors name file, line and key.
 package strictyaml
 
 import (
@@ -52,7 +52,7 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-// Origin is where something was written. The zero origin is a default.
+// Origin is where something was written. The zero Origin stands for a default.
 type Origin struct {
 	File         string
 	Line, Column int // 1-based; 0 is not known
@@ -171,7 +171,7 @@ func (s Scalar) IsInt() bool {
 	return !s.Quoted && digits != "" && len(s.Text)-len(digits) <= 1 && strings.Trim(digits, "0123456789") == ""
 }
 
-// Float accepts decimal floats and integers. Infinities and NaN are no configuration.
+// Float accepts decimal floats and integers, but not infinities and NaN.
 func (s Scalar) Float() (float64, bool) {
 	if s.Quoted || strings.Trim(s.Text, "0123456789+-.eE") != "" {
 		return 0, false
@@ -180,7 +180,7 @@ func (s Scalar) Float() (float64, bool) {
 	return f, err == nil && !math.IsInf(f, 0)
 }
 
-// Describe says what was found where something else was wanted.
+// Describe says, for an error, what was found in place of what was wanted.
 func Describe(node ast.Node) string {
 	s, ok := ScalarOf(node)
 	if !ok {

@@ -1,5 +1,5 @@
-// Package cudatest runs the CUDA backend without CUDA, for tests: on the fake driver,
-// with the kernels of runtime/cpu in place of device functions.
+// Package cudatest runs the CUDA backend without CUDA, for tests: on the fake driver, with the
+// kernels of runtime/cpu in place of device functions.
 package cudatest
 
 import (
@@ -18,7 +18,7 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// NewSystem returns what the backend runs on: a fake, and kernels of the CPU.
+// NewSystem returns a system of the fake driver and CPU kernels.
 func NewSystem(d *fake.Driver) (*cuda.System, error) {
 	e, err := newEmulator(d)
 	if err != nil {
@@ -34,8 +34,7 @@ func NewSystem(d *fake.Driver) (*cuda.System, error) {
 	}, nil
 }
 
-// emulator is an engine whose kernels are those of runtime/cpu: they run on copies of
-// their operands.
+// emulator is an engine whose kernels are those of runtime/cpu, run on copies of their operands.
 type emulator struct {
 	fake   *fake.Driver
 	mu     sync.Mutex
@@ -54,7 +53,7 @@ func newEmulator(d *fake.Driver) (*emulator, error) {
 	return &emulator{fake: d, device: devices[0]}, nil
 }
 
-// Close leaves the emulator to the next backend on the same fake.
+// Close does nothing: the next backend on the same fake uses the emulator.
 func (e *emulator) Close() error { return nil }
 
 func (e *emulator) Check(g kernel.Group) error {
@@ -66,19 +65,19 @@ func (e *emulator) Check(g kernel.Group) error {
 	return nil
 }
 
-// Load has nothing to wait for.
+// Load does nothing: kernels need no preparation.
 func (e *emulator) Load() error { return nil }
 
-// Scratch asks for a little, so that it is held and grows.
+// Scratch asks for a little memory, so that scratch memory is allocated and grows.
 func (e *emulator) Scratch(g kernel.Group) int64 { return g[0].Args[0].Bytes()/16 + 16 }
 
-// place is a tensor on the device and in the CPU's arena.
+// place is where a tensor lies on the device and in the CPU's arena.
 type place struct {
 	device fake.Range
 	cpu    int64
 }
 
-// Prepare has the kernels of a group done one after another, where the first is launched.
+// Prepare runs the kernels of a group one after another, at the place of the first.
 func (e *emulator) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
 	var all []func(s driver.Stream) error
 	for _, k := range g {
@@ -199,7 +198,7 @@ func (e *emulator) Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int
 	})
 }
 
-// Void fails where a kernel would mark sums that do not fit.
+// Void returns an error where a kernel would store the value that stands for overflow.
 func (e *emulator) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
 	from, to := fake.Range{At: flag, Bytes: 8}, fake.Range{At: x, Bytes: 8 * elems}
 	return e.fake.Run(s, "void", []fake.Range{from, to}, []fake.Range{to}, func() error {
@@ -210,10 +209,10 @@ func (e *emulator) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error 
 	})
 }
 
-// errTooLarge is a sum that no number in fixed point stands for.
+// errTooLarge is the error for a sum that overflows fixed point.
 var errTooLarge = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
 
-// reduceAt sets element i of y.
+// reduceAt sets element i of y to the reduction of element i of the inputs.
 func reduceAt(by ir.Reduction, d ir.DType, y []byte, x [][]byte, i int64) error {
 	if d == ir.Q64 {
 		var sum int64

@@ -169,13 +169,13 @@ func TestCompile(t *testing.T) {
 	slow := &slowCompiler{Compiler: c}
 	kept = Cached(slow, t.TempDir())
 	var all sync.WaitGroup
-	for range 8 { // GPUs of one process
+	for range 8 { // as GPUs of one process do
 		all.Go(func() { kept.Compile("a.cu", "right", "sm_90a", nil) })
 	}
 	all.Wait()
 	require.EqualValues(t, 1, slow.calls.Load())
 	f.said()
-	for _, dir := range []string{"/proc/nowhere", ""} { // for want of a place to write, or of any
+	for _, dir := range []string{"/proc/nowhere", ""} { // without a directory that can be written
 		kept = Cached(c, dir)
 		for range 2 {
 			cubin, err := kept.Compile("a.cu", "right", "sm_90a", nil)
@@ -186,7 +186,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-// slowCompiler is still at it when all have asked.
+// slowCompiler is not done before all have asked.
 type slowCompiler struct {
 	Compiler
 	calls atomic.Int32
@@ -198,8 +198,8 @@ func (c *slowCompiler) Compile(name, _, _ string, _ []string) ([]byte, error) {
 	return []byte(name), nil
 }
 
-// TestProducts checks how a product is described, that the fastest candidate is kept, for
-// all GPUs of a kind and for the next run, and that adding adds.
+// TestProducts checks how a product is described, that the fastest candidate is kept for all GPUs
+// of a kind and for the next run, and that accumulation works.
 func TestProducts(t *testing.T) {
 	f := loadFakes(t)
 	d, err := newLibcuda(f.lib)
@@ -264,8 +264,8 @@ func TestProducts(t *testing.T) {
 	require.EqualError(t, err, "gemm NN 2x1x1 ld 2 1 2 f32 f32 to f32: cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)")
 }
 
-// TestTrialsEnd: of a product that takes long, candidates are tried for a second, the library's best first, and doing its epilogue
-// apart in any case.
+// TestTrialsEnd: if a product takes long, candidates are tried for a second, the library's best
+// first, and computing its epilogue apart in any case.
 func TestTrialsEnd(t *testing.T) {
 	f := loadFakes(t)
 	d, err := newLibcuda(f.lib)
@@ -294,8 +294,8 @@ func TestTrialsEnd(t *testing.T) {
 	require.Equal(t, 5, apart, "timed, and chosen")
 }
 
-// TestUntimedProducts: a product that there is no memory to try has the library's first algorithm, for all GPUs of this run; the
-// next run tries again, and keeps what it finds.
+// TestUntimedProducts: without memory for trials a product has the library's first algorithm, for
+// all GPUs of this run. The next run tries again, and keeps the result.
 func TestUntimedProducts(t *testing.T) {
 	f := loadFakes(t)
 	d, err := newLibcuda(f.lib)
@@ -332,7 +332,7 @@ func TestUntimedProducts(t *testing.T) {
 	require.NotContains(t, tuned(b, g), asked, "now it was")
 }
 
-// TestCollectiveCalls checks NCCL's arguments, the 128 bytes by value among them.
+// TestCollectiveCalls checks NCCL's arguments, including the 128 bytes that are passed by value.
 func TestCollectiveCalls(t *testing.T) {
 	f := loadFakes(t)
 	n, err := newNCCL(f.lib)
@@ -378,7 +378,7 @@ func TestCollectiveCalls(t *testing.T) {
 	require.NoError(t, c.Failure(), "in progress")
 	f.async.call(0)
 	mu := &c.(*ncclComm).mu
-	mu.Lock() // as while it ends
+	mu.Lock() // held as while it ends
 	asked := make(chan error, 1)
 	go func() { asked <- c.Failure() }()
 	select {
@@ -397,8 +397,9 @@ func TestCollectiveCalls(t *testing.T) {
 	require.Equal(t, []string{"ncclCommAbort cc00"}, f.said())
 }
 
-// TestEpilogues checks how a product with an epilogue is described, that the vector is told anew for every run, and that it is
-// done apart where that is faster or the library has no algorithm, now and in the next run.
+// TestEpilogues checks how a product with an epilogue is described, that every run sets its vector
+// anew, and that the epilogue is computed apart if that is faster or the library has no algorithm,
+// in this run and the next.
 func TestEpilogues(t *testing.T) {
 	f := loadFakes(t)
 	d, err := newLibcuda(f.lib)

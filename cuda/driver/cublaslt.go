@@ -16,31 +16,33 @@ import (
 // minCUBLASLt is the oldest cuBLASLt, 10000*major + 100*minor + patch.
 const minCUBLASLt = 120000
 
-// Lt is cuBLASLt: the library, and the algorithms chosen so far, which all GPUs share.
+// Lt is the library cuBLASLt with the algorithms chosen so far, which all GPUs of the process
+// share.
 type Lt struct {
 	version int
 	tf32    bool
-	scales  [2]float32 // 0 and 1, which products point to
+	scales  [2]float32 // 0 and 1; products point to them
 
 	create, destroy, descCreate, descSet, descDestroy, layoutCreate, layoutDestroy,
 	prefCreate, prefSet, prefDestroy, heuristic, matmul, statusName proc
 
 	mu      sync.Mutex
 	chosen  map[string]algorithm // by key
-	untimed map[string]bool      // of those, for want of memory: they are not kept
-	file    string               // where they are kept; none if empty
+	untimed map[string]bool      // of those, the ones not timed for lack of memory: they are not saved
+	file    string               // where they are saved; "" is nowhere
 }
 
-// algorithm is a cublasLtMatmulAlgo_t: what runs one kind of product. It may be kept and
+// algorithm is a cublasLtMatmulAlgo_t: how one kind of product is computed. It can be stored and
 // used again with the same version of the library on the same kind of GPU.
 type algorithm [64]byte
 
-// LtOptions of [NewLt].
+// LtOptions are the options of [NewLt].
 type LtOptions struct {
 	// TF32 lets products of f32 round their operands to 10 bits of fraction.
 	TF32 bool
-	// Dir is where the choice of algorithms is kept between runs; nowhere if empty.
-	// Different algorithms add in different orders, so it is also what makes runs repeat bit for bit.
+	// Dir is where the choice of algorithms is kept between runs; "" is nowhere. Different
+	// algorithms add in different orders, so results repeat bit for bit from run to run only if the
+	// choice is kept.
 	Dir string
 }
 
@@ -81,11 +83,11 @@ func newLt(lib *shared, opts LtOptions) (*Lt, error) {
 
 func ltVersion(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100, v%100) }
 
-// Version is that of the library, for people.
+// Version is that of the library, formatted.
 func (l *Lt) Version() string { return ltVersion(l.version) }
 
-// load reads the choices of earlier runs: a line has an algorithm in hexadecimal and the
-// key. Lines that do not make sense are made anew.
+// load reads the choices of earlier runs. Each line has an algorithm in hexadecimal and its key.
+// Lines that do not parse are ignored, and their products are tuned again.
 func (l *Lt) load() {
 	text, err := os.ReadFile(l.file)
 	if err != nil {
@@ -101,7 +103,7 @@ func (l *Lt) load() {
 	}
 }
 
-// save writes the choices that the next run can rely on.
+// save writes the choices, except those that were not timed.
 func (l *Lt) save() {
 	if l.file == "" {
 		return
@@ -122,27 +124,27 @@ func (l *Lt) check(p proc, code int) error {
 	return &Error{Call: p.name, Code: code, Name: l.statusName.callString(code)}
 }
 
-// lt is a handle of cuBLASLt on one GPU.
+// lt is a handle of cuBLASLt on one GPU. It implements [BLAS].
 type lt struct {
 	*Lt
 	driver Driver
-	gpu    string // its name
+	gpu    string // name of the GPU
 	handle uintptr
 
 	mu    sync.Mutex
 	plans map[GEMM]*ltPlan
 }
 
-// ltPlan is a kind of product, made ready.
+// ltPlan is a kind of product with its descriptors and algorithm.
 type ltPlan struct {
 	desc, a, b, c uintptr
-	algo          algorithm // noAlgorithm if its epilogue is done apart
+	algo          algorithm // or noAlgorithm: the epilogue is computed apart
 }
 
-// noAlgorithm stands for a product whose epilogue is faster apart, or unknown to the library.
+// noAlgorithm stands for a product whose epilogue is faster apart, or not supported by the library.
 var noAlgorithm algorithm
 
-// Open returns products on the GPU whose context is current, which has a name.
+// Open returns a BLAS on the GPU of the current context. gpu is its name.
 func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
 	b := &lt{Lt: l, driver: d, gpu: gpu, plans: map[GEMM]*ltPlan{}}
 	return b, l.check(l.create, l.create.call(uintptr(unsafe.Pointer(&b.handle))))
@@ -172,7 +174,7 @@ func (b *lt) With(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 	if p.algo == noAlgorithm {
 		return apart()
 	}
-	b.mu.Lock() // the descriptor, which says where the vector is, belongs to all streams
+	b.mu.Lock() // all streams share the descriptor, which has the vector's address
 	defer b.mu.Unlock()
 	if err := b.set(p, descVector, uint64(vector)); err != nil {
 		return err
@@ -180,12 +182,12 @@ func (b *lt) With(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 	return b.run(p, g.Accumulate, x, y, z, z, workspace, s)
 }
 
-// set sets an attribute of a product to a word.
+// set sets an attribute of a product's descriptor to a word.
 func (b *lt) set(p *ltPlan, attr uintptr, word uint64) error {
 	return b.check(b.descSet, b.descSet.call(p.desc, attr, uintptr(unsafe.Pointer(&word)), unsafe.Sizeof(word)))
 }
 
-// known returns a kind of product, made ready the first time.
+// known returns the plan of a kind of product, and makes it the first time.
 func (b *lt) known(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) (*ltPlan, error) {
 	b.mu.Lock()
 	p := b.plans[g]
@@ -193,7 +195,7 @@ func (b *lt) known(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func(
 	if p != nil {
 		return p, nil
 	}
-	if apart != nil { // which runs the plain product, while the choice is locked
+	if apart != nil { // apart runs the plain product, which cannot be planned while the choice is locked
 		plain := g
 		plain.Epilogue = NoEpilogue
 		if _, err := b.known(plain, x, y, z, 0, workspace, s, nil); err != nil {
@@ -220,7 +222,7 @@ func (b *lt) run(p *ltPlan, accumulate bool, x, y, c, d, workspace Ptr, s Stream
 		uintptr(unsafe.Pointer(beta)), uintptr(c), p.c, uintptr(d), p.c, uintptr(unsafe.Pointer(&p.algo)), uintptr(workspace), uintptr(b.Workspace()), uintptr(s)))
 }
 
-// String writes a product for people and as a key.
+// String formats a product, for messages and as a key.
 func (g GEMM) String() string {
 	op := map[bool]string{false: "N", true: "T"}
 	add := ""
@@ -231,7 +233,7 @@ func (g GEMM) String() string {
 	return fmt.Sprintf("gemm %s%s %dx%dx%d ld %d %d %d %s %s to %s%s", op[g.TransA], op[g.TransB], g.M, g.N, g.K, g.LDA, g.LDB, g.LDC, g.TypeA, g.TypeB, g.TC, add)
 }
 
-// Numbers of cublasLt.h and library_types.h.
+// Constants of cublasLt.h and library_types.h.
 const (
 	compute32F      = 68
 	compute32FTF32  = 77
@@ -241,8 +243,8 @@ const (
 	descVector      = 8
 	prefWorkspace   = 1
 	prefReduction   = 3
-	prefAlignA      = 5 // and B, C, D after it
-	reductionInType = 2 // parts of a sum are added in f32, by way of the workspace
+	prefAlignA      = 5 // those of B, C and D follow
+	reductionInType = 2 // partial sums are added in f32, in the workspace
 	opT             = 1
 	epilogueBias    = 4
 	epilogueBGradB  = 512
@@ -253,7 +255,7 @@ func dataType(d ir.DType) uintptr {
 	return map[ir.DType]uintptr{ir.F32: 0, ir.F16: 2, ir.BF16: 14}[d]
 }
 
-// arenaAlign is how tensors are aligned at least.
+// arenaAlign is the least alignment of tensors in bytes.
 const arenaAlign = 64
 
 // heuristicResult is a cublasLtMatmulHeuristicResult_t.
@@ -265,15 +267,17 @@ type heuristicResult struct {
 	_         [4]int32
 }
 
-// candidates is how many algorithms are timed, four times each, and patience for how many milliseconds those of one product are:
-// by the rates that GPUs reach, some 3 s for all products of a step of GPT-2 124M of 32,768 tokens in bf16, once. In f32 the largest
-// take a quarter of a second each: of those the library's first are tried, which it lists in the order of its estimates.
+// candidates is how many algorithms are timed, four runs each. patience bounds the milliseconds
+// that one product's trials take. By the rates that GPUs reach, all products of a step of GPT-2
+// 124M of 32,768 tokens in bf16 take some 3 s, once. In f32 the largest take a quarter of a second
+// each; of those only the library's first candidates are tried, which it lists in the order of its
+// estimates.
 const (
 	candidates = 24
 	patience   = 1000
 )
 
-// plan makes a kind of product ready, with the fastest of the library's candidates.
+// plan makes the plan of a kind of product, with the fastest of the library's candidates.
 func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) (p *ltPlan, err error) {
 	p = &ltPlan{}
 	compute := uintptr(compute32F)
@@ -323,7 +327,7 @@ func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 	if b.tf32 {
 		key += ", tf32"
 	}
-	b.Lt.mu.Lock() // GPUs of a kind choose alike: the others wait for the first
+	b.Lt.mu.Lock() // GPUs of one kind share a choice: the others wait for the first
 	defer b.Lt.mu.Unlock()
 	if algo, ok := b.chosen[key]; ok {
 		p.algo = algo
@@ -338,13 +342,13 @@ func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 	return p, nil
 }
 
-// choose times the candidates on the operands and keeps the fastest. To do an epilogue apart is one of them. It is false where
-// there is no memory to try them.
+// choose times the candidates on the operands and takes the fastest. For a product with an
+// epilogue, apart is one of the candidates. timed is false if there was no memory for trials.
 func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart func() error) (timed bool, err error) {
 	results, err := b.ask(p)
 	var refused *Error
 	if apart != nil && (errors.As(err, &refused) || err == nil && len(results) == 0) {
-		return true, nil // not known to the library
+		return true, nil // the library does not support it
 	}
 	if err != nil {
 		return false, err
@@ -362,7 +366,7 @@ func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart f
 		if apart == nil {
 			p.algo = first
 		}
-		return false, nil // no room to try: the library's first choice
+		return false, nil // no memory for trials: take the library's first choice
 	}
 	best, spent := float32(0), float32(0)
 	try := func(algo algorithm, do func() error) error {
@@ -379,7 +383,7 @@ func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart f
 		}
 		trial := *p
 		trial.algo = r.algo
-		_ = try(r.algo, func() error { return b.run(&trial, g.Accumulate, x, y, z, out, workspace, s) }) // others may run
+		_ = try(r.algo, func() error { return b.run(&trial, g.Accumulate, x, y, z, out, workspace, s) }) // if it fails, others may run
 	}
 	if apart != nil {
 		err = try(noAlgorithm, apart)
@@ -393,7 +397,7 @@ func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart f
 	return true, nil
 }
 
-// ask returns the library's candidates.
+// ask returns the library's candidates, best estimate first.
 func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 	var pref uintptr
 	if err := b.check(b.prefCreate, b.prefCreate.call(uintptr(unsafe.Pointer(&pref)))); err != nil {
@@ -425,7 +429,8 @@ func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 	return results[:n], nil
 }
 
-// time returns the milliseconds of what is given to a stream: the best of three, after one to warm up, and of all four.
+// time returns how many milliseconds the work that do gives to a stream takes: the best of three
+// runs after a warm-up, and the sum of all four.
 func (b *lt) time(do func() error, s Stream) (best, all float32, err error) {
 	var ends [2]Event
 	for i := range ends {

@@ -5,7 +5,7 @@ import (
 	"unsafe"
 )
 
-// MinCUDA is the oldest CUDA that a driver must run, as [Driver.Version] counts.
+// MinCUDA is the oldest CUDA version that a driver must support, in the unit of [Driver.Version].
 const MinCUDA = 12000
 
 // libcuda is the driver of this machine.
@@ -22,8 +22,8 @@ type libcuda struct {
 
 var _ Driver = (*libcuda)(nil)
 
-// Open loads the NVIDIA driver and starts it. The error is a [MissingError] when there is
-// none, no GPU, or too old a driver.
+// Open loads the NVIDIA driver and initializes it. The error is a [MissingError] if there is no
+// driver, no GPU, or the driver is too old.
 func Open() (Driver, error) {
 	lib, err := libCUDA.open([]int{1})
 	if err != nil {
@@ -69,7 +69,7 @@ func newLibcuda(lib *shared) (*libcuda, error) {
 	return d, nil
 }
 
-// cudaVersion writes 1000*major + 10*minor.
+// cudaVersion formats a version 1000*major + 10*minor.
 func cudaVersion(v int) string { return fmt.Sprintf("CUDA %d.%d", v/1000, v%1000/10) }
 
 func (d *libcuda) error(p proc, code int) error {
@@ -220,7 +220,7 @@ func (d *libcuda) Set8(dst Ptr, value byte, bytes int64, s Stream) error {
 }
 
 func (d *libcuda) CreateStream() (Stream, error) {
-	const nonBlocking = 1 // does not wait for the stream 0 that libraries may use
+	const nonBlocking = 1 // does not wait for stream 0, which libraries may use
 	var s Stream
 	err := d.check(d.streamCreate, d.streamCreate.call(uintptr(unsafe.Pointer(&s)), nonBlocking))
 	return s, err
@@ -282,7 +282,7 @@ func (d *libcuda) UnloadModule(m Module) error {
 	return d.check(d.moduleUnload, d.moduleUnload.call(uintptr(m)))
 }
 
-// zero returns a C string.
+// zero returns a zero-terminated copy of a string.
 func zero(s string) *byte {
 	b := append([]byte(s), 0)
 	return &b[0]
@@ -305,7 +305,7 @@ func (d *libcuda) SetFunctionAttribute(f Function, a FunctionAttribute, value in
 }
 
 func (d *libcuda) Launch(f Function, grid, block Dims, shared uint32, s Stream, args []uint64) error {
-	params := make([]unsafe.Pointer, len(args)+1) // one to have an address without any
+	params := make([]unsafe.Pointer, len(args)+1) // at least one, so that there is an address if there are no arguments
 	for i := range args {
 		params[i] = unsafe.Pointer(&args[i])
 	}
@@ -316,7 +316,7 @@ func (d *libcuda) Launch(f Function, grid, block Dims, shared uint32, s Stream, 
 }
 
 func (d *libcuda) BeginCapture(s Stream) error {
-	const threadLocal = 1 // what other threads do meanwhile is their business
+	const threadLocal = 1 // calls of other threads do not affect the capture
 	return d.check(d.beginCapture, d.beginCapture.call(uintptr(s), threadLocal))
 }
 

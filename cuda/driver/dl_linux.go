@@ -7,8 +7,8 @@ import (
 	"github.com/ebitengine/purego"
 )
 
-// dlopen and dlsym stay on their thread: the reason of a failure is asked for by a second call, and
-// dlerror knows those of its own thread alone.
+// dlopen locks the goroutine to its thread: the reason of a failure takes a second call, dlerror,
+// which knows only failures of its own thread.
 func dlopen(file string) (uintptr, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -21,8 +21,8 @@ func dlsym(handle uintptr, name string) (uintptr, error) {
 	return purego.Dlsym(handle, name)
 }
 
-// call runs a function on integers and pointers. Pointers are converted in the call
-// itself, which keeps what they point to alive and in place.
+// call calls a function with integers and pointers. Callers convert pointers in the call
+// expression, which keeps what they point to alive and in place.
 //
 //go:uintptrescapes
 func (p proc) call(args ...uintptr) int {
@@ -30,13 +30,13 @@ func (p proc) call(args ...uintptr) int {
 	return int(int32(r))
 }
 
-// callString runs a function of a number that returns a C string.
+// callString calls a function of one number that returns a C string.
 func (p proc) callString(x int) string {
 	r, _, _ := purego.SyscallN(p.addr, uintptr(x))
 	return goString(r)
 }
 
-// version runs a function without parameters that returns a size_t.
+// version calls a function without parameters that returns a size_t.
 func (p proc) version() int {
 	r, _, _ := purego.SyscallN(p.addr)
 	return int(r)
@@ -47,7 +47,7 @@ func goString(p uintptr) string {
 	if p == 0 {
 		return ""
 	}
-	base := *(**byte)(unsafe.Pointer(&p)) // p points outside of what Go manages
+	base := *(**byte)(unsafe.Pointer(&p)) // p points to memory that Go does not manage
 	n := 0
 	for *(*byte)(unsafe.Add(unsafe.Pointer(base), n)) != 0 {
 		n++
@@ -55,13 +55,13 @@ func goString(p uintptr) string {
 	return string(unsafe.Slice(base, n))
 }
 
-// memory returns bytes at an address outside of what Go manages.
+// memory returns the bytes at an address that Go does not manage.
 func memory(p uintptr, bytes int64) []byte {
 	return unsafe.Slice(*(**byte)(unsafe.Pointer(&p)), bytes)
 }
 
-// uniqueID is ncclUniqueId, which travels by value: on the stack on amd64, by reference to
-// a copy on arm64.
+// uniqueID is ncclUniqueId. It is passed by value: on the stack on amd64, by reference to a copy on
+// arm64.
 type uniqueID struct{ bytes [128]byte }
 
 // joinFunc declares ncclCommInitRank.

@@ -1,13 +1,13 @@
-// Package driver is the CUDA driver, its run-time compiler, its matrix products and NCCL
-// as the backend needs them: [Driver], [Compiler], [BLAS] and [Collectives]. The
-// libraries are found and loaded when [Open] asks for them, so a program that imports
-// this package builds and starts anywhere. Package fake is another implementation, in
+// Package driver gives the backend what it needs of four NVIDIA libraries: the CUDA driver
+// ([Driver]), the run-time compiler NVRTC ([Compiler]), matrix products by cuBLASLt ([BLAS]) and
+// NCCL ([Collectives]). It finds and loads a library when it is first asked for one, so a program
+// that imports this package builds and starts anywhere. Package fake is another implementation, in
 // memory, that checks how it is used.
 //
-// Names are those of the CUDA driver API without the prefix. Calls on a stream take
-// effect later, in order. Except for [Driver.SetCurrent], [Driver.RetainPrimary] and what takes a device's number,
-// every method acts on the context that is current on the calling thread, so callers hold
-// on to their thread (runtime.LockOSThread) from SetCurrent on.
+// Names are those of the CUDA driver API without the prefix. Calls that take a stream take effect
+// later, in the order of the stream. Most methods act on the context that is current on the calling
+// thread, so callers lock their goroutine to its thread (runtime.LockOSThread) before SetCurrent.
+// The exceptions are [Driver.SetCurrent], [Driver.RetainPrimary] and what takes a device's number.
 package driver
 
 import (
@@ -22,34 +22,33 @@ import (
 // Ptr is an address in the memory of a device.
 type Ptr uint64
 
-// Handles of a driver. The zero Stream, Event and so on is none.
+// Handles of a driver. Zero is none.
 type (
 	Context  uintptr
 	Stream   uintptr
 	Event    uintptr
 	Module   uintptr
 	Function uintptr
-	Graph    uintptr // as captured
+	Graph    uintptr // as it was captured
 	Exec     uintptr // a graph made ready to launch
 )
 
-// Attribute is a figure of a device, by its number in CUdevice_attribute.
+// Attribute is a property of a device, by its number in CUdevice_attribute.
 type Attribute int32
 
-// The attributes that are asked for.
+// The attributes that are read.
 const (
-	SharedPerBlockMax Attribute = 97 // bytes of shared memory a block can have when its function is told
+	SharedPerBlockMax Attribute = 97 // bytes of shared memory that a block can have if its function is allowed them
 	Multiprocessors   Attribute = 16
 	CapabilityMajor   Attribute = 75
 	CapabilityMinor   Attribute = 76
 )
 
-// FunctionAttribute is a figure of a device function, by its number in
-// CUfunction_attribute.
+// FunctionAttribute is a property of a device function, by its number in CUfunction_attribute.
 type FunctionAttribute int32
 
-// The function attributes that are used. SharedMax is set before a launch with more dynamic shared memory than the function's
-// static shared memory leaves of 48 KB.
+// The function attributes that are used. SharedMax must be set before a launch whose dynamic shared
+// memory exceeds 48 KB less the function's static shared memory.
 const (
 	Registers FunctionAttribute = 4
 	SharedMax FunctionAttribute = 8
@@ -69,41 +68,41 @@ type Driver interface {
 	DeviceMemory(device int) (int64, error)
 	Attribute(device int, a Attribute) (int, error)
 
-	// RetainPrimary returns the primary context of a device, which cuBLASLt and NCCL use
-	// too; ReleasePrimary ends the use.
+	// RetainPrimary returns the primary context of a device, which cuBLASLt and NCCL use too.
+	// ReleasePrimary gives it back.
 	RetainPrimary(device int) (Context, error)
 	ReleasePrimary(device int) error
 	SetCurrent(c Context) error
-	// MemInfo returns the free and all bytes of the current device.
+	// MemInfo returns how many bytes of the current device are free and how many there are.
 	MemInfo() (free, total int64, err error)
 
 	Alloc(bytes int64) (Ptr, error)
 	Free(p Ptr) error
-	// AllocHost returns memory that does not move, which every device can copy from and to.
+	// AllocHost returns pinned memory, which every device can copy from and to.
 	AllocHost(bytes int64) ([]byte, error)
 	FreeHost(memory []byte) error
 
-	// Copies of len(src) or len(dst) bytes. Host memory is of AllocHost and is not touched
-	// before the stream is done with it.
+	// Copies of len(src) or len(dst) bytes. Host memory must come from AllocHost, and must not be
+	// changed or read until the stream has done the copy.
 	CopyToDevice(dst Ptr, src []byte, s Stream) error
 	CopyToHost(dst []byte, src Ptr, s Stream) error
 	Copy(dst, src Ptr, bytes int64, s Stream) error
-	// Set8 fills bytes.
+	// Set8 sets bytes to a value.
 	Set8(dst Ptr, value byte, bytes int64, s Stream) error
 
-	// CreateStream makes a stream that waits for no other unless told.
+	// CreateStream makes a stream that waits for no other stream unless told to.
 	CreateStream() (Stream, error)
 	DestroyStream(s Stream) error
 	// SyncStream returns when all work of the stream is done.
 	SyncStream(s Stream) error
-	// CreateEvent makes an event, with the time at which it happens if asked.
+	// CreateEvent makes an event. A timed one also stores the time at which it happens.
 	CreateEvent(timed bool) (Event, error)
 	DestroyEvent(e Event) error
 	RecordEvent(e Event, s Stream) error
-	// WaitEvent holds the stream's later work back until what the event was last recorded
-	// after is done. An event that was never recorded holds nothing back.
+	// WaitEvent makes later work of the stream wait for the work before the event's last record. An
+	// event that was never recorded holds nothing back.
 	WaitEvent(s Stream, e Event) error
-	// EventDone reports whether that has happened.
+	// EventDone reports whether all work before the event's last record is done.
 	EventDone(e Event) (bool, error)
 	// Elapsed returns the milliseconds between two timed events.
 	Elapsed(from, to Event) (float32, error)
@@ -113,13 +112,13 @@ type Driver interface {
 	ModuleFunction(m Module, name string) (Function, error)
 	FunctionAttribute(f Function, a FunctionAttribute) (int, error)
 	SetFunctionAttribute(f Function, a FunctionAttribute, value int) error
-	// Launch runs a function. Every argument takes one word, low end first, but the last,
-	// which may be a struct of several. args is not to be changed before Launch returns.
+	// Launch runs a function. Every argument takes one word, low end first, except that the last
+	// may be a struct of several words. args must not change before Launch returns.
 	Launch(f Function, grid, block Dims, shared uint32, s Stream, args []uint64) error
 
-	// BeginCapture makes the stream, and those that come to wait for it, note what they are
-	// given instead of doing it, until EndCapture of the same stream. All of it is given by
-	// one thread.
+	// BeginCapture makes a stream record what it is given instead of doing it, until EndCapture of
+	// the same stream. Streams that wait for events of the capture take part in it. One thread must
+	// make all of these calls.
 	BeginCapture(s Stream) error
 	EndCapture(s Stream) (Graph, error)
 	DestroyGraph(g Graph) error
@@ -128,8 +127,7 @@ type Driver interface {
 	DestroyExec(e Exec) error
 }
 
-// Labeler is a Driver that wants to know what the work is for which a stream is given
-// next.
+// Labeler is a Driver that is told what the next work of a stream is for.
 type Labeler interface {
 	Label(s Stream, what string)
 }
@@ -138,15 +136,14 @@ type Labeler interface {
 type Compiler interface {
 	// Version is that of the compiler, 1000*major + 10*minor.
 	Version() int
-	// Compile returns the machine code (cubin) of a program for an architecture such as
-	// "sm_90a". Errors have the compiler's log.
+	// Compile returns the machine code (cubin) of a program for an architecture such as "sm_90a".
+	// An error has the compiler's log.
 	Compile(name, source, arch string, options []string) ([]byte, error)
 }
 
-// GEMM is a matrix product as BLAS counts: c = op(a)·op(b), or that added to c, with
-// columns that lie together. op(a) is MxK, op(b) is KxN, c is MxN; a leading dimension is
-// the elements from one column to the next as stored. Sums are taken in f32, and rounded
-// once where c is stored.
+// GEMM is a matrix product in the terms of BLAS, column-major: c = op(a)·op(b), or that added to c.
+// op(a) is MxK, op(b) is KxN, c is MxN. A leading dimension is how many elements apart the columns
+// are stored. Sums are taken in f32, and rounded once when c is stored.
 type GEMM struct {
 	M, N, K          int64
 	TransA, TransB   bool
@@ -156,7 +153,7 @@ type GEMM struct {
 	Epilogue         Epilogue
 }
 
-// Epilogue is what a product does besides, with a vector of type TC.
+// Epilogue is what else a product computes, with a vector of type TC.
 type Epilogue uint8
 
 // The epilogues.
@@ -166,27 +163,27 @@ const (
 	SumB                // sets a vector of N elements to the sums of the columns of op(b)
 )
 
-// BLAS runs matrix products. One may be used by several streams of a context at once.
+// BLAS runs matrix products. Several streams of a context may use one at once.
 type BLAS interface {
-	// Workspace is how many bytes of memory of its own each stream needs.
+	// Workspace is how many bytes of scratch memory each stream needs.
 	Workspace() int64
-	// Tune times candidates for a kind of product on these operands, whose result is left
-	// alone, and keeps the best. It waits for the stream.
+	// Tune times candidates for a kind of product on these operands and remembers the best. It does
+	// not change c. It waits for the stream.
 	Tune(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
-	// MatMul runs a product on a stream, with the stream's workspace. One of a kind that has
-	// not been tuned is tuned first, so it is not to be captured.
+	// MatMul runs a product on a stream, with the stream's workspace. If its kind has not been
+	// tuned it is tuned first, which must not happen during a capture.
 	MatMul(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
-	// With runs a product with its epilogue, or apart, which gives the stream the same in
-	// several launches: whichever is faster. The first time it times both, waiting for the
-	// stream, so that is not to be captured.
+	// With runs a product with its epilogue, either as one call or by apart, which must give the
+	// stream the same work as several launches: whichever is faster. The first time it times both
+	// and waits for the stream, which must not happen during a capture.
 	With(g GEMM, a, b, c, vector Ptr, workspace Ptr, s Stream, apart func() error) error
 	Close() error
 }
 
-// ID names a communicator that is being made.
+// ID identifies a communicator that is being made (ncclUniqueId).
 type ID [128]byte
 
-// Address is where the ranks of the communicator meet, host:port. NCCL keeps it in the name,
+// Address returns host:port of where the ranks of the communicator meet. NCCL stores it in the ID,
 // after a word of 8 bytes, as a sockaddr (struct ncclBootstrapHandle of its bootstrap.h).
 func (id ID) Address() string {
 	const inet, inet6 = 2, 10
@@ -204,18 +201,18 @@ func (id ID) Address() string {
 type Collectives interface {
 	// Version is 10000*major + 100*minor + patch.
 	Version() (int, error)
-	// NewID makes the name of a new communicator, for one of its ranks to tell the others.
+	// NewID makes the ID of a new communicator. One of its ranks calls it and tells the others.
 	NewID() (ID, error)
-	// Join makes a rank part of a communicator, on the current context's device. It returns
-	// when all have joined.
+	// Join makes a rank part of a communicator, on the device of the current context. It returns
+	// when all ranks have joined.
 	Join(ranks int, id ID, rank int) (Comm, error)
-	// GroupStart and GroupEnd enclose calls of one thread that are made together.
+	// GroupStart and GroupEnd enclose calls of one thread that NCCL makes together.
 	GroupStart() error
 	GroupEnd() error
 }
 
-// Comm is a rank's part in a communicator. Operations go to a stream, and numbers of
-// elements are as NCCL counts them.
+// Comm is a rank's part in a communicator. Operations go to a stream. Numbers of elements are as
+// NCCL counts them.
 type Comm interface {
 	AllReduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, s Stream) error
 	ReduceScatter(send, recv Ptr, recvElems int64, d ir.DType, by ir.Reduction, s Stream) error
@@ -223,10 +220,10 @@ type Comm interface {
 	Reduce(send, recv Ptr, elems int64, d ir.DType, by ir.Reduction, root int, s Stream) error
 	Send(p Ptr, elems int64, d ir.DType, peer int, s Stream) error
 	Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) error
-	// Failure returns what has gone wrong on the device or the network since, or nil.
+	// Failure returns an error of the device or the network since Join, or nil.
 	Failure() error
-	// Abort ends operations in progress and the communicator; Close ends one that is idle. Both wait until the graphs
-	// that captured the communicator are destroyed.
+	// Abort ends operations in progress and the communicator. Close ends an idle communicator. Both
+	// wait until the graphs that captured the communicator are destroyed.
 	Abort() error
 	Close() error
 }

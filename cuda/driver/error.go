@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Error is a refusal of one of the libraries.
+// Error is an error that one of the libraries returned.
 type Error struct {
 	Call string // such as "cuMemAlloc_v2"
 	Code int
@@ -14,13 +14,13 @@ type Error struct {
 
 func (e *Error) Error() string { return fmt.Sprintf("%s: %s (%d)", e.Call, e.Name, e.Code) }
 
-// OutOfMemory reports whether the call wanted memory that is not there.
+// OutOfMemory reports whether the call asked for more memory than there is.
 func (e *Error) OutOfMemory() bool {
 	const outOfMemory = 2 // CUDA_ERROR_OUT_OF_MEMORY
 	return e.Code == outOfMemory && strings.HasPrefix(e.Call, "cuMem")
 }
 
-// MissingError says which library is not there, or is too old, and what to do.
+// MissingError says which library is missing or too old, and how to get it.
 type MissingError struct {
 	Library string // such as "libcuda.so.1 (the NVIDIA driver)"
 	Msg     string

@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// library says how one of the shared libraries is found.
+// library describes how one of the shared libraries is found.
 type library struct {
-	what     string // for people, such as "the CUDA compiler NVRTC"
+	what     string // for messages, such as "the CUDA compiler NVRTC"
 	variable string // environment variable that names its file
 	stem     string // such as "libnvrtc"
 	get      string // how to get it
@@ -26,9 +26,9 @@ var (
 		"it is in NVIDIA's package repository as libnccl2, and in pip install nvidia-nccl-cu13"}
 )
 
-// candidates lists where a library may be, best first: the file that the environment
-// names, or else its names by themselves, for the loader, then in the folders of the CUDA
-// toolkit and of Python packages. majors are the versions that will do, best first.
+// candidates lists where a library may be, best first: the file that the environment variable
+// names, or else its bare names, for the loader, and then files in the directories of the CUDA
+// toolkit and of Python packages. majors are the acceptable major versions, best first.
 func (l library) candidates(majors []int, env func(string) string) []string {
 	if file := env(l.variable); file != "" {
 		return []string{file}
@@ -47,7 +47,7 @@ func (l library) candidates(majors []int, env func(string) string) []string {
 	return found
 }
 
-// folders lists, as patterns, where toolkits and Python packages keep libraries.
+// folders lists, as patterns, the directories in which toolkits and Python packages keep libraries.
 func folders(env func(string) string) []string {
 	var list []string
 	for _, v := range []string{"CUDA_HOME", "CUDA_PATH"} {
@@ -75,7 +75,7 @@ func home(env func(string) string, folder string) string {
 	return ""
 }
 
-// open loads the first candidate that can be.
+// open loads the first candidate that can be loaded.
 func (l library) open(majors []int) (*shared, error) {
 	tried := l.candidates(majors, os.Getenv)
 	var reason error
@@ -85,19 +85,19 @@ func (l library) open(majors []int) (*shared, error) {
 			return &shared{library: l, file: file, handle: handle}, nil
 		}
 		if reason == nil || strings.ContainsRune(file, '/') {
-			reason = err // that of a file that is there says more than that of a name
+			reason = err // the reason for a file that exists says more than that for a bare name
 		}
 	}
 	msg := fmt.Sprintf("is not here: %v; %s; %s=FILE names its place", reason, l.get, l.variable)
 	return nil, &MissingError{Library: fmt.Sprintf("%s.so.%d (%s)", l.stem, majors[0], l.what), Msg: msg}
 }
 
-// tooOld says that a library is older than what is needed.
+// tooOld returns the error for a library that is too old.
 func (s *shared) tooOld(have, want string) error {
 	return &MissingError{Library: fmt.Sprintf("%s (%s)", s.file, s.what), Msg: fmt.Sprintf("has version %s, want at least %s; %s", have, want, s.get)}
 }
 
-// shared is a library that is loaded.
+// shared is a loaded library.
 type shared struct {
 	library
 	file   string
@@ -110,7 +110,7 @@ type proc struct {
 	addr uintptr
 }
 
-// proc finds a function, and notes the first that is not there.
+// proc finds a function. missing keeps the first error.
 func (s *shared) proc(name string, missing *error) proc {
 	addr, err := dlsym(s.handle, name)
 	if err != nil && *missing == nil {

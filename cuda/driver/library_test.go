@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// strict makes tests fail that would be skipped for want of a tool (make test-cuda).
+// strict makes tests fail that would be skipped for lack of a tool (make test-cuda).
 func strict() bool { return os.Getenv("AUTOPAR_TEST_CUDA") != "" }
 
 func skip(t *testing.T, why string) {
@@ -37,7 +37,7 @@ func fakeLibrary(t *testing.T, flags ...string) string {
 	return file
 }
 
-// fakes is the library, loaded, with what it notes.
+// fakes is the loaded library, with its log.
 type fakes struct {
 	t                *testing.T
 	lib              *shared
@@ -58,7 +58,7 @@ func loadFakes(t *testing.T, flags ...string) *fakes {
 	return f
 }
 
-// said returns what was noted since the last time, line by line.
+// said returns what was logged since the last call, line by line.
 func (f *fakes) said() []string {
 	b := make([]byte, 1<<16)
 	f.log.call(addressOf(b), uintptr(len(b)))
@@ -70,7 +70,7 @@ func (f *fakes) failNext(name string, code int) {
 	f.fail.call(addressOf(append([]byte(name), 0)), uintptr(code))
 }
 
-// line writes a call as the library notes it.
+// line formats a call as the library logs it.
 func line(name string, words ...uint64) string {
 	var b strings.Builder
 	b.WriteString(name)
@@ -120,8 +120,8 @@ func TestCandidates(t *testing.T) {
 	require.Equal(t, []string{"mine.so"}, find(libNCCL, 2), "what is named is what is meant")
 }
 
-// TestMissing checks what is said when a library is not there, not a library, not the
-// right one, or too old.
+// TestMissing checks the errors for a library that is missing, not a library, the wrong one, or too
+// old.
 func TestMissing(t *testing.T) {
 	for _, l := range []library{libCUDA, libNVRTC, libCUBLASLt, libNCCL} {
 		t.Setenv(l.variable, "/nowhere/lib.so")
@@ -161,7 +161,8 @@ func TestMissing(t *testing.T) {
 	require.ErrorContains(t, err, "has no cublasLtMatmul")
 }
 
-// TestBuiltins: NVRTC finds the library that it loads by name where that lies beside it and nowhere else.
+// TestBuiltins: NVRTC finds the library of builtins that it loads by name even if that lies only
+// beside it.
 func TestBuiltins(t *testing.T) {
 	const builtins = "libnvrtc-builtins.so.13.7"
 	nvrtc := fakeLibrary(t, "-DBUILTINS=\""+builtins+"\"")
@@ -177,7 +178,7 @@ func TestBuiltins(t *testing.T) {
 	require.NoError(t, compile())
 }
 
-// TestNoGPU checks what is said when there is a driver but no GPU.
+// TestNoGPU checks the error if there is a driver but no GPU.
 func TestNoGPU(t *testing.T) {
 	f := loadFakes(t)
 	f.failNext("cuInit", 100)

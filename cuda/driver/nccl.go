@@ -86,7 +86,7 @@ type ncclComm struct {
 	*nccl
 	handle uintptr
 
-	mu    sync.Mutex // held while the communicator ends, or is asked whether it is well
+	mu    sync.Mutex // held while the communicator ends or is asked for failures
 	ended atomic.Bool
 }
 
@@ -100,7 +100,8 @@ func (c *ncclComm) end(by proc) error {
 	return c.check(by, by.call(c.handle))
 }
 
-// do makes a call that needs the communicator, which the run's failure elsewhere may have ended.
+// do makes a call that uses the communicator, unless it has ended, as it does when the run fails
+// elsewhere.
 func (c *ncclComm) do(p proc, args ...uintptr) error {
 	if c.ended.Load() {
 		return errEnded
@@ -110,7 +111,7 @@ func (c *ncclComm) do(p proc, args ...uintptr) error {
 
 var errEnded = errors.New("NCCL: the communicator has ended")
 
-// ncclType is the ncclDataType_t of a type. Fixed point adds up as integers.
+// ncclType is the ncclDataType_t of a type. Fixed-point numbers are added as integers.
 func ncclType(d ir.DType) uintptr {
 	return map[ir.DType]uintptr{ir.I32: 2, ir.Q64: 4, ir.F16: 6, ir.F32: 7, ir.BF16: 9}[d]
 }
@@ -149,7 +150,7 @@ func (c *ncclComm) Recv(p Ptr, elems int64, d ir.DType, peer int, s Stream) erro
 
 func (c *ncclComm) Failure() error {
 	const inProgress = 7
-	if !c.mu.TryLock() { // it ends, which may take as long as it likes, or another thread asks
+	if !c.mu.TryLock() { // it is ending, which may take any time, or another thread is asking
 		return nil
 	}
 	defer c.mu.Unlock()
@@ -166,7 +167,7 @@ func (c *ncclComm) Failure() error {
 	return fmt.Errorf("NCCL: %s (%d)", c.errorString.callString(int(state)), state)
 }
 
-// Abort may be called while another thread waits in an operation. Neither returns while there is a graph that captured the
-// communicator.
+// Abort may be called while another thread waits in an operation. Neither call returns while there
+// is a graph that captured the communicator.
 func (c *ncclComm) Abort() error { return c.end(c.abort) }
 func (c *ncclComm) Close() error { return c.end(c.destroy) }

@@ -11,7 +11,7 @@ import (
 	"unsafe"
 )
 
-// majorsFor are the versions of CUDA's libraries that run on a driver, best first. A
+// majorsFor returns the major versions of CUDA libraries that run on a driver, best first. A
 // library of a newer CUDA than the driver's does not.
 func majorsFor(driver int) []int {
 	if driver >= 13000 {
@@ -33,15 +33,16 @@ func NewCompiler(driver int) (Compiler, error) {
 	if err != nil {
 		return nil, err
 	}
-	if strings.ContainsRune(lib.file, '/') { // else the loader has found it, and finds what lies beside it
+	if strings.ContainsRune(lib.file, '/') { // if the loader found it by its bare name, it also finds what lies beside it
 		lib.loadBuiltins()
 	}
 	return newNVRTC(lib)
 }
 
-// loadBuiltins loads the library of builtins that lies beside NVRTC. When NVRTC compiles it loads that by its bare name, which the
-// loader knows of the libraries that are loaded, or finds in its own folders: NVRTC 13.0 does not have it look beside NVRTC. Where
-// there is none, the log of the first program says so.
+// loadBuiltins loads the library of builtins that lies beside NVRTC. When NVRTC compiles, it loads
+// that library by its bare name. The loader finds it among the loaded libraries or in its own
+// directories, but NVRTC 13.0 does not make it look beside NVRTC. If there is none, the log of the
+// first program says so.
 func (s *shared) loadBuiltins() {
 	files, _ := filepath.Glob(filepath.Join(filepath.Dir(s.file), "libnvrtc-builtins.so.[0-9]*")) // the pattern is well formed
 	for _, file := range files {
@@ -124,19 +125,20 @@ func (c *nvrtc) text(prog uintptr) string {
 	return strings.TrimSpace(cString(log))
 }
 
-// cached keeps machine code in files, and as long as the process lasts.
+// cached keeps machine code in files, and in memory for the life of the process.
 type cached struct {
 	Compiler
-	dir   string        // empty is none
-	cores chan struct{} // that compile
+	dir   string        // "" keeps no files
+	cores chan struct{} // bounds how many programs are compiled at a time
 
 	mu   sync.Mutex
-	made map[string]func() ([]byte, error) // by file; they wait for who compiles
+	made map[string]func() ([]byte, error) // by file; a call waits for whoever compiles it
 }
 
-// Cached returns a compiler that keeps what it has compiled in a directory, if it is not empty, by the hash of all that it
-// depends on. Where it cannot write, each process compiles anew, once. Who asks for what another is compiling waits for that,
-// and no more programs are compiled at a time than there are cores.
+// Cached returns a compiler that keeps machine code in files of dir, named by the hash of all that
+// it depends on. If dir is empty or cannot be written, each process compiles everything once. A
+// call for a program that another call is compiling waits for it. No more programs are compiled at
+// a time than there are cores.
 func Cached(c Compiler, dir string) Compiler {
 	return &cached{Compiler: c, dir: dir, cores: make(chan struct{}, runtime.NumCPU()), made: map[string]func() ([]byte, error){}}
 }
@@ -168,8 +170,8 @@ func (c *cached) Compile(name, source, arch string, options []string) ([]byte, e
 	return made()
 }
 
-// replaceFile writes a file whole or not at all; a cache that cannot be written is only
-// slow.
+// replaceFile writes a file whole or not at all. Errors are dropped: a cache that cannot be written
+// only costs time.
 func replaceFile(file string, data []byte) {
 	if os.MkdirAll(filepath.Dir(file), 0o755) != nil {
 		return

@@ -1,5 +1,6 @@
-// AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, of many tensors: weights and moments of type T, gradients of
-// type G, and of new weights, if there is a place, copies of that type. New values may be in the places of the old.
+// AdamW (Loshchilov and Hutter, 2019) as torch.optim.AdamW has it, of many tensors in one launch.
+// Weights and moments are of type T, gradients of type G. If there is a place for it, a copy of the
+// new weight in type G is stored too. New values may overwrite the old.
 template <class G> struct Update {
 	T *w2, *m2, *v2;
 	const T *w, *m, *v;
@@ -7,11 +8,12 @@ template <class G> struct Update {
 	G* copy;
 	i64 n;
 	float weight_decay;
-	int first; // of the blocks that do it, each 16384 elements
+	int first; // its first block; a block takes 16384 elements
 };
 template <class G> struct Updates { Update<G> of[48]; };
 
-// skipped, if not null, counts the steps that the loss scaler left out; a clip that is not positive leaves out this one.
+// skipped, if not null, counts the steps that the loss scaler skipped. A clip that is not positive
+// skips this step.
 template <class G>
 DEVICE void adamw(const float* clip, const float* lr, const int* steps, const float* skipped, double beta1, double beta2, float eps, int count,
 	const Updates<G>& all) {
@@ -31,7 +33,7 @@ DEVICE void adamw(const float* clip, const float* lr, const int* steps, const fl
 	float decay = factors[0], rate = factors[1], root = factors[2];
 	float b1 = (float)beta1, b2 = (float)beta2, gain1 = (float)(1 - beta1), gain2 = (float)(1 - beta2);
 	i64 start = (i64)(block_x() - t.first) * 16384, left = t.n - start;
-	each<float>(left < 16384 ? left : 16384, true, thread(), threads(), [&](auto width, i64 i) { // four at a time, whatever the types
+	each<float>(left < 16384 ? left : 16384, true, thread(), threads(), [&](auto width, i64 i) { // four at a time whatever the types
 		constexpr int k = decltype(width)::value;
 		i += start;
 		Pack<k> x = load<k>(t.w + i), first = load<k>(t.m + i), second = load<k>(t.v + i), d = load<k>(t.g + i);

@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestManyTerms adds up more values than one launch does: each launch goes on from the sum
-// so far, as that of a gradient's norm over all parameters does.
+// TestManyTerms adds more values than one launch can: each launch continues from the sum so far, as
+// the gradient's norm over all parameters does.
 func TestManyTerms(t *testing.T) {
 	const terms = 40
 	k := runtime.Kernel{Node: &ir.Node{Op: ir.OpAddN, Name: "sum"}, Accum: []bool{false}}

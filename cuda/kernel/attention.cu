@@ -1,5 +1,6 @@
-// Causal attention in tiles of 32 queries by 32 keys (Dao et al., "FlashAttention", 2022), for any type and a head of up to 256
-// elements. A query has 8 threads, each of which has every 8th key of a tile and every 8th element of the result.
+// Causal attention in tiles of 32 queries by 32 keys (Dao et al., "FlashAttention", 2022), for any
+// type and heads of up to 256 elements. 8 threads share a query: each has every 8th key of a tile
+// and every 8th element of the result.
 
 DEVICE float dot(const float* a, const float* b, int n) {
 	float sum = 0;
@@ -7,7 +8,7 @@ DEVICE float dot(const float* a, const float* b, int n) {
 	return sum;
 }
 
-// The 8 threads of a query are lanes of one warp.
+// The 8 threads of a query are lanes of the same warp.
 DEVICE float sum_of_8(float x) {
 	for (int mask = 4; mask > 0; mask /= 2) x += shuffle_xor(x, mask);
 	return x;
@@ -21,7 +22,7 @@ DEVICE float max_of_8(float x) {
 template <int per> DEVICE void attention(T* o, float* lse, const T* q, const T* k, const T* v, const Heads& s) {
 	SHARED(float, memory);
 	int ld = s.width + 1;
-	float *queries = memory, *keys = queries + 32 * ld, *probs = keys + 32 * ld; // keys, then values; probs 33 apart
+	float *queries = memory, *keys = queries + 32 * ld, *probs = keys + 32 * ld; // keys holds keys, then values; rows of probs are 33 apart
 	int tile = (blocks_x() - 1 - block_x()) * 32, head = block_y(), b = block_z(), h = head % s.heads;
 	int r = thread() / 8, c = thread() % 8, row = tile + r, i = row < s.rows ? s.position(row) : -1;
 	q += b * s.rows * s.row_q + head * s.width;
@@ -80,8 +81,9 @@ ATTENTION(128)
 ATTENTION(256)
 #undef ATTENTION
 
-// attention_decode is the attention of one more position of each sequence, to those cached [batch, keys, 2, heads, width] and to
-// itself; it joins the cache at pos. A warp has a query head. A position beyond the cache makes NaN.
+// attention_decode attends from one new position of each sequence to the cached keys [batch, keys,
+// 2, heads, width] and to itself, and stores its key and value in the cache at pos. A warp has a
+// query head. A position beyond the cache makes NaN.
 KERNEL(attention_decode, 32)(T* o, T* cache, const T* qkv, const int* pos, int keys, int heads, int groups, int width, float scale) {
 	int head = block_x(), b = block_y(), h = head % heads, at = *pos, part = heads * width;
 	const T *q = qkv + (i64)b * (groups + 2) * part + head * width, *k = qkv + ((i64)b * (groups + 2) + groups) * part + h * width, *v = k + part;

@@ -9,26 +9,27 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// maxWidth is the largest head for which there is a kernel.
+// maxWidth is the largest head size for which there is a kernel.
 const maxWidth = 256
 
-// heads is an attention as its launches see it: see heads.cu.
+// heads describes an attention to its kernels: see heads.cu.
 type heads struct {
 	dtype              ir.DType
 	batch, rows        int // of queries
-	keys, heads, width int // of keys and values
-	packed             int // groups of queries in qkv
-	first, groups      int // those that are done
+	keys, heads, width int // number of keys, of heads of keys and values, and elements of a head
+	packed             int // groups of queries in the operand qkv
+	first, groups      int // the groups that this rank computes
 	q, k, v            address
-	rowQ, rowKV        int64 // elements
-	params             []any // HEADS_PARAMS
+	rowQ, rowKV        int64 // how far apart rows are, in elements
+	params             []any // the parameters HEADS_PARAMS of heads.cu
 	tensorCores        bool
 }
 
-// part is the elements of one query, key or value of all heads of a position.
+// part returns how many elements one query, key or value has in all heads.
 func (h *heads) part() int64 { return int64(h.heads * h.width) }
 
-// attentionHeads reads operands qkv, and kv if keys and values lie apart, and o or a tensor like it.
+// attentionHeads describes the operands: qkv; kv, which is another tensor if keys and values lie
+// apart; and o, or a tensor of the same layout.
 func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
 	d, err := l.elem(qkv)
 	if err != nil {
@@ -66,12 +67,12 @@ func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
 	return h, nil
 }
 
-// grid is tiles of so many of n, for each of so many heads, for each sequence.
+// grid returns the grid with a block for every tile of n rows, every head and every sequence.
 func (h *heads) grid(n, tile, heads int) [3]uint32 {
 	return [3]uint32{uint32((n + tile - 1) / tile), uint32(heads), uint32(h.batch)}
 }
 
-// class is the width for which a plain function is compiled.
+// class returns the head size for which a kernel without tensor cores is compiled.
 func (h *heads) class() int {
 	switch {
 	case h.width <= 64:
@@ -82,10 +83,11 @@ func (h *heads) class() int {
 	return maxWidth
 }
 
-// tileBytes is the shared memory for so many tiles of 32 rows, and of 32 by 32 probabilities.
+// tileBytes returns the shared memory of rows tiles with 32 rows of a head, and of probs tiles of
+// 32 by 32 probabilities.
 func (h *heads) tileBytes(rows, probs int) int { return 4*32*(h.width+1)*rows + 4*32*33*probs }
 
-// attention is attention, and that to keys and values apart.
+// attention launches OpAttention and OpAttentionKV.
 func attention(l *list) error {
 	kv := l.Args[0]
 	if l.Node.Op == ir.OpAttentionKV {
@@ -107,15 +109,16 @@ func attention(l *list) error {
 	return nil
 }
 
-// packs is the binary logarithm of how many threads take 16 bytes each of a row of a head, rounded up; of a warp at most.
+// packs returns the binary logarithm of how many threads it takes to read a row of a head 16 bytes
+// each, rounded up, at most a warp.
 func (h *heads) packs() int {
 	packs := (h.width*int(h.dtype.Size()) + 15) / 16
 	return min(5, bits.Len(uint(packs-1)))
 }
 
-// attentionGrad is the gradient of both.
+// attentionGrad launches the gradients of both.
 func attentionGrad(l *list) error {
-	n := len(l.Args) - 3 // the log-sums, after o and before seed and step
+	n := len(l.Args) - 3 // index of the log-sums, which come after o and before seed and step
 	qkv, kv, o, lse := l.Args[1], l.Args[n-2], l.Args[n-1], l.arg(n)
 	h, err := l.attentionHeads(qkv, kv, l.Args[0])
 	if err != nil {
@@ -126,7 +129,7 @@ func attentionGrad(l *list) error {
 	if l.Node.Op == ir.OpAttentionKVGrad {
 		dk = l.result(1)
 	} else {
-		// The gradient of queries that are done elsewhere is no part of the sum.
+		// Gradients of queries that other ranks compute are not part of this rank's partial sum.
 		if err := l.clearGroups(h, 0, h.first); err != nil {
 			return err
 		}
@@ -160,13 +163,14 @@ func attentionGrad(l *list) error {
 	return nil
 }
 
-// clearGroups clears the gradients of queries of some groups, in result 0.
+// clearGroups clears the gradients of the queries of groups [from, to), in result 0.
 func (l *list) clearGroups(h *heads, from, to int) error {
 	size, n := h.dtype.Size(), int64(to-from)*h.part()
 	return l.move(size, l.result(0)+address(int64(from)*h.part()*size), 0, dim{int64(h.batch) * int64(h.rows), 0, h.rowQ}, dim{n, 1, 1})
 }
 
-// attentionDecode updates the cache [B,T,2,NH,D] in place, moving it first where the new one has a place of its own.
+// attentionDecode updates the cache [B,T,2,NH,D] in place. If the new cache has another place it
+// copies it there first.
 func attentionDecode(l *list) error {
 	qkv, cache := l.Args[0], l.Args[1]
 	d, err := l.elem(qkv)

@@ -1,7 +1,8 @@
-// The products of each query's result with its gradient, which both passes of attention's gradient need.
+// The dot product of each query's result with its gradient, which both passes of attention's
+// gradient need.
 
-// attention_delta sets delta, shaped like the log-sums, to them. A block has one head of a sequence: 2^split threads for each of
-// its rows, as many as take 16 bytes each.
+// attention_delta stores them in delta, which has the shape of the log-sums. A block has rows of
+// one head of a sequence. 2^split threads share a row: as many as take 16 bytes each.
 KERNEL(attention_delta, 256)(float* delta, const T* dout, const T* o, int rows, int heads, int width, int split) {
 	int row = block_x() * (256 >> split) + (thread() >> split), head = block_y(), b = block_z();
 	int many = 1 << split, at = thread() & (many - 1);

@@ -1,8 +1,9 @@
-// The gradient of attention.cu, in two passes that recompute probabilities from their log-sums: for the queries, a block has 32
-// of them and visits all keys; for keys and values, a block has 32 of them and visits all queries of its head. So each sum
-// has one owner and an order.
+// The gradient of attention.cu, in two passes that recompute probabilities from log-sums. In the
+// pass for queries a block has 32 queries and visits all keys. In the pass for keys and values a
+// block has 32 keys and visits all queries of its head. So each sum is taken by one block, in a
+// fixed order.
 
-// dots sets x and y to the products of a1 and b1, and of a2 and b2.
+// dots sets x to the dot product of a1 and b1, and y to that of a2 and b2.
 DEVICE void dots(float& x, float& y, const float* a1, const float* b1, const float* a2, const float* b2, int n) {
 	x = y = 0;
 	for (int i = 0; i < n; i++) x += a1[i] * b1[i], y += a2[i] * b2[i];
@@ -51,15 +52,15 @@ DEVICE void attention_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* 
 	}
 }
 
-// attention_dkv: dk_j = scale * sum over i of ds_ij q_i and dv_j = sum of m_ij p_ij do_i, over the queries of all groups. Rows of dk
-// and dv are row_dkv apart.
+// attention_dkv: dk_j = scale * sum over i of ds_ij q_i and dv_j = sum over i of m_ij p_ij do_i,
+// over the queries of all groups. Rows of dk and dv are row_dkv apart.
 template <int per>
 DEVICE void attention_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
 	const Heads& s) {
 	SHARED(float, memory);
 	int ld = s.width + 1;
 	float *keys = memory, *values = keys + 32 * ld, *queries = values + 32 * ld, *douts = queries + 32 * ld;
-	float *grads = douts + 32 * ld, *probs = grads + 32 * 33, *sums = probs + 32 * 33, *deltas = sums + 32; // grads and probs [key][query]
+	float *grads = douts + 32 * ld, *probs = grads + 32 * 33, *sums = probs + 32 * 33, *deltas = sums + 32; // grads and probs are [key][query]
 	int* at = (int*)(deltas + 32); // positions of the queries
 	int j0 = block_x() * 32, h = block_y(), b = block_z(), r = thread() / 8, c = thread() % 8, j = j0 + r;
 	i64 row_do = (i64)s.groups * s.heads * s.width;

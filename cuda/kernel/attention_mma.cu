@@ -1,5 +1,6 @@
-// Causal attention on tensor cores, for numbers of two bytes and heads of 64 or 128 elements (Dao, "FlashAttention-2", 2023). A
-// block of 4 warps has 16*per queries for each, and visits keys 64 at a time; probabilities stay in registers.
+// Causal attention on tensor cores, for two-byte types and heads of 64 or 128 elements (Dao,
+// "FlashAttention-2", 2023). A block has 4 warps with 16*per queries each, and visits keys 64 at a
+// time. Probabilities stay in registers.
 
 template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const T* q, const T* k, const T* v, const Heads& s) {
 	const int tile = 64 * per, step = 64;
@@ -17,7 +18,7 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 	};
 	load(keys, k, 0);
 
-	float out[per][width / 8][4] = {}, top[per][2], total[per][2] = {}; // totals of this thread's columns
+	float out[per][width / 8][4] = {}, top[per][2], total[per][2] = {}; // totals of the columns of this thread
 	int at[per][2], least = s.keys; // positions of the thread's rows
 #pragma unroll
 	for (int m = 0; m < per; m++) {
@@ -43,7 +44,7 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 	}
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
-		sync_block(); // keys have come, and nobody reads values
+		sync_block(); // keys have arrived, and no warp reads values any more
 		load(values, v, j0);
 		float score[per][step / 8][4] = {};
 #pragma unroll
@@ -57,7 +58,7 @@ template <int width, int per> DEVICE void attention_mma(T* o, float* lse, const 
 			}
 		}
 		copy_wait<0>();
-		sync_block(); // values have come, and nobody reads keys
+		sync_block(); // values have arrived, and no warp reads keys any more
 		if (j0 + step <= last) load(keys, k, j0 + step);
 
 		if (j0 + step - 1 > least) {

@@ -1,7 +1,9 @@
-// The gradient of attention_mma.cu, in the two passes of attention_grad.cu, which has its formulas and the row products delta. In
-// both a block has 64 rows, 16 for each of its 4 warps, and visits the others some at a time, loading the next meanwhile.
+// The gradient of attention_mma.cu, in the two passes of attention_grad.cu, where the formulas are.
+// In both, a block has 64 rows, 16 for each of its 4 warps. It visits the rows of the other side
+// step at a time, and loads the next ones meanwhile.
 
-// Rows is 16 rows of a tile as a of mma: held in registers, or loaded where they are used if those do not suffice.
+// Rows is 16 rows of a tile, as operand a of mma. They are held in registers, or if there are too
+// few registers loaded at each use.
 template <int width, bool held> struct Rows {
 	const T* tile;
 	int first;
@@ -22,7 +24,8 @@ template <int width, bool held> struct Rows {
 	}
 };
 
-// scores adds to c and d the products of rows a and e with all rows of tiles b and f.
+// scores adds to c the products of rows a with all rows of tile b, and to d those of rows e with
+// all rows of tile f.
 template <int width, bool held, int n8>
 DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
 #pragma unroll
@@ -39,12 +42,12 @@ DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>
 	}
 }
 
-// attention_mma_dq has queries and visits keys, step at a time.
+// attention_mma_dq is the pass for queries: it has queries and visits keys.
 template <int width, int step>
 DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
 	const Heads& s) {
 	SHARED(T, memory);
-	T *queries = memory, *douts = queries + 64 * width, *visited = douts + 64 * width; // keys and values, twice
+	T *queries = memory, *douts = queries + 64 * width, *visited = douts + 64 * width; // visited: keys and values, double-buffered
 	int first = (blocks_x() - 1 - block_x()) * 64, mine = warp() * 16, head = block_y(), b = block_z(), h = head % s.heads;
 	int last = s.last_position(first, 64);
 	i64 row_do = (i64)s.groups * s.heads * width, statistics = ((i64)b * s.groups * s.heads + head) * s.rows;
@@ -111,18 +114,19 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 				mma_pair(T(), out[2 * n], out[2 * n + 1], a, b);
 			}
 		}
-		sync_block(); // before the keys after the next come in their place
+		sync_block(); // before the keys after the next ones overwrite these
 	}
 	write_rows<width>(dq, row_dq, queries, mine, out, s.scale, s.scale, here);
 }
 
-// attention_mma_dkv has keys and visits the queries of all groups, step at a time. Its scores are transposed: [key][query].
+// attention_mma_dkv is the pass for keys and values: it has keys and visits the queries of all
+// groups. Its scores are transposed: [key][query].
 template <int width, int step>
 DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
 	const Heads& s) {
 	SHARED(T, memory);
-	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // queries and gradients, twice
-	float* statistics = (float*)(visited + 4 * step * width); // of queries: log-sum, delta and position, twice
+	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // visited: queries and gradients, double-buffered
+	float* statistics = (float*)(visited + 4 * step * width); // log-sum, delta and position of queries, double-buffered
 	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z(), j = j0 + mine + lane() / 4; // the thread's keys are j and j+8
 	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
@@ -132,10 +136,11 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
 	load_keys<width, 64>(keys, k, s, j0);
 	load_keys<width, 64>(values, v, s, j0);
-	// Visits are numbered through all groups. In the order of positions, the first queries see none of the keys.
+	// Visits are numbered through all groups. Without folding, the first queries see none of the
+	// keys and are skipped.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
 	int visits = (s.rows + step - 1) / step - skipped, all = visits > 0 ? visits * s.groups : 0;
-	float log_sum_of = 0, delta_of = 0; // statistics of the query of this thread, of the visit that is loaded
+	float log_sum_of = 0, delta_of = 0; // statistics of this thread's query of the visit that is being loaded
 	int at_of = -1;
 	auto load = [&](int visit, int head, int first) {
 		T* to = visited + visit % 2 * 2 * step * width;
@@ -148,7 +153,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
 		log_sum_of = valid ? lse[from] : 0, delta_of = valid ? delta[from] : 0, at_of = valid ? s.position(row) : -1;
 	};
-	// Nobody waits for statistics: they are stored when the visit before is over.
+	// Statistics are stored after the current visit, so that no thread waits for their loads.
 	auto store_statistics = [&](int visit) {
 		if (thread() >= step) return;
 		float* of = statistics + visit % 2 * 3 * step;
@@ -223,7 +228,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		}
 		head = next_head, first = next;
 		store_statistics(visit + 1);
-		sync_block(); // before the queries after the next come in their place
+		sync_block(); // before the queries after the next ones overwrite these
 	}
 	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
 	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);

@@ -28,8 +28,8 @@ func missing(t *testing.T, format string, args ...any) {
 	t.Skipf(format, args...)
 }
 
-// TestNVRTC compiles every program for sm_80 and sm_90a, prints what ptxas says of registers, and fails where a function of
-// attention or of anything else keeps registers in memory.
+// TestNVRTC compiles every program for sm_80 and sm_90a, prints the registers that ptxas reports,
+// and fails if a function spills registers to memory.
 func TestNVRTC(t *testing.T) {
 	library := os.Getenv("AUTOPAR_LIBNVRTC")
 	if library == "" {
@@ -59,7 +59,7 @@ func TestNVRTC(t *testing.T) {
 				require.NoError(t, err, "%s", out)
 				out, err = exec.Command(ptxas, "-v", "-arch=sm_"+arch, "-o", filepath.Join(dir, "cubin"), ptx).CombinedOutput()
 				require.NoError(t, err, "%s", out)
-				if program == "norm_f32.cu" { // kernels that are done as one: see Fuse
+				if program == "norm_f32.cu" { // kernels that Fuse fuses
 					text, err := os.ReadFile(ptx)
 					require.NoError(t, err)
 					require.True(t, strings.Contains(string(text), "add.rn.f32"), "a sum that may be one with a product has other bits than alone")
@@ -73,7 +73,7 @@ func TestNVRTC(t *testing.T) {
 	}
 }
 
-// function is what ptxas says of one.
+// function is what ptxas reports of a function.
 type function struct {
 	name                     string
 	registers, spills, stack int
@@ -85,7 +85,7 @@ var (
 	assembledRegs  = regexp.MustCompile(`Used (\d+) registers`)
 )
 
-// assembled reads the messages of ptxas -v.
+// assembled parses the messages of ptxas -v.
 func assembled(t *testing.T, messages string) (all []function) {
 	number := func(s string) int {
 		n, err := strconv.Atoi(s)
@@ -100,7 +100,7 @@ func assembled(t *testing.T, messages string) (all []function) {
 			continue
 		}
 		f := &all[len(all)-1]
-		if m := assembledStack.FindStringSubmatch(line); m != nil && f.registers == 0 { // not of a function it calls
+		if m := assembledStack.FindStringSubmatch(line); m != nil && f.registers == 0 { // not of a function that it calls
 			f.stack, f.spills = number(m[1]), number(m[2])+number(m[3])
 		}
 		if m := assembledRegs.FindStringSubmatch(line); m != nil {

@@ -1,4 +1,4 @@
-// Ops that compute each element from those at its place.
+// Elementwise ops.
 
 KERNEL(add, 256)(T* y, const T* a, const T* b, i64 n) {
 	each_of_all<T>(n, true, [&](auto width, i64 i) {
@@ -9,7 +9,7 @@ KERNEL(add, 256)(T* y, const T* a, const T* b, i64 n) {
 	});
 }
 
-// add_rows adds b of cols elements to every row of a.
+// add_rows adds b, which has cols elements, to every row of a.
 KERNEL(add_rows, 256)(T* y, const T* a, const T* b, i64 n, i64 cols) {
 	each_of_all<T>(n, lines_up<T>(cols), [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
@@ -29,7 +29,8 @@ KERNEL(scale, 256)(T* y, const T* x, const float* s, i64 n) {
 	});
 }
 
-// Casts are of many tensors, each of n elements in blocks of 4096 from first on.
+// One launch casts many tensors. Tensor t has n elements, in blocks of 4096, and its first block is
+// number first.
 template <class X> struct Cast {
 	T* y;
 	const X* x;
@@ -37,13 +38,14 @@ template <class X> struct Cast {
 };
 template <class X> struct Casts { Cast<X> of[120]; };
 
-// convert sets every y to x, or adds x to it, when the two do not overlap or are of one size.
+// convert sets every y to x, or adds x to it. The two may overlap only at the same place, with
+// types of one size.
 template <class X> DEVICE void convert(int add, int count, const Casts<X>& all) {
 	int at = 0;
 	while (at + 1 < count && all.of[at + 1].first <= block_x()) at++;
 	const Cast<X>& t = all.of[at];
 	i64 start = (block_x() - t.first) * 4096, left = t.n - start;
-	each<float>(left < 4096 ? left : 4096, true, thread(), threads(), [&](auto width, i64 i) { // four at a time, whatever the types
+	each<float>(left < 4096 ? left : 4096, true, thread(), threads(), [&](auto width, i64 i) { // four at a time whatever the types
 		constexpr int w = decltype(width)::value;
 		i += start;
 		Pack<w> z = load<w>(t.x + i);
@@ -58,10 +60,10 @@ KERNEL(cast_f32, 256)(int add, int count, Casts<float> all) { convert(add, count
 KERNEL(cast_bf16, 256)(int add, int count, Casts<bf16> all) { convert(add, count, all); }
 KERNEL(cast_f16, 256)(int add, int count, Casts<f16> all) { convert(add, count, all); }
 
-// reduce combines up to 16 values in order; y may be one of them.
+// combine reduces up to 16 inputs in order. y may be one of them.
 template <class F>
 DEVICE void combine(T* y, const T* const (&x)[16], i64 n, int count, F f) {
-	i64 places = (i64)y; // shares and runs of a collective start anywhere
+	i64 places = (i64)y; // shares and runs of a collective may start anywhere
 	for (int k = 0; k < count; k++) places |= (i64)x[k];
 	each_of_all<T>(n, places % 16 == 0, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
@@ -84,9 +86,10 @@ KERNEL(reduce_max, 256)(T* y, i64 n, int count, Inputs from) {
 	combine(y, from.x, n, count, [](float a, float b) { return fmaxf(a, b); });
 }
 
-// GELU (Hendrycks and Gimpel, 2016) with the normal distribution function, or with tanh its approximation.
+// GELU (Hendrycks and Gimpel, 2016): exact with Erf, the approximation by tanh with Tanh.
 struct Erf {
-	// tail is the distribution function at -|x|, within 1e-7 (Abramowitz and Stegun, 7.1.26), by way of e = exp(-x^2/2).
+	// tail is the normal distribution function at -|x|, within 1e-7 (Abramowitz and Stegun,
+	// 7.1.26). It also sets e to exp(-x^2/2).
 	DEVICE static float tail(float x, float& e) {
 		float t = reciprocal_fast(1 + 0.23164189f * fmaxf(x, -x));
 		e = exp2_fast(-0.72134752f * x * x);
@@ -130,7 +133,7 @@ KERNEL(gelu_tanh, 256)(T* y, const T* x, i64 n) { gelu<Tanh>(y, x, n); }
 KERNEL(gelu_grad_erf, 256)(T* dx, const T* dy, const T* x, i64 n) { gelu_grad<Erf>(dx, dy, x, n); }
 KERNEL(gelu_grad_tanh, 256)(T* dx, const T* dy, const T* x, i64 n) { gelu_grad<Tanh>(dx, dy, x, n); }
 
-// SwiGLU (Shazeer, 2020): rows of x are gate and up, cols elements each.
+// SwiGLU (Shazeer, 2020). Rows of x are gate and up, cols elements each.
 KERNEL(swiglu, 256)(T* y, const T* x, i64 n, i64 cols) {
 	each_of_all<T>(n, lines_up<T>(cols), [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
@@ -140,7 +143,7 @@ KERNEL(swiglu, 256)(T* y, const T* x, i64 n, i64 cols) {
 		store(y + i, up);
 	});
 }
-// swiglu_grad may set dx in the place of x.
+// dx of swiglu_grad may be at the place of x.
 KERNEL(swiglu_grad, 256)(T* dx, const T* x, const T* dy, i64 n, i64 cols) {
 	each_of_all<T>(n, lines_up<T>(cols), [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
@@ -157,9 +160,10 @@ KERNEL(swiglu_grad, 256)(T* dx, const T* x, const T* dy, i64 n, i64 cols) {
 	});
 }
 
-// dropout multiplies elements by their mask. They are runs of run elements that lie together in the whole, from element first
-// of it and start of the part on, numbered by up to four outer dimensions: n1 the innermost, w its step in the whole and l in
-// the part.
+// dropout multiplies elements by their mask. The elements are in runs of length run that are
+// contiguous in the whole tensor. The first is at index first of the whole and at start of the
+// part. Runs are numbered by up to four outer dimensions, the innermost with size n1; w1 is its
+// stride in the whole and l1 that in the part, and so on.
 KERNEL(dropout, 256)(T* y, const T* x, const int* seed, const int* step, u32 op, u64 threshold, float scale, i64 run, i64 runs, u64 first, i64 start,
 	i64 n1, i64 w1, i64 l1, i64 n2, i64 w2, i64 l2, i64 n3, i64 w3, i64 l3, i64 w4, i64 l4) {
 	Mask mask = {(u32)*seed, op, (u32)*step, threshold, scale};

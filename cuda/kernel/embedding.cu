@@ -1,5 +1,5 @@
-// Rows of a table by their number. The part of the table has rows first to first+local of all; an id of another part gives
-// zeros, one of none NaN.
+// Rows of a table by number. The rank's part of the table has rows first to first+local of all. An
+// id in another part gives zeros, an id out of range NaN.
 
 KERNEL(embedding, 256)(T* y, const T* table, const int* ids, i64 rows, i64 cols, int first, int local, int all) {
 	i64 r = (i64)block_x() * (threads() / WARP) + warp();
@@ -19,12 +19,13 @@ KERNEL(embedding, 256)(T* y, const T* table, const int* ids, i64 rows, i64 cols,
 	});
 }
 
-// embedding_grad sums the rows of dy with the same id, in their order. Each of a block's 8 warps has some rows of the table, and
-// 256 columns. The block goes through the ids 4096 at a time: the warps note those of the block's rows, in order, and then each
-// adds up its rows of dy.
+// embedding_grad sums the rows of dy with the same id, in their order. A block has 8*mine rows of
+// the table, mine for each of its 8 warps, and 256 columns. It goes through the ids 4096 at a time:
+// first the warps list the ids of the block's rows, in order; then each adds up the rows of dy for
+// its own rows.
 template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
-	const int span = 4096, per = 8, rows = 8 * mine; // ids; columns of a thread, and rows of the block
-	__shared__ int found[span]; // where the id is, and its row of the block in the low bits
+	const int span = 4096, per = 8, rows = 8 * mine; // ids at a time; columns of a thread; table rows of a block
+	__shared__ int found[span]; // index of the id, and in the low bits its row of the block
 	__shared__ int counts[8];
 	int low = block_x() * rows;
 	i64 column = (i64)block_y() * 256 + lane() * per;
@@ -36,7 +37,7 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 		for (int j = 0; j < per; j++) sum[k][j] = add && row < local && column + j < cols ? wide(dtable[row * cols + column + j]) : 0;
 	}
 	for (i64 start = 0; start < n; start += span) {
-		// A warp has 512 ids: first it counts them, and then it knows where to note its own.
+		// Each warp has 512 ids. It counts its hits first, so that all know where to list theirs.
 		auto hit = [&](int i) {
 			i64 at = start + warp() * 512 + i;
 			int row = at < n ? ids[at] - first - low : -1;
@@ -66,7 +67,7 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 			for (int k = 0; k < mine; k++) {
 				u32 lanes = ballot(entry >= 0 && (entry & 63) == warp() + 8 * k);
 				while (lanes) {
-					Pack<per> z[4]; // several on their way at once
+					Pack<per> z[4]; // several loads in flight at once
 #pragma unroll
 					for (int m = 0; m < 4; m++) {
 						for (int j = 0; j < per; j++) z[m][j] = 0;
@@ -90,7 +91,7 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 				}
 			}
 		}
-		sync_block(); // before ids are counted and noted anew
+		sync_block(); // before the lists are overwritten
 	}
 #pragma unroll
 	for (int k = 0; k < mine; k++) {
@@ -103,7 +104,8 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 KERNEL(embedding_grad, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
 	embedding_grad<8>(dtable, dy, ids, n, cols, first, local, add);
 }
-// embedding_grad_few is for few rows, each of many ids: more warps share the sums.
+// embedding_grad_few is for tables of few rows with many ids each: it shares the sums among more
+// warps.
 KERNEL(embedding_grad_few, 256)(T* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, int local, int add) {
 	embedding_grad<1>(dtable, dy, ids, n, cols, first, local, add);
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/autopar/autopar/runtime/cpu"
 )
 
-// arena places tensors and says what they hold.
+// arena allocates tensors and knows their contents.
 type arena struct {
 	t      *testing.T
 	d      runtime.Device
@@ -68,8 +68,9 @@ func openDevice(t *testing.T) *device {
 	return d
 }
 
-// TestAttentionMask reads the dropout mask of attention out of its result: equal scores make equal probabilities, and the value
-// of key j is 1 in place j alone. It must be the mask of package philox, of the part of the heads and sequences that is here.
+// TestAttentionMask reads the dropout mask of attention from its result: with equal scores all
+// probabilities are equal, and the value of key j is 1 in element j alone. It must be the mask of
+// package philox, for the heads and sequences of this part.
 func TestAttentionMask(t *testing.T) {
 	t.Parallel()
 	const batch, length, groups, heads, width, p, seed, step = 2, 50, 2, 2, 64, 0.4, -5, 7
@@ -164,7 +165,8 @@ func TestMoves(t *testing.T) {
 	}
 }
 
-// compareWithCPU runs an op of one operand, and seed and step for dropout, on random bits and compares the bits of results.
+// compareWithCPU runs an op of one operand (and for dropout seed and step) on random bits, and
+// compares the bits of the results.
 func compareWithCPU(t *testing.T, name string, node *ir.Node, position int, dtype ir.DType, x, y ir.Slab) {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -191,7 +193,8 @@ func compareWithCPU(t *testing.T, name string, node *ir.Node, position int, dtyp
 	require.Equal(t, results[0], results[1], name)
 }
 
-// TestReduce sums 1, 3 and 16 values in order, at sizes with and without a tail, in place of the second.
+// TestReduce sums 1, 3 and 16 values in order, at sizes with and without a tail, with the result at
+// the place of the second.
 func TestReduce(t *testing.T) {
 	t.Parallel()
 	d := openDevice(t)
@@ -230,13 +233,14 @@ func TestReduce(t *testing.T) {
 	}
 }
 
-// TestSoftmaxOfNothing: a thread that finds nothing but -Inf in a row adds nothing to the sum of the others.
+// TestSoftmaxOfNothing: a thread that sees only -Inf in a row adds nothing to the sum of the
+// others.
 func TestSoftmaxOfNothing(t *testing.T) {
 	t.Parallel()
 	d := openDevice(t)
 	for _, dtype := range []ir.DType{ir.F32, ir.BF16} {
 		x := make([]float32, 24)
-		for i := range 16 { // of two threads or more
+		for i := range 16 { // those of two threads or more
 			x[i] = float32(math.Inf(-1))
 		}
 		d.Write(kerneltest.Bytes{At: 64, Data: encode(dtype, x)})
@@ -249,7 +253,8 @@ func TestSoftmaxOfNothing(t *testing.T) {
 	}
 }
 
-// TestReduceFixed adds numbers in fixed point: a sum that does not fit in 64 bits is marked, whatever comes after.
+// TestReduceFixed adds fixed-point numbers: a sum that overflows 64 bits is marked, whatever is
+// added later.
 func TestReduceFixed(t *testing.T) {
 	t.Parallel()
 	d := openDevice(t)
@@ -270,7 +275,7 @@ func TestReduceFixed(t *testing.T) {
 	require.Equal(t, []int64{1<<40 - 2, overflow, overflow, overflow}, got)
 }
 
-// TestVoidFixed marks sums as ones that do not fit where a term is too large, or is one already.
+// TestVoidFixed marks all sums as overflows if a term is too large, or is an overflow already.
 func TestVoidFixed(t *testing.T) {
 	t.Parallel()
 	d := openDevice(t)

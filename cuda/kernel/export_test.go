@@ -1,13 +1,13 @@
 package kernel
 
-// What tests outside the package see.
+// What tests outside the package need.
 
 var (
 	Has      = has
 	Conflict = conflict
 )
 
-// Sources lists what Source takes.
+// Sources lists the arguments of Source.
 func Sources() []string {
 	var names []string
 	for _, p := range programs() {

@@ -1,15 +1,15 @@
-// What kernels do with sums in fixed point: see q64.cu.
+// Kernels for sums in fixed point: see q64.cu.
 
 KERNEL(from_fixed, 256)(T* y, const i64* x, i64 n, double scale) {
 	each_of_all<T>(n, false, [&](auto, i64 i) { narrow(y[i], x[i] == OVERFLOW_ ? NAN_ : (float)x[i] * (float)scale); });
 }
 
-// add_fixed may have one place for a sum and a term.
+// y of add_fixed may be at the place of a or b.
 KERNEL(add_fixed, 256)(i64* y, const i64* a, const i64* b, i64 n) {
 	each_of_all<T>(n, false, [&](auto, i64 i) { y[i] = fixed_sum(a[i], b[i]); });
 }
 
-// reduce_fixed adds up to 16 values; y may be one of them.
+// reduce_fixed adds up to 16 inputs. y may be one of them.
 struct Terms { const i64* x[16]; };
 KERNEL(reduce_fixed, 256)(i64* y, i64 n, int count, Terms from) {
 	each_of_all<T>(n, false, [&](auto, i64 i) {
@@ -19,7 +19,7 @@ KERNEL(reduce_fixed, 256)(i64* y, i64 n, int count, Terms from) {
 	});
 }
 
-// exceeds sets a flag, which some threads may do at once.
+// exceeds sets the flag if any number exceeds the limit. Several threads may set it at once.
 KERNEL(exceeds, 256)(i64* flag, const i64* x, i64 n, i64 limit) {
 	each_of_all<T>(n, false, [&](auto, i64 i) {
 		if (x[i] > limit || x[i] < -limit) *flag = 1;
@@ -37,8 +37,8 @@ KERNEL(add_as_fixed, 256)(i64* y, const T* term, i64 n, double scale, int add) {
 	});
 }
 
-// fixed_squares sums squares, rounded to multiples of 1/scale, and what the rounding leaves, rounded to multiples of its square, to
-// part[blocks, 2].
+// fixed_squares sums squares in two parts: rounded to multiples of 1/scale, and what that rounding
+// leaves, rounded to multiples of 1/scale^2. Each block stores its sums in part[blocks, 2].
 KERNEL(fixed_squares, 256)(i64* part, const T* x, i64 n, double scale) {
 	i64 coarse = 0, fine = 0;
 	each_of_all<T>(n, false, [&](auto, i64 i) {
@@ -50,7 +50,7 @@ KERNEL(fixed_squares, 256)(i64* part, const T* x, i64 n, double scale) {
 	fine = block_reduce(fine, [](i64 a, i64 b) { return a + b; });
 	if (thread() == 0) part[2 * block_x()] = coarse, part[2 * block_x() + 1] = fine;
 }
-// fixed_squares_last has one block.
+// fixed_squares_last adds up part. It runs as one block.
 KERNEL(fixed_squares_last, 256)(i64* y, const i64* part, int n) {
 	i64 coarse = 0, fine = 0;
 	for (int i = thread(); i < n; i += threads()) coarse = fixed_sum(coarse, part[2 * i]), fine += part[2 * i + 1];
@@ -63,8 +63,8 @@ KERNEL(fixed_root, 1)(float* y, const i64* x, double unit) {
 	*y = x[0] == OVERFLOW_ ? NAN_ : (float)sqrt((double)x[0] * unit + (double)x[1] * unit * unit);
 }
 
-// embedding_grad_fixed is embedding_grad of embedding.cu with every row of dy a term of its own. A block has a row of the table
-// and 256 columns.
+// embedding_grad_fixed is embedding_grad of embedding.cu, with every row of dy a term of its own. A
+// block has one row of the table and 256 columns.
 KERNEL(embedding_grad_fixed, 256)(i64* dtable, const T* dy, const int* ids, i64 n, i64 cols, int first, double scale, int add) {
 	i64 column = (i64)block_y() * 256 + thread();
 	if (column >= cols) return;

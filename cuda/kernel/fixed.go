@@ -6,11 +6,12 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Fixed point, as package ir has it: every sequence's term is summed in f32 and then added as an integer. A sum that does
-// not fit becomes NaN where a number is made of it.
+// Fixed point, as in package ir: each sequence's term is summed in f32 and then added as an
+// integer. A sum that overflows becomes NaN when it is converted to a number.
 
-// addAsFixed returns the launch that adds elems terms in f32 to a fixed-point sum of so many fraction bits, or sets the sum
-// to them: what a matmul with fixed-point result does with the product of each sequence.
+// addAsFixed returns the launch that adds elems terms in f32 to a fixed-point sum with frac
+// fraction bits, or sets the sum to them. A matmul with a fixed-point result does so with the
+// product of each sequence.
 func addAsFixed(sum, term uint64, elems int64, frac int, add bool) Launch {
 	accum := int32(0)
 	if add {
@@ -19,26 +20,29 @@ func addAsFixed(sum, term uint64, elems int64, frac int, add bool) Launch {
 	return launch("fixed.cu", "add_as_fixed_f32", blocks(elems, 256), block256, 0, address(sum), address(term), elems, math.Ldexp(1, frac), accum)
 }
 
-// Exceeds returns the launch that sets the integer of 8 bytes at flag to 1 if the magnitude of one of elems fixed-point numbers
-// is greater than limit, or it stands for a sum that did not fit.
+// Exceeds returns the launch that sets the 8-byte integer at flag to 1 if any of elems fixed-point
+// numbers at x has a magnitude above limit, or is the value that stands for overflow.
 func Exceeds(flag, x uint64, elems, limit int64) Launch {
 	return launch("fixed.cu", "exceeds_f32", blocks(elems, 256), block256, 0, address(flag), address(x), elems, limit)
 }
 
-// Void returns the launch that turns elems fixed-point numbers into sums that do not fit, unless what is at flag is 0.
+// Void returns the launch that sets elems fixed-point numbers at x to the value that stands for
+// overflow, unless the integer at flag is 0.
 func Void(flag, x uint64, elems int64) Launch {
 	return launch("fixed.cu", "void_fixed_f32", blocks(elems, 256), block256, 0, address(flag), address(x), elems)
 }
 
-// asFixed adds the term of sequence s to result i.
+// asFixed adds the term of sequence s to result i. The first sequence sets it, unless the kernel
+// accumulates.
 func (l *list) asFixed(i int, term address, s int) {
 	if n := l.Results[i].Slab.Elems(); n > 0 {
 		l.out = append(l.out, addAsFixed(uint64(l.result(i)), uint64(term), n, ir.Frac(l.Node.Attr), s > 0 || l.Accum[i]))
 	}
 }
 
-// eachSequence calls do with the rows of every sequence of the first operand, those of leading dimensions up to dimension end.
-// Without any, fixed-point results that are not added to are zero.
+// eachSequence calls do for every sequence of the first operand, with its range of rows over the
+// leading dimensions up to end. If there are no sequences, it clears fixed-point results that do
+// not accumulate.
 func (l *list) eachSequence(end int, do func(s int, first, rows int64)) error {
 	local := l.Args[0].Slab.Local
 	rows := ir.Elems(local[1:end])
@@ -46,7 +50,7 @@ func (l *list) eachSequence(end int, do func(s int, first, rows int64)) error {
 		used := l.used
 		do(s, int64(s)*rows, rows)
 		if s+1 < local[0] {
-			l.used = used // the next has the same scratch memory
+			l.used = used // the next sequence uses the same scratch memory
 		}
 	}
 	for i, r := range l.Results {
@@ -75,7 +79,8 @@ func sumToFixed(l *list) error {
 	})
 }
 
-// normGradFixed adds up the gradients of weight and bias, of which some leaves parts [parts,2,n] for m rows from row first on.
+// normGradFixed sums the gradients of weight and bias. some launches the gradient for m rows from
+// row first on and returns partial sums [parts,2,n].
 func (l *list) normGradFixed(some func(first, m int64) (part address, parts int64)) error {
 	_, n := rows(l.Args[0])
 	return l.eachSequence(len(l.Args[0].Slab.Local)-1, func(s int, first, m int64) {
@@ -102,7 +107,7 @@ func embeddingGradFixed(l *list) error {
 	return nil
 }
 
-// fromFixed makes numbers of fixed point, by way of scratch memory if in place.
+// fromFixed converts fixed point to floating point, through scratch memory if in place.
 func fromFixed(l *list) error {
 	d, err := l.elem(l.Results[0])
 	if err != nil {

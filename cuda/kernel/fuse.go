@@ -7,37 +7,45 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Group is kernels that are done as one, where the first is launched: one kernel, or some that [Fuse] has found.
+// Fusion: kernels that follow each other on the compute stream and can be done by one launch, or by
+// one call of cuBLASLt. The executor tells a device of them when it loads a program
+// ([runtime.Fuser]).
+
+// Group is kernels that are done together, at the place of the first: one kernel, or several that
+// [Fuse] found.
 type Group []*runtime.Kernel
 
-// fusion is a way to do kernels as one. Every kernel of a group has the results that it has alone, bit for bit, except those
-// named: what only the group itself reads is not stored, and sums are added up in another order.
+// fusion is a way to do several kernels together. Every result is the one that the kernel has
+// alone, bit for bit, with two exceptions where noted: a value that only the group reads is not
+// stored, and sums may be taken in another order.
 type fusion struct {
-	// joins reports whether a kernel may be the next of a group.
+	// joins reports whether kernel k may be the next one of group g.
 	joins func(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool
-	// together says that the kernels of a group are done at once, each on its own; else rows of the first are rows of the
-	// second, and what stands in the place of something is made of the same row of it.
+	// together says that the kernels do not depend on each other, except that a cast may copy what an
+	// AdamW has updated. Otherwise the second reads result 0 of the first row by row, and a result may
+	// overwrite an operand only row by row.
 	together bool
 	launch   func(l *list) error
 }
 
-// fusions are those of groups by the op of their first kernel. They are here, not instructions of programs, because other
-// backends gain nothing by them: programs, plans and predictions stay what they are for all.
-// GELU is not joined with a product: cuBLASLt's is the approximation by tanh, and most models have the exact one.
+// fusions are indexed by the op of a group's first kernel. They are not instructions of programs
+// because other backends gain nothing by them: so programs, plans and predictions are the same for
+// all backends. GELU is not fused with a product: cuBLASLt's is the approximation by tanh, and most
+// models have the exact one.
 var fusions = [...]fusion{
-	ir.OpMatMul:        {joins: biasOfProduct},                // run by cuBLASLt
+	ir.OpMatMul:        {joins: biasOfProduct},                // one call of cuBLASLt
 	ir.OpSumTo:         {joins: productOfSum, together: true}, // likewise
 	ir.OpAdd:           {joins: normOfSum, launch: addNorm},
 	ir.OpLayerNormGrad: {joins: sumOfGrad, launch: normGrad},
 	ir.OpRMSNormGrad:   {joins: sumOfGrad, launch: normGrad},
-	ir.OpRowMax:        {joins: sumExpOfMax, launch: rowMaxSumExp}, // the sum in another order
+	ir.OpRowMax:        {joins: sumExpOfMax, launch: rowMaxSumExp}, // takes the sum in another order
 	ir.OpSumSquares:    {joins: alike(sumsMost), launch: sumSquares, together: true},
 	ir.OpCast:          {joins: moreCasts, launch: cast, together: true},
 	ir.OpAdamW:         {joins: moreUpdates, launch: adamW, together: true},
 }
 
-// Fuse cuts kernels that are launched one after another into groups, which are to be run in the order of their first kernels.
-// uses counts the reads of every value of the program, and its outputs.
+// Fuse divides a run of kernels into groups, to be done in the order of their first kernels. uses
+// counts how often every value of the program is read, as an argument or as an output.
 func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
 	var groups []Group
 	taken := make([]bool, len(run))
@@ -47,7 +55,7 @@ func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
 		}
 		g := Group{first}
 		if op := int(first.Node.Op); op < len(fusions) && fusions[op].joins != nil {
-			var between []*runtime.Kernel // of other groups, that the next of this one goes before
+			var between []*runtime.Kernel // kernels of other groups, before which the next kernel of this one would move
 			for j := i + 1; j < len(run) && (len(between) < reach || fusions[op].together); j++ {
 				k := run[j]
 				if taken[j] {
@@ -66,10 +74,11 @@ func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
 	return groups
 }
 
-// reach is before how many others a kernel may be done to join one that it has something from.
+// reach is how many kernels of other groups a kernel may move before to join one that it reads
+// from.
 const reach = 8
 
-// biasOfProduct joins a product that nothing else reads and the sum of its rows with a bias.
+// biasOfProduct fuses a product that nothing else reads with the add of a bias to its rows.
 func biasOfProduct(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
 	product := g[0]
 	attr := product.Node.Attr.(ir.MatMulAttr)
@@ -81,7 +90,7 @@ func biasOfProduct(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
 		k.Args[1].Slab.Elems() == ir.Elems(b.Slab.Local[:len(b.Slab.Local)-attr.K])
 }
 
-// productOfSum joins the gradients of a bias and of a weight, which are made of the same.
+// productOfSum fuses the gradients of a bias and of a weight, which read the same operand.
 func productOfSum(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	sum := g[0]
 	attr, ok := k.Node.Attr.(ir.MatMulAttr)
@@ -93,26 +102,26 @@ func productOfSum(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 		sum.Results[0].Slab.Elems() == ir.Elems(a.Slab.Local[attr.K:]) && a.Slab.Elems() > 0
 }
 
-// normOfSum joins add and the norm of the sum.
+// normOfSum fuses an add and the norm of its sum.
 func normOfSum(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	sum := g[0]
 	return len(g) == 1 && (k.Node.Op == ir.OpLayerNorm || k.Node.Op == ir.OpRMSNorm) && k.Node.Args[0] == sum.Node.Results[0] &&
 		sum.Args[0].Slab.Elems() == sum.Args[1].Slab.Elems()
 }
 
-// sumOfGrad joins the gradient of a norm's input and a sum with it that nothing else reads.
+// sumOfGrad fuses the gradient of a norm's input and an add that alone reads it.
 func sumOfGrad(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
 	dx := g[0].Node.Results[0]
 	return len(g) == 1 && k.Node.Op == ir.OpAdd && uses[dx] == 1 && (k.Node.Args[0] == dx) != (k.Node.Args[1] == dx) &&
 		k.Args[0].Slab.Elems() == k.Args[1].Slab.Elems()
 }
 
-// sumExpOfMax joins the largest of each row and the sum of exponentials less that.
+// sumExpOfMax fuses row_max and the row_sum_exp that reads it.
 func sumExpOfMax(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	return len(g) == 1 && k.Node.Op == ir.OpRowSumExp && k.Node.Args[0] == g[0].Node.Args[0] && k.Node.Args[1] == g[0].Node.Results[0]
 }
 
-// alike joins up to so many kernels of one op on the same types, none of which adds to what is there.
+// alike fuses up to most kernels of one op and the same types. None of them may accumulate.
 func alike(most int) func(Group, *runtime.Kernel, map[*ir.Value]int) bool {
 	return func(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 		first := g[0]
@@ -121,7 +130,8 @@ func alike(most int) func(Group, *runtime.Kernel, map[*ir.Value]int) bool {
 	}
 }
 
-// scratchMost is the scratch memory in bytes that casts in place may have as a group; one alone may have more.
+// scratchMost bounds the scratch memory in bytes of a group of casts in place. One cast alone may
+// need more.
 const scratchMost = 64 << 20
 
 func moreCasts(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
@@ -137,7 +147,8 @@ func moreCasts(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {
 	return bytes <= scratchMost
 }
 
-// moreUpdates joins updates of the same step, and casts of new weights to the type of gradients.
+// moreUpdates fuses AdamW updates of the same step, and casts of their new weights to the type of
+// gradients.
 func moreUpdates(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	first, updates := g[0], 0
 	for _, k := range g {
@@ -159,7 +170,7 @@ func moreUpdates(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 	return false
 }
 
-// conflict reports whether two kernels cannot change places.
+// conflict reports whether two kernels must keep their order.
 func conflict(a, b *runtime.Kernel) bool {
 	touches := func(r runtime.Tensor, ts []runtime.Tensor) bool {
 		return slices.ContainsFunc(ts, func(t runtime.Tensor) bool { return overlap(r, t) })
@@ -176,7 +187,8 @@ func overlap(a, b runtime.Tensor) bool {
 	return a.Space == b.Space && a.Offset < b.Offset+b.Bytes() && b.Offset < a.Offset+a.Bytes()
 }
 
-// safe reports whether the last kernel of a group may be done with the others, as its results and theirs lie.
+// safe reports whether the last kernel of a group may be done with the others, given where their
+// tensors lie.
 func safe(g Group, together bool) bool {
 	last := g[len(g)-1]
 	for _, k := range g[:len(g)-1] {
@@ -191,7 +203,7 @@ func safe(g Group, together bool) bool {
 		for _, r := range last.Results {
 			for i, t := range append(slices.Clone(k.Args), k.Results...) {
 				row := t.Offset == r.Offset && t.DType == r.DType && slices.Equal(t.Slab.Local, r.Slab.Local)
-				row = row && (k.Node.Op != ir.OpMatMul || i >= len(k.Args)) // whose rows are made of all of an operand
+				row = row && (k.Node.Op != ir.OpMatMul || i >= len(k.Args)) // a row of a product needs all of an operand
 				if overlap(r, t) && !row {
 					return false
 				}

@@ -14,8 +14,8 @@ import (
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// TestFused compares kernels that are done as one with package interp, and the bits of their results with those they have alone. A
-// library does products and what is added to them.
+// TestFused compares fused kernels with package interp, and the bits of their results with those of
+// the kernels alone. Products and their epilogues are left to a library.
 func TestFused(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
@@ -23,8 +23,8 @@ func TestFused(t *testing.T) {
 		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul })
 }
 
-// TestFuseKeepsOrder cuts random kernels, which overwrite each other's operands, into groups: two that conflict stay in their
-// order, and are of one group only where the second reads the first.
+// TestFuseKeepsOrder groups random kernels that overwrite each other's operands. Two that conflict
+// must keep their order, and may share a group only if the second reads the first.
 func TestFuseKeepsOrder(t *testing.T) {
 	grouped := 0
 	for seed := range uint64(300) {
@@ -84,7 +84,7 @@ func TestFuseKeepsOrder(t *testing.T) {
 				if group[a] == group[b] {
 					require.Equal(t, []ir.Op{ir.OpAdd, ir.OpLayerNorm}, []ir.Op{a.Node.Op, b.Node.Op}, "seed %d", seed)
 					require.Equal(t, a.Node.Results[0], b.Node.Args[0])
-					for _, statistic := range b.Results[1:] { // of a row, while others are still read
+					for _, statistic := range b.Results[1:] { // a statistic of a row, while other rows are still read
 						for _, t2 := range append(a.Args, a.Results...) {
 							require.NotEqual(t, statistic.Offset, t2.Offset, "seed %d", seed)
 						}

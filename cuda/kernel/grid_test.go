@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestGrids: what a GPU counts in 16 bits are heads and sequences, not the tokens of one; and more sequences than that are an
-// error, not a launch that fails.
+// TestGrids: dimensions that a GPU counts in 16 bits hold heads and sequences, not tokens. More
+// sequences than that are an error, not a launch that fails.
 func TestGrids(t *testing.T) {
 	launches := func(batch, tokens int) ([]kernel.Launch, error) {
 		whole := func(d ir.DType, shape ...int) runtime.Tensor { return runtime.Tensor{DType: d, Slab: ir.Whole(shape)} }

@@ -1,9 +1,12 @@
-// What the attention programs have in common. Queries lie at rows of q, row_q elements apart; a head of keys and values, at
-// rows of k and v, row_kv apart, is shared by the queries of so many groups: query head g*heads + h sees head h. Results and
-// their gradients are dense: [batch, rows, groups*heads, width], log-sums of exponentials [batch, groups*heads, rows].
+// What the attention programs share. Queries lie in rows of q, row_q elements apart; keys and
+// values in rows of k and v, row_kv apart. With grouped queries, each head of keys and values is
+// shared by one query head of every group: query head g*heads + h attends to head h. Results and
+// their gradients are dense [batch, rows, groups*heads, width]; log-sums of exponentials are
+// [batch, groups*heads, rows].
 //
-// Rows are positions, or a sequence folded for so many parts (package ir, FoldRuns), of which the rows of queries here start
-// at row0. Keys are visited by position; row_of says where they lie.
+// Rows are positions, or with context parallelism the rows of a sequence that is folded for several
+// parts (FoldRuns in package ir). The queries here start at row row0. Keys are visited by position;
+// row_of says in which row they lie.
 
 #define HEADS_PARAMS \
 	i64 row_q, i64 row_kv, int rows, int keys, int heads, int groups, int width, int row0, int parts, float scale, const int *seed, const int *step, \
@@ -23,14 +26,16 @@ struct Heads {
 
 	DEVICE Mask mask() const { return {(u32)*seed, op, (u32)*step, threshold, keep}; }
 
-	// mask_row is the index in the whole of the probabilities of a query head at position 0 to key 0.
+	// mask_row is the index in the whole tensor of the probability of a query head at position 0 to
+	// key 0.
 	DEVICE u64 mask_row(int b, int head) const {
 		u64 g = first_group + head / heads, h = first_head + head % heads;
 		return (((u64)(first_batch + b) * all_groups + g) * all_heads + h) * keys * keys;
 	}
 
-	// A part of the fold has every parts-th of the rows, the first rest of them one more; of its rows the first half, rounded
-	// up, come from the front of the sequence and the others from the back.
+	// position maps a query row to its position, row_of a position to its row. Row r belongs to
+	// part r / (rows of a part); the first rest parts have one row more. Of a part's rows the first
+	// half, rounded up, come from the front of the sequence, and the others from its back.
 	DEVICE int position(int row) const {
 		row += row0;
 		if (parts <= 1) return row;
@@ -59,7 +64,8 @@ struct Heads {
 		return part * less + (part < rest ? part : rest) + at;
 	}
 
-	// last_position is that of the query of a tile of size rows from first on that sees the most keys. Whole warps call it.
+	// last_position is the largest position of the queries in a tile of size rows from first on.
+	// All lanes of a warp call it.
 	DEVICE int last_position(int first, int size) const {
 		int end = first + size < rows ? first + size : rows, last = 0;
 		if (parts <= 1) return row0 + end - 1;
@@ -75,7 +81,8 @@ struct Heads {
 	}
 };
 
-// load_rows copies 32 rows of a head to shared memory, width+1 apart, as 256 threads; and zeros where at gives no row but -1.
+// load_rows copies 32 rows of a head to shared memory, width+1 apart, with 256 threads. Where at
+// returns -1 it stores zeros.
 template <class H, class At> DEVICE void load_rows(float* to, const H* from, i64 row, int width, At at) {
 	for (int i = thread(); i < 32 * width; i += 256) {
 		int r = i / width, d = i % width, source = at(r);
@@ -83,7 +90,8 @@ template <class H, class At> DEVICE void load_rows(float* to, const H* from, i64
 	}
 }
 
-// add_product adds to every 8th element of a row the product of 32 factors and 32 rows, ld apart, of which n elements are left.
+// add_product adds to every 8th element of a row the product of 32 factors and 32 rows, ld apart. n
+// is how many elements the rows have from here on.
 template <int per> DEVICE void add_product(float (&out)[per], const float* factors, const float* rows, int n, int ld) {
 #pragma unroll 2
 	for (int j = 0; j < 32; j++) {

@@ -1,13 +1,19 @@
-// Package kernel holds the device code of the CUDA backend and says what to launch for
-// an instruction. The code is CUDA C++ without any header, so that NVRTC compiles it
-// wherever there is a driver, and so that the same text compiles for the CPU, where the
-// tests run it. Nothing here needs CUDA: the package makes text and numbers.
+// Package kernel holds the device code of the CUDA backend and says what to launch for an
+// instruction. The code is CUDA C++ without any header, so that NVRTC compiles it wherever there is
+// a driver, and so that the same text compiles for the CPU, where tests run it. Nothing here needs
+// CUDA: the package makes text and numbers.
 //
-// The semantics are those of package interp and of runtime/cpu: types of two bytes are
-// computed in f32 and rounded once, where they are stored; sums are taken in an order
-// that depends on sizes alone, without atomics, so results repeat bit for bit; dropout
-// masks have the bits of package philox. What the CPU reports as an error a kernel cannot:
-// an id or target out of range makes NaN of its row.
+// Results are those of package interp and runtime/cpu. Two-byte types are computed in f32 and
+// rounded once, where they are stored. Sums are taken in an order that depends on sizes alone,
+// without atomics, so results repeat bit for bit. Dropout masks have the bits of package philox. A
+// kernel cannot report an error as the CPU does: an id or target out of range makes NaN of its row.
+//
+// # Files
+//
+// launch.go encodes launches; ops.go, model.go, attention.go, matmul.go, move.go and fixed.go say
+// what each op launches; fuse.go finds kernels that one launch can do; source.go puts programs
+// together from the .cu files. Of those, primitives.cu and prelude.cu are part of every program,
+// and heads.cu, tiles.cu and q64.cu of some.
 package kernel
 
 import (
@@ -21,19 +27,20 @@ import (
 
 // Launch is one run of a device function.
 type Launch struct {
-	Program string    // what [Source] takes: file of this package that has it, and element type, such as "norm_bf16.cu"
-	Name    string    // extern "C" name; a variant for a type or size is a name of its own
+	Program string    // the argument of [Source]: a file of this package and an element type, such as "norm_bf16.cu"
+	Name    string    // extern "C" name; each variant for a type or size has its own
 	Grid    [3]uint32 // blocks
 	Block   [3]uint32 // threads
-	Shared  uint32    // dynamic shared memory, bytes; may exceed 48 KB, which a function must be told
-	Args    []uint64  // one word per parameter, in order: device addresses, and integers and floats as their bits, low end first
-	Sizes   []uint8   // bytes of each parameter, 4 or 8
+	Shared  uint32    // dynamic shared memory in bytes; above 48 KB the function must be allowed it
+	Args    []uint64  // one word per parameter, in order: addresses, or the bits of integers and floats, low end first
+	Sizes   []uint8   // bytes of each parameter, 4 or 8; a struct is several
 }
 
-// Place says where tensors are: device address of an operand or result, a multiple of 16.
+// Place returns the device address of an operand or result, a multiple of 16.
 type Place func(t runtime.Tensor) uint64
 
-// Scratch returns how many bytes of scratch memory the launches of a group need (16-byte aligned), 0 for most.
+// Scratch returns how many bytes of scratch memory, 16-byte aligned, the launches of a group need.
+// Most need none.
 func Scratch(g Group) int64 {
 	l, err := launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	if err != nil {
@@ -42,8 +49,8 @@ func Scratch(g Group) int64 {
 	return l.used
 }
 
-// Launches returns what runs a group in order on one stream, for every op but those that
-// communicate. It returns an error that names op and type when there is no kernel.
+// Launches returns the launches that run a group, in order on one stream. There are some for every
+// op that does not communicate. If there is no kernel, the error names op and type.
 func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
 	l, err := launches(g, at, scratch)
 	if err != nil {
@@ -52,14 +59,14 @@ func Launches(g Group, at Place, scratch uint64) ([]Launch, error) {
 	return l.out, nil
 }
 
-// Reduce returns the launch of the loopback collectives: out[i] = sum over the inputs, at
-// most [MaxInputs], in order, of element i, added in f32 and rounded once, or in fixed point
+// Reduce returns the launch for loopback collectives: out[i] is the sum of element i of the inputs,
+// at most [MaxInputs], in order. Numbers are added in f32 and rounded once, fixed point is added
 // exactly. One input is a copy. out may be one of the inputs.
 func Reduce(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
 	return reduce("reduce_sum", dt, out, in, elems)
 }
 
-// ReduceMax is Reduce with the largest of the inputs in place of their sum.
+// ReduceMax is Reduce with the maximum in place of the sum.
 func ReduceMax(dt ir.DType, out uint64, in []uint64, elems int64) Launch {
 	return reduce("reduce_max", dt, out, in, elems)
 }
@@ -90,7 +97,7 @@ type address uint64
 
 var block256 = [3]uint32{256, 1, 1}
 
-// launch encodes the parameters of a launch of a function, whose name ends with the element type.
+// launch encodes the parameters of a launch. The name of the function ends with the element type.
 func launch(program, name string, grid, block [3]uint32, shared int, args ...any) Launch {
 	l := Launch{Program: typed(program, name[strings.LastIndex(name, "_")+1:]), Name: name, Grid: grid, Block: block, Shared: uint32(shared)}
 	for _, a := range args {
@@ -118,7 +125,7 @@ func launch(program, name string, grid, block [3]uint32, shared int, args ...any
 	return l
 }
 
-// list is what is launched for a group.
+// list collects the launches of a group.
 type list struct {
 	*runtime.Kernel // the first
 	group           Group
@@ -158,7 +165,7 @@ func (l *list) errorf(format string, args ...any) error {
 	return fmt.Errorf("cuda: no kernel for %s"+format, append([]any{l.Node.Op}, args...)...)
 }
 
-// elem returns the type of an operand or result that must be a floating-point one.
+// elem returns the type of a tensor that must be a floating-point one.
 func (l *list) elem(t runtime.Tensor) (ir.DType, error) {
 	if !t.DType.Float() {
 		return 0, l.errorf(" of %s", t.DType)
@@ -166,7 +173,7 @@ func (l *list) elem(t runtime.Tensor) (ir.DType, error) {
 	return t.DType, nil
 }
 
-// run adds a launch of the variant of a function for an element type; none if there is nothing to do.
+// run adds a launch of a function's variant for an element type, unless the grid is empty.
 func (l *list) run(program, name string, d ir.DType, grid, block [3]uint32, shared int, args ...any) {
 	if grid[0] == 0 || grid[1] == 0 || grid[2] == 0 {
 		return
@@ -174,7 +181,6 @@ func (l *list) run(program, name string, d ir.DType, grid, block [3]uint32, shar
 	l.out = append(l.out, launch(program, name+"_"+d.String(), grid, block, shared, args...))
 }
 
-// arg and result return the addresses of operands and results.
 func (l *list) arg(i int) address    { return address(l.at(l.Args[i])) }
 func (l *list) result(i int) address { return address(l.at(l.Results[i])) }
 
@@ -185,7 +191,7 @@ func (l *list) temp(bytes int64) address {
 	return address(at)
 }
 
-// accum returns the parameter that tells a function to add to result i.
+// accum returns the parameter that tells a function whether to add to result i.
 func (l *list) accum(i int) int32 {
 	if l.Accum[i] {
 		return 1
@@ -193,28 +199,29 @@ func (l *list) accum(i int) int32 {
 	return 0
 }
 
-// moved reports whether result i has another place than operand j.
+// moved reports whether result i lies at another place than operand j.
 func (l *list) moved(i, j int) bool {
 	r, a := l.Results[i], l.Args[j]
 	return r.Space != a.Space || r.Offset != a.Offset
 }
 
-// packBlocks is the grid that gives each of 256 threads 16 bytes of so many elements.
+// packBlocks returns the grid that gives each thread, 256 per block, 16 bytes of elems elements.
 func packBlocks(d ir.DType, elems int64) [3]uint32 { return blocks(elems*d.Size(), 16*256) }
 
-// blocks is the grid for n, so many to a block.
+// blocks returns the grid for n items, each per block.
 func blocks(n, each int64) [3]uint32 { return [3]uint32{uint32((n + each - 1) / each), 1, 1} }
 
-// rows returns the product of the leading dimensions of a part, and its last.
+// rows returns the product of the leading dimensions of a part, and its last dimension.
 func rows(t runtime.Tensor) (rows, cols int64) { return split(t, 1) }
 
-// split returns the elements of the leading dimensions of a part, and those of its last n.
+// split returns how many elements the leading dimensions of a part have, and how many its last n.
 func split(t runtime.Tensor, n int) (rows, cols int64) {
 	at := len(t.Slab.Local) - n
 	return ir.Elems(t.Slab.Local[:at]), ir.Elems(t.Slab.Local[at:])
 }
 
-// last returns where a part starts in the last dimension of the whole, and the size of that.
+// last returns the offset of a part in the last dimension, and the size of that dimension of the
+// whole.
 func last(t runtime.Tensor) (offset, size int32) {
 	d := len(t.Slab.Local) - 1
 	return int32(t.Slab.Offset[d]), int32(t.Slab.Global[d])

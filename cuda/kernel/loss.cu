@@ -1,8 +1,10 @@
-// Softmax cross-entropy in parts that split over the vocabulary. A block has a row of cols logits, which start at column first
-// of all. A target of none of them leaves no trace, a negative one is ignored, and one beyond the vocabulary makes NaN.
+// Softmax cross-entropy in steps that can be split over the vocabulary. A block has one row of cols
+// logits, which are columns first to first+cols of all. A target in another rank's columns has no
+// effect, a negative target is ignored, and one beyond the vocabulary makes NaN.
 
-// each_of_row is each over the block's row, in which 16 bytes that are aligned may start after some elements. In f32 they are
-// not looked for: sums of a row have the same bits wherever it lies, as train.reproducible needs.
+// each_of_row is each over the block's row. With two-byte types it skips to the first 16-byte
+// boundary. With f32 it does not: train.reproducible needs the sums of a row to have the same bits
+// wherever the row lies.
 template <class F> DEVICE void each_of_row(i64 cols, F f) {
 	const int width = 16 / sizeof(T);
 	if (width == 4) {
@@ -15,7 +17,8 @@ template <class F> DEVICE void each_of_row(i64 cols, F f) {
 	each<T>(cols - head, true, thread(), threads(), [&](auto taken, i64 i) { f(taken, head + i); });
 }
 
-// exponential is e^x: for numbers of two bytes as exact as they need, and in a third of the instructions.
+// exponential is e^x. For two-byte types it is as exact as they need, with a third of the
+// instructions.
 DEVICE float exponential(float x) {
 	if constexpr (sizeof(T) == 2) return exp2_fast(x * 1.44269504f);
 	else return expf(x);
@@ -45,7 +48,8 @@ KERNEL(row_sum_exp, 256)(float* out, const T* x, const float* max, i64 cols) {
 	if (thread() == 0) out[block_x()] = sum;
 }
 
-// row_max_sum_exp is both at once (Milakov and Gimelshein, "Online normalizer calculation for softmax", 2018).
+// row_max_sum_exp computes both in one pass (Milakov and Gimelshein, "Online normalizer calculation
+// for softmax", 2018).
 KERNEL(row_max_sum_exp, 256)(float* max, float* out, const T* x, i64 cols) {
 	x += block_x() * cols;
 	float top = -INF, sum = 0;
@@ -55,7 +59,7 @@ KERNEL(row_max_sum_exp, 256)(float* max, float* out, const T* x, i64 cols) {
 		float peak = top;
 		for (int j = 0; j < w; j++) peak = fmaxf(peak, z[j]);
 		if (peak > top) sum *= exponential(top - peak), top = peak;
-		float base = top > -INF ? top : 0; // no NaN where all so far are -INF
+		float base = top > -INF ? top : 0; // avoids NaN while all logits so far are -INF
 		for (int j = 0; j < w; j++) sum += exponential(z[j] - base);
 	});
 	float all = block_reduce(top, [](float a, float b) { return fmaxf(a, b); });
@@ -70,7 +74,7 @@ KERNEL(row_pick, 256)(float* out, const T* x, const int* targets, i64 rows, i64 
 	out[r] = target >= all ? NAN_ : target >= 0 && at >= 0 && at < cols ? wide(x[r * cols + at]) : 0;
 }
 
-// cross_entropy_grad may set dx in the place of x.
+// dx of cross_entropy_grad may be at the place of x.
 KERNEL(cross_entropy_grad, 256)(T* dx, const T* x, const float* max, const float* sum, const int* targets, const float* dnll, i64 cols, int first, int all) {
 	i64 r = block_x();
 	x += r * cols, dx += r * cols;

@@ -1,11 +1,13 @@
-// Products whose numbers have the same bits whatever else is multiplied with them: each is summed over k in order. Of a library's
-// products they depend on the sizes of the whole. A matrix is given by how far apart its elements are along both dimensions.
+// Matrix products of which each number has the same bits whatever else is in the product: it is
+// summed over k in order. Those of a library depend on the sizes of the whole product. A matrix is
+// given by the distances of its elements along both dimensions.
 
-#define TILE 64  // rows and columns of y that a block of 256 threads makes
-#define DEEP 16  // of k at a time
-#define EACH 4   // rows and columns of y that a thread makes, TILE / EACH apart
+#define TILE 64  // rows and columns of y per block of 256 threads
+#define DEEP 16  // elements of k at a time
+#define EACH 4   // rows and columns of y per thread, TILE / EACH apart
 
-// fill brings a tile of x, across[i] from i0 on and k from k0 on, to shared memory. Threads in a row read what lies together.
+// fill loads a tile of x to shared memory: rows from i0 on, k from k0 on. Neighbouring threads read
+// neighbouring elements.
 DEVICE void fill(float (&tile)[DEEP][TILE + 1], const T* x, i64 i0, i64 many, i64 apart, i64 k0, i64 inner, i64 deep) {
 	for (int at = thread(); at < DEEP * TILE; at += 256) {
 		int k = deep == 1 ? at % DEEP : at / TILE, i = deep == 1 ? at / DEEP : at % TILE;
@@ -14,7 +16,8 @@ DEVICE void fill(float (&tile)[DEEP][TILE + 1], const T* x, i64 i0, i64 many, i6
 	}
 }
 
-// product makes the block's tile of a[m,k] b[k,n] in f32: number [i][j] of a thread is that of its row i and column j.
+// product computes the block's tile of a[m,k] b[k,n] in f32. sum[i][j] belongs to the thread's row
+// i and column j.
 DEVICE void product(float (&sum)[EACH][EACH], const T* a, const T* b, i64 m, i64 n, i64 inner, i64 am, i64 ak, i64 bk, i64 bn) {
 	__shared__ float left[DEEP][TILE + 1], right[DEEP][TILE + 1];
 	int row = thread() / (TILE / EACH), col = thread() % (TILE / EACH);
@@ -31,7 +34,7 @@ DEVICE void product(float (&sum)[EACH][EACH], const T* a, const T* b, i64 m, i64
 	}
 }
 
-// each_of_tile calls f with the place in y[m,n] of every number that the thread makes, and which it is.
+// each_of_tile calls f for every number of the thread with its index in y[m,n], i and j.
 template <class F> DEVICE void each_of_tile(i64 m, i64 n, F f) {
 	i64 row = (i64)block_x() * TILE + thread() / (TILE / EACH), col = (i64)block_y() * TILE + thread() % (TILE / EACH);
 	for (int i = 0; i < EACH; i++)
@@ -54,7 +57,8 @@ KERNEL(matmul_wide, 256)(float* y, const T* a, const T* b, i64 m, i64 n, i64 inn
 	matmul(y, a, b, m, n, inner, am, ak, bk, bn, add);
 }
 
-// matmul_fixed adds the products of so many sequences, each of inner rows of a and b, to y in fixed point.
+// matmul_fixed adds the products of several sequences to y in fixed point. Each sequence has inner
+// rows of a and b.
 LARGE_KERNEL(matmul_fixed, 256)(i64* y, const T* a, const T* b, i64 m, i64 n, i64 inner, i64 sequences, double scale, int add) {
 	i64 total[EACH][EACH];
 	each_of_tile(m, n, [&](i64 at, int i, int j) { total[i][j] = add ? y[at] : 0; });

@@ -6,8 +6,9 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// matMul multiplies so that a number of the result has the same bits whatever else is in the product, as train.reproducible
-// needs. A library's products are tuned, but sum in an order that depends on the sizes of the whole.
+// matMul launches products of which each number has the same bits whatever else is in the product,
+// as train.reproducible needs. A library's products are tuned, but sum in an order that depends on
+// the sizes of the whole product.
 func matMul(l *list) error {
 	attr := l.Node.Attr.(ir.MatMulAttr)
 	a, b, y := l.Args[0], l.Args[1], l.Results[0]
@@ -16,7 +17,7 @@ func matMul(l *list) error {
 		return err
 	}
 	kept := len(a.Slab.Local) - attr.K
-	var m, n, inner, am, ak, bk, bn int64 // sizes, and how far apart elements are
+	var m, n, inner, am, ak, bk, bn int64 // sizes, and distances between elements
 	switch attr.Form {
 	case ir.MatMulNT:
 		m, inner = split(a, attr.K)

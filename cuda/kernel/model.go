@@ -6,7 +6,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// mask returns the parameters of a dropout site: seed, step, key, threshold and scale. Without dropout the threshold is 0.
+// mask returns the parameters of a dropout mask: seed, step, key, threshold and scale. Without
+// dropout the threshold is 0.
 func (l *list) mask() []any {
 	attr, n := l.Node.Attr.(ir.DropoutAttr), len(l.Args)
 	return []any{l.arg(n - 2), l.arg(n - 1), philox.OpKey(attr.Key), philox.Threshold(attr.P), float32(1 / (1 - attr.P))}
@@ -29,7 +30,8 @@ func dropout(l *list) error {
 	if attr.Fold <= 1 {
 		return l.drop(d, dims, first, 0)
 	}
-	// The mask is that of the positions for which the rows stand, run by run.
+	// The rows are those of a folded sequence. The mask is a function of positions, so each run of
+	// consecutive positions has a launch.
 	along := dims[attr.Dim]
 	first -= int64(slab.Offset[attr.Dim]) * along.from
 	for _, run := range ir.FoldRuns(slab.Global[attr.Dim], attr.Fold, slab.Offset[attr.Dim], slab.Local[attr.Dim]) {
@@ -41,7 +43,8 @@ func dropout(l *list) error {
 	return nil
 }
 
-// within returns the dimensions of a part, from the whole to the part, and the index in the whole of its first element.
+// within returns the dimensions of a part as it lies in the whole, and the index in the whole of
+// its first element.
 func within(s ir.Slab) (dims []dim, first int64) {
 	dims = make([]dim, len(s.Local))
 	whole, part := int64(1), int64(1)
@@ -54,7 +57,8 @@ func within(s ir.Slab) (dims []dim, first int64) {
 	return dims, first
 }
 
-// drop launches dropout of elements that lie as dims says, from so many in the whole and in the part on.
+// drop launches dropout of the elements that dims gives, from index first of the whole and start of
+// the part.
 func (l *list) drop(d ir.DType, dims []dim, first, start int64) error {
 	dims = merged(dims)
 	if len(dims) > 5 {
@@ -79,7 +83,7 @@ func (l *list) drop(d ir.DType, dims []dim, first, start int64) error {
 	return nil
 }
 
-// warpRows is the grid for so many rows, a warp each in blocks of 256.
+// warpRows returns the grid for rows that take a warp each, in blocks of 256 threads.
 func warpRows(rows int64) [3]uint32 { return blocks(rows, 8) }
 
 func embedding(l *list) error {
@@ -117,10 +121,11 @@ func embeddingGrad(l *list) error {
 
 func norm(l *list) error { return l.norm(l.Kernel, 0, l.arg(0), 0) }
 
-// addNorm is a norm of the sum of what the kernel before adds.
+// addNorm is a group: an add, and a norm of its sum.
 func addNorm(l *list) error { return l.norm(l.group[1], l.result(0), l.arg(0), l.arg(1)) }
 
-// norm launches layer norm, or RMS norm, which lacks mean and bias, of x, or of a sum of x and more.
+// norm launches layer norm, or RMS norm (which has no mean and bias), of x, or if more is set of x
+// + more, which it stores at sum.
 func (l *list) norm(k *runtime.Kernel, sum, x, more address) error {
 	d, err := l.elem(k.Args[0])
 	if err != nil {
@@ -144,7 +149,7 @@ func (l *list) norm(k *runtime.Kernel, sum, x, more address) error {
 	return nil
 }
 
-// normGrad is the gradient of both norms: that of RMS norm lacks mean and bias. In a group the next kernel adds something.
+// normGrad launches the gradient of either norm. In a group, the next kernel adds something to it.
 func normGrad(l *list) error {
 	d, err := l.elem(l.Args[0])
 	if err != nil {
@@ -164,6 +169,8 @@ func normGrad(l *list) error {
 		}
 	}
 	m, n := rows(l.Args[0])
+	// some launches the gradient for m rows from row first on. It returns partial sums for weight
+	// and bias.
 	some := func(first, m int64) (part address, parts int64) {
 		chunk := max((m+1023)/1024, 8)
 		parts = (m + chunk - 1) / chunk
@@ -205,7 +212,7 @@ func rope(l *list) error {
 	return nil
 }
 
-// perRow launches a function of loss.cu with a block for each row of logits.
+// perRow launches a function of loss.cu, with one block per row of logits.
 func (l *list) perRow(name string, args ...any) error {
 	d, err := l.elem(l.Args[0])
 	if err != nil {
@@ -226,7 +233,7 @@ func rowSumExp(l *list) error {
 	return l.perRow("row_sum_exp", l.result(0), l.arg(0), l.arg(1), n)
 }
 
-// rowMaxSumExp is both, in a group.
+// rowMaxSumExp is a group: row_max and row_sum_exp.
 func rowMaxSumExp(l *list) error {
 	_, n := rows(l.Args[0])
 	return l.perRow("row_max_sum_exp", l.result(0), address(l.at(l.group[1].Results[0])), l.arg(0), n)

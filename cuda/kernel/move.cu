@@ -1,4 +1,5 @@
-// Copies of parts: n0 units that lie together, of each of n1 by n2 by n3 by n4 places, f and t apart in source and target.
+// Copies of parts: runs of n0 contiguous units, one for each index of four outer dimensions n1 to
+// n4. f1 to f4 are the strides in the source, t1 to t4 those in the target.
 template <class U>
 DEVICE void move(U* to, const U* from, u32 n0, u32 n1, i64 f1, i64 t1, u32 n2, i64 f2, i64 t2, u32 n3, i64 f3, i64 t3, u32 n4, i64 f4, i64 t4) {
 	u64 all = (u64)n0 * n1 * n2 * n3 * n4;

@@ -5,11 +5,12 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// dim is a dimension of elements that are copied: n of them, so many elements apart where they come from and go to.
+// dim is one dimension of a copy: n indexes, whose elements are from apart in the source and to
+// apart in the target.
 type dim struct{ n, from, to int64 }
 
-// merged joins dimensions, the innermost last, of which one goes on where the next ends. The last of the result has
-// elements that lie together.
+// merged merges dimensions (the innermost last) that continue each other. The last dimension of the
+// result has contiguous elements.
 func merged(dims []dim) []dim {
 	out := []dim{{1, 1, 1}}
 	for i := len(dims) - 1; i >= 0; i-- {
@@ -25,8 +26,8 @@ func merged(dims []dim) []dim {
 	return out
 }
 
-// move launches a copy of elements of so many bytes, in units as wide as places and sizes allow. Without a source it
-// clears them.
+// move launches a copy of elements of size bytes, in units as wide as addresses and sizes allow.
+// Without a source it clears the target.
 func (l *list) move(size int64, to, from address, dims ...dim) error {
 	dims = merged(dims)
 	all, bits := int64(1), int64(to|from)
@@ -67,7 +68,8 @@ func expand(l *list) error {
 	return l.move(l.Results[0].DType.Size(), l.result(0), l.arg(0), dim{m / n, 0, n}, dim{n, 1, 1})
 }
 
-// slice copies what operand and result have in common: the rank's part of a value it holds more of.
+// slice copies what operand and result have in common: the rank's part of a value that it holds
+// more of.
 func slice(l *list) error {
 	a, b, size := l.Args[0].Slab, l.Results[0].Slab, l.Args[0].DType.Size()
 	dims := make([]dim, len(a.Local))
@@ -84,7 +86,8 @@ func slice(l *list) error {
 	return l.move(size, l.result(0)+address(to*size), l.arg(0)+address(from*size), dims...)
 }
 
-// fold picks the rows of the part from the whole sequence, and unfold puts those of the whole in the order of positions.
+// fold copies the part's rows of a folded sequence from the whole sequence. unfold copies all rows
+// of the folded sequence to the order of positions.
 func fold(l *list) error {
 	attr, s, size := l.Node.Attr.(ir.CommAttr), l.Results[0].Slab, l.Results[0].DType.Size()
 	outer, inner := ir.Elems(s.Local[:attr.Dim]), ir.Elems(s.Local[attr.Dim+1:])
@@ -103,7 +106,8 @@ func fold(l *list) error {
 	return nil
 }
 
-// toPartial makes a whole value a sum of which the first rank holds all.
+// toPartial makes a replicated value a partial sum, of which the first rank holds all and the
+// others zeros.
 func toPartial(l *list) error {
 	all := dim{l.Results[0].Slab.Elems(), 1, 1}
 	switch size := l.Results[0].DType.Size(); {
@@ -115,17 +119,18 @@ func toPartial(l *list) error {
 	return nil
 }
 
-// copyBetween copies a value from one space to the other; both are at addresses that the device reads.
+// copyBetween copies a value from one space to the other. The device can read both addresses.
 func copyBetween(l *list) error {
 	t := l.Results[0]
 	return l.move(t.DType.Size(), l.result(0), l.arg(0), dim{t.Slab.Elems(), 1, 1})
 }
 
-// positions and rowElems return the positions of a part [B,T,...], and the elements of one of them.
+// positions returns how many positions a part [B,T,...] has, rowElems how many elements one of them
+// has.
 func positions(t runtime.Tensor) int64 { return ir.Elems(t.Slab.Local[:2]) }
 func rowElems(t runtime.Tensor) int64  { return ir.Elems(t.Slab.Local[2:]) }
 
-// keysValues copies what follows the queries of each position.
+// keysValues copies what follows the queries at each position.
 func keysValues(l *list) error {
 	all, some, size := rowElems(l.Args[0]), rowElems(l.Results[0]), l.Args[0].DType.Size()
 	return l.move(size, l.result(0), l.arg(0)+address((all-some)*size), dim{positions(l.Results[0]), all, some}, dim{some, 1, 1})
@@ -140,7 +145,7 @@ func joinQKV(l *list) error {
 	return l.move(size, l.result(0)+address(queries*size), l.arg(1), dim{n, some, all}, dim{some, 1, 1})
 }
 
-// someRows copies part of the positions of every sequence, and joinRows brings such parts together.
+// someRows copies some positions of every sequence. joinRows joins such parts.
 func someRows(l *list) error {
 	y := l.Results[0]
 	return l.movePositions(0, int64(l.Node.Attr.(ir.RowsAttr).Part*y.Slab.Local[1]), 0, y.Slab.Local[1])
@@ -157,7 +162,8 @@ func joinRows(l *list) error {
 	return nil
 }
 
-// movePositions copies n positions of all sequences from operand i to the result, each from one of its own on.
+// movePositions copies n positions of every sequence from operand i, starting at first, to the
+// result, starting at at.
 func (l *list) movePositions(i int, first, at int64, n int) error {
 	x, y := l.Args[i], l.Results[0]
 	row, size := rowElems(y), y.DType.Size()

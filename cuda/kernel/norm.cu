@@ -1,7 +1,8 @@
-// Layer norm (Ba, Kiros and Hinton, 2016), and RMS norm (Zhang and Sennrich, 2019), which is it without mean. A warp has a row.
+// Layer norm (Ba, Kiros and Hinton, 2016), and RMS norm (Zhang and Sennrich, 2019), which is the
+// same without mean. A warp has a row.
 
-// norm is of x, or if there is more of x and that, whose sum it stores too. All results but the statistics may be in the places of
-// x and more.
+// norm normalizes x, or if more is set x + more, which it also stores in sums. All results except
+// the statistics may be at the places of x and more.
 KERNEL(norm, 256)(T* y, T* sums, float* mean, float* rstd, const T* x, const T* more, const T* weight, const T* bias, i64 rows, i64 cols, float eps) {
 	i64 r = (i64)block_x() * (threads() / WARP) + warp();
 	if (r >= rows) return;
@@ -47,7 +48,7 @@ KERNEL(norm, 256)(T* y, T* sums, float* mean, float* rstd, const T* x, const T* 
 	}
 }
 
-// add_to adds x to numbers in shared memory, or sets them, 16 bytes at a time.
+// add_to adds x to numbers in shared memory, or sets them to x, 16 bytes at a time.
 template <int w> DEVICE void add_to(float* to, const Pack<w>& x, bool add) {
 	constexpr int n = w < 4 ? w : 4;
 	for (int j = 0; j < w; j += n) {
@@ -58,14 +59,15 @@ template <int w> DEVICE void add_to(float* to, const Pack<w>& x, bool add) {
 	}
 }
 
-// norm_grad sets dx: with n = (x - mean)*rstd and d = dy*weight it is rstd*(d - avg(d) - n*avg(d*n)), without avg(d) for RMS; if
-// there is more, that is added, and dx may be in its place. It sums the gradients of weight and bias over chunks of rows, into
-// part[chunks, 2, cols]; columns_last of sum.cu adds them up. A block has a chunk and takes as many rows at a time as it has warps:
-// first a warp has a row, then a thread has columns.
+// norm_grad sets dx to rstd*(d - avg(d) - n*avg(d*n)) with n = (x - mean)*rstd and d = dy*weight;
+// RMS norm has no avg(d). If more is set it is added, and dx may be at its place. Gradients of
+// weight and bias are summed over chunks of rows, into part[chunks, 2, cols], which columns_last of
+// sum.cu adds up. A block has a chunk, and takes as many rows at a time as it has warps: first each
+// warp has a row, then each thread has columns.
 KERNEL(norm_grad, 256)(T* dx, float* part, const T* dy, const T* x, const T* more, const T* weight, const float* mean, const float* rstd, i64 rows,
 	i64 cols, i64 chunk) {
 	__shared__ float averages[8][2];
-	SHARED(float, params); // [2, cols]; of each column by one thread
+	SHARED(float, params); // [2, cols]; one thread has a column
 	i64 first = block_x() * chunk, end = first + chunk < rows ? first + chunk : rows;
 	int many = threads() / WARP;
 	bool aligned = lines_up<T>(cols);

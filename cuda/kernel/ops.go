@@ -7,7 +7,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// ops has one entry for each op that needs no other rank.
+// ops has one entry for every op that needs no other rank.
 var ops = [...]func(l *list) error{
 	ir.OpAdd:        add,
 	ir.OpAddN:       addN,
@@ -67,7 +67,7 @@ var ops = [...]func(l *list) error{
 	ir.OpStash:      copyBetween,
 }
 
-// elementwise launches a function of that file on n elements of result 0.
+// elementwise launches a function of elementwise.cu on the n elements of result 0.
 func (l *list) elementwise(name string, args ...any) error {
 	d, err := l.elem(l.Results[0])
 	if err != nil {
@@ -94,7 +94,7 @@ func addN(l *list) error {
 		return err
 	}
 	n := l.Results[0].Slab.Elems()
-	if d.Half() && len(l.Args) > MaxInputs { // sums so far would be rounded
+	if d.Half() && len(l.Args) > MaxInputs { // partial sums would be rounded
 		return l.errorf(" of %d operands of %s, want at most %d", len(l.Args), d, MaxInputs)
 	}
 	var in []uint64
@@ -115,7 +115,7 @@ func scale(l *list) error {
 	return l.elementwise("scale", l.result(0), l.arg(0), l.arg(1), l.Args[0].Slab.Elems())
 }
 
-// gelu is GELU, and its gradient, which has an operand more.
+// gelu launches GELU, and its gradient, which has one operand more.
 func gelu(l *list) error {
 	name, args := "gelu", []any{l.result(0), l.arg(0)}
 	if len(l.Args) > 1 {
@@ -139,7 +139,7 @@ func swiGLUGrad(l *list) error {
 	return l.elementwise("swiglu_grad", l.result(0), l.arg(0), l.arg(1), l.Args[1].Slab.Elems(), cols)
 }
 
-// cast moves values between types, by way of scratch memory where in place.
+// cast converts values between types, through scratch memory if in place.
 func cast(l *list) error {
 	from, err := l.elem(l.Args[0])
 	if err != nil {
@@ -167,13 +167,13 @@ func cast(l *list) error {
 	return nil
 }
 
-// casts are the words of as many entries Cast of elementwise.cu, and the blocks that do them.
+// casts are the encoded entries Cast of elementwise.cu, and how many blocks they need.
 type casts struct {
 	words []any
 	grid  int64
 }
 
-// castsMost is how many tensors a launch casts.
+// castsMost is how many tensors one launch can cast.
 const castsMost = 120
 
 func (c *casts) add(to, from address, n int64) {
@@ -186,7 +186,7 @@ func (l *list) casts(from, to ir.DType, c casts, accum int32) {
 	l.run("elementwise.cu", "cast_"+from.String(), to, blocks(c.grid, 1), block256, 0, args...)
 }
 
-// filled adds zeros up to the words of a parameter that is a struct.
+// filled pads the words of a struct parameter with zeros.
 func filled(words []any, n int) []any {
 	for len(words) < n {
 		words = append(words, int64(0))
@@ -208,7 +208,7 @@ func accumulate(l *list) error {
 	return nil
 }
 
-// columnParts cuts rows into chunks that are summed apart, and returns the grid of that.
+// columnParts divides rows into chunks that are summed separately, and returns the grid for that.
 func columnParts(d ir.DType, rows, cols int64) (chunk, parts int64, grid [3]uint32) {
 	grid = blocks(cols*d.Size(), 16*128)
 	parts = max(1, min((rows+31)/32, 512, 4096/max(1, int64(grid[0]))))
@@ -220,7 +220,7 @@ func columnParts(d ir.DType, rows, cols int64) (chunk, parts int64, grid [3]uint
 
 var block128 = [3]uint32{128, 1, 1}
 
-// columns adds up parts [parts, apart] of cols elements to a result.
+// columns adds up partial sums, parts of them, apart elements apart, of cols columns, to result i.
 func (l *list) columns(i int, part address, parts, cols, apart int64) {
 	l.columnsTo(l.Results[i].DType, l.result(i), part, parts, cols, apart, l.accum(i))
 }
@@ -245,10 +245,10 @@ func sumTo(l *list) error {
 	return nil
 }
 
-// sumsMost is how many tensors a launch adds up.
+// sumsMost is how many tensors one launch can sum.
 const sumsMost = 120
 
-// total adds up all elements of tensors, or their squares.
+// total sums all elements of each tensor of the group, or their squares.
 func (l *list) total(part string, accum int32) error {
 	d, err := l.elem(l.Args[0])
 	if err != nil {
@@ -273,7 +273,7 @@ func (l *list) total(part string, accum int32) error {
 func sum(l *list) error        { return l.total("sum_part", l.accum(0)) }
 func sumSquares(l *list) error { return l.total("squares_part", 0) }
 
-// scalar launches a function of that file on one thread.
+// scalar launches a function of scalar.cu on one thread.
 func (l *list) scalar(name string, args ...any) error {
 	one := [3]uint32{1, 1, 1}
 	l.run("scalar.cu", name, ir.F32, one, one, 0, args...)
@@ -298,10 +298,11 @@ func nll(l *list) error {
 	return nil
 }
 
-// updatesMost is how many tensors a launch updates.
+// updatesMost is how many tensors one launch can update.
 const updatesMost = 48
 
-// adamW updates tensors, each of which a cast to the type of the gradient may follow.
+// adamW updates the tensors of the group. A cast of a new weight to the type of its gradient may be
+// part of it.
 func adamW(l *list) error {
 	a := l.Node.Attr.(ir.AdamWAttr)
 	d, err := l.elem(l.Args[0])

@@ -30,13 +30,14 @@ func (b backend) Open(w runtime.World) ([]runtime.Device, error) {
 }
 func (b backend) Abort() {}
 
-// device is a worker whose arena holds those of the device and of the host, and scratch memory, far apart.
+// device is a worker whose arena holds the device's arena, the host's arena and scratch memory, far
+// apart.
 type device struct {
 	*kerneltest.Worker
-	runtime.Device // for what the tests do not call
+	runtime.Device // for methods that the tests do not call
 	sizes          [2]int64
-	groups         map[*runtime.Kernel]kernel.Group // by their first kernels; the others have none
-	turned         map[string]bool                  // what has run in both orders
+	groups         map[*runtime.Kernel]kernel.Group // by their first kernels; the other kernels have no group
+	turned         map[string]bool                  // groups that have run in both orders
 }
 
 const spaceBytes = 1 << 30
@@ -68,12 +69,12 @@ func (d *device) Download(dst []byte, space runtime.Space, offset int64) error {
 	return d.Read(kerneltest.Bytes{At: int64(space)*spaceBytes + offset, Data: dst})
 }
 
-// at is the address of a tensor.
+// at returns the address of a tensor.
 func (d *device) at(t runtime.Tensor) uint64 {
 	return d.Base + uint64(t.Space)*spaceBytes + uint64(t.Offset)
 }
 
-// Fuse finds groups, of which every kernel is to have a place in one.
+// Fuse finds groups. Every kernel must be in one.
 func (d *device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	d.groups = map[*runtime.Kernel]kernel.Group{}
 	for _, k := range run {
@@ -88,9 +89,10 @@ func (d *device) Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) error {
 	return nil
 }
 
-// Launch runs a group. The first with its ops runs twice from the same memory, the second time with blocks and threads in
-// reverse: a result must have the same bits. Later ones, which have other sizes, run in one of the two orders in turn. Those
-// of f16 have the text of bf16, and run once.
+// Launch runs a group. The first group of each kind runs twice from the same memory, the second
+// time with blocks and threads in reverse: the results must have the same bits. Later groups, of
+// other sizes, alternate between the two orders. Those of f16 have the same code as those of bf16,
+// and run once.
 func (d *device) Launch(k *runtime.Kernel) error {
 	g, fused := d.groups[k]
 	if !fused {
@@ -142,7 +144,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	return nil
 }
 
-// overwrites reports whether a launch cannot be repeated from what it leaves.
+// overwrites reports whether a launch overwrites its operands, so that it cannot be repeated.
 func overwrites(g kernel.Group) bool {
 	for _, k := range g {
 		for i, r := range k.Results {
@@ -174,7 +176,7 @@ func (d *device) results(g kernel.Group) (all []byte, err error) {
 }
 
 func (d *device) once(g kernel.Group) error {
-	// Scratch memory holds NaN, and is followed by what nobody may write.
+	// Scratch memory holds NaN, and is followed by memory that nobody may write.
 	const guard = 64
 	scratch, n := int64(2*spaceBytes), kernel.Scratch(g)
 	d.Poison(scratch, n+guard)
@@ -202,7 +204,7 @@ func (d *device) once(g kernel.Group) error {
 
 func (d *device) Close() error { return nil }
 
-// leftToOthers are the ops that a communicator runs.
+// leftToOthers reports whether a communicator runs an op.
 func leftToOthers(op ir.Op) bool {
 	switch op {
 	case ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll, ir.OpSend, ir.OpRecv:
@@ -211,8 +213,8 @@ func leftToOthers(op ir.Op) bool {
 	return op.Class() == ir.Leaf
 }
 
-// TestOps compares every op with package interp, in every type, cut in every way, in place and accumulating: see backendtest
-// for tolerances.
+// TestOps compares every op with package interp, in every type, cut in every way, in place and
+// accumulating. See backendtest for tolerances.
 func TestOps(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
@@ -220,14 +222,14 @@ func TestOps(t *testing.T) {
 		func(op ir.Op, attr ir.Attr) bool { return leftToOthers(op) })
 }
 
-// TestTensorCores does so for attention on tensor cores.
+// TestTensorCores is the same for attention on tensor cores.
 func TestTensorCores(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
 	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 
-// TestEveryOpHasAKernel fails on an op that the CPU has and this package lacks.
+// TestEveryOpHasAKernel fails if the CPU has an op that this package lacks.
 func TestEveryOpHasAKernel(t *testing.T) {
 	for _, op := range ir.Ops() {
 		require.NotEqual(t, leftToOthers(op), kernel.Has(op), "%s", op)

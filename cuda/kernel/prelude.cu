@@ -1,27 +1,29 @@
-// What the programs have in common, in terms of primitives.cu. T, where a program names it, is the element type for which it
-// is compiled: float, bf16 or f16.
+// What all programs share, on top of primitives.cu. T is the element type for which a program is
+// compiled: float, bf16 or f16.
 
 #define INF as_float(0x7f800000)
 #define NAN_ as_float(0x7fc00000)
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
-// KERNEL names a function that the host launches, for this element type, on blocks of at most so many threads.
+// KERNEL begins a function that the host launches, for this element type, in blocks of at most most
+// threads.
 #define KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most) JOIN(name, TYPE)
-// LARGE_KERNEL is KERNEL, of which one block may take all registers of a multiprocessor.
+// LARGE_KERNEL is KERNEL for functions of which one block may use all registers of a
+// multiprocessor.
 #define LARGE_KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most, 1) JOIN(name, TYPE)
 #define WARP 32
 
 DEVICE int lane() { return thread() & (WARP - 1); }
 DEVICE int warp() { return thread() / WARP; }
 
-// first_bit is the number of the lowest bit of x that is set; one is.
+// first_bit is the number of the lowest set bit of x, which must not be 0.
 DEVICE int first_bit(u32 x) { return popcount((x & (0u - x)) - 1); }
 
 DEVICE float wide(float x) { return x; }
 DEVICE void narrow(float& y, float x) { y = x; }
 template <class H> DEVICE void narrow(H& y, float x) { y.bits = (u16)pack(H(), x, 0.0f); }
 
-// rounded is x as a number of type H has it.
+// rounded rounds x to type H.
 template <class H> DEVICE float rounded(float x) {
 	H y;
 	narrow(y, x);
@@ -40,7 +42,7 @@ template <int bytes> struct __attribute__((aligned(bytes))) Words { u32 w[bytes 
 DEVICE void unpack(bf16, u32 w, float* to) { to[0] = as_float(w << 16), to[1] = as_float(w & 0xffff0000); }
 DEVICE void unpack(f16, u32 w, float* to) { to[0] = wide(f16{(u16)w}), to[1] = wide(f16{(u16)(w >> 16)}); }
 
-// load and store move n elements in one access; the address is a multiple of their bytes.
+// load and store move n elements in one access. The address must be a multiple of its size.
 template <int n> DEVICE Pack<n> load(const float* p) {
 	Words<4 * n> raw = *(const Words<4 * n>*)p;
 	Pack<n> x;
@@ -75,8 +77,9 @@ template <int n, class H> DEVICE void store(H* p, const Pack<n>& x) {
 // Int tells a generic lambda how many elements to take at a time.
 template <int n> struct Int { static const int value = n; };
 
-// each calls f(Int, i) so that the elements i, i+1, ... of n are visited 16 bytes of H at a time, the last and those that are
-// not aligned one by one, by the thread that is number at of so many.
+// each visits n elements with many threads; the calling one is number at. It calls f(Int, i) for
+// elements i, i+1, ...: 16 bytes of H at a time if they are aligned, and one by one for those at the
+// end, or for all if they are not aligned.
 template <class H, class N, class F> DEVICE void each(N n, bool aligned, decltype(n) at, decltype(n) many, F f) {
 	const int width = 16 / sizeof(H);
 	N packs = aligned ? n / width : 0;
@@ -84,12 +87,13 @@ template <class H, class N, class F> DEVICE void each(N n, bool aligned, decltyp
 	for (N i = packs * width + at; i < n; i += many) f(Int<1>(), i);
 }
 
-// each_of_all is each over all threads of the launch.
+// each_of_all is each with all threads of the launch.
 template <class H, class F> DEVICE void each_of_all(i64 n, bool aligned, F f) {
 	each<H>(n, aligned, (i64)block_x() * threads() + thread(), (i64)blocks_x() * threads(), f);
 }
 
-// lines_up reports whether every row of so many elements starts at a multiple of 16 bytes, if the first does.
+// lines_up reports whether every row of cols elements starts at a multiple of 16 bytes if the first
+// one does.
 template <class H> DEVICE bool lines_up(i64 cols) { return cols % (16 / sizeof(H)) == 0; }
 
 DEVICE float warp_sum(float x) {
@@ -101,8 +105,8 @@ DEVICE float warp_max(float x) {
 	return x;
 }
 
-// block_reduce combines a number of each thread in an order that does not vary; all threads get the result. The number of
-// threads is a power of two, at most 256.
+// block_reduce combines one number of each thread, in a fixed order, and returns the result to all
+// threads. The number of threads must be a power of two, at most 256.
 template <class N, class F> DEVICE N block_reduce(N x, F combine) {
 	__shared__ N of[256];
 	sync_block();
@@ -115,12 +119,14 @@ template <class N, class F> DEVICE N block_reduce(N x, F combine) {
 	return of[0];
 }
 
-// Mask is a dropout mask: see ir/philox. Element i of the whole tensor is kept if its random bits reach the threshold.
+// Mask is a dropout mask: see ir/philox. Element i of the whole tensor is kept if its random bits
+// reach the threshold.
 struct Mask {
 	u32 seed, op, step;
 	u64 threshold;
-	float scale; // of what is kept
+	float scale; // of kept elements
 
+	// block computes the random bits of elements 4*n to 4*n+3 (Philox 4x32-10).
 	DEVICE void block(u64 n, u32 (&c)[4]) const {
 		c[0] = (u32)n, c[1] = (u32)(n >> 32), c[2] = op, c[3] = step;
 		u32 key0 = seed, key1 = 0;
@@ -134,7 +140,7 @@ struct Mask {
 	}
 	DEVICE float of(u32 bits) const { return bits >= threshold ? scale : 0.0f; }
 
-	// kept has bit j set if element i+j is kept, of n.
+	// kept returns a word with bit j set if element i+j is kept, for j < n.
 	template <int n> DEVICE u32 kept(u64 i) const {
 		u32 bits = 0;
 		float f[n];
@@ -144,7 +150,7 @@ struct Mask {
 		return bits;
 	}
 
-	// factors sets f to what elements i, i+1, ... are multiplied by.
+	// factors sets f to the factors of elements i, i+1, ...: scale if kept, else 0.
 	template <int n> DEVICE void factors(u64 i, float* f) const {
 		u32 c[4];
 		block(i / 4, c);

@@ -1,6 +1,6 @@
-// What the programs need of the device, and all inline assembly. The test shim defines the
-// same names for the CPU, so nothing else in this package may name a register, a barrier
-// or an instruction.
+// What the programs need of the device, with all inline assembly. A shim for tests defines the same
+// names for the CPU, so no other file of this package may name a register, a barrier or an
+// instruction.
 
 #ifdef __clang__ // without CUDA's headers, clang knows only the attributes
 #define __device__ __attribute__((device))
@@ -41,18 +41,19 @@ SPECIAL(block_z, "ctaid.z")
 SPECIAL(blocks_x, "nctaid.x")
 #undef SPECIAL
 
-// sync_block holds back all threads of a block, sync_warp those of a warp, until all have come.
+// sync_block waits for all threads of the block, sync_warp for those of the warp.
 DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
 DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
 
-// shuffle_xor returns x of the lane whose number differs in the bits of mask. Whole warps call it.
+// shuffle_xor returns x of the lane whose number differs in the bits of mask. All lanes of a warp
+// call it.
 DEVICE float shuffle_xor(float x, int mask) {
 	float y;
 	asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(y) : "f"(x), "r"(mask));
 	return y;
 }
 
-// ballot returns a bit for each lane of the warp.
+// ballot returns a word with one bit for each lane of the warp.
 DEVICE u32 ballot(bool bit) {
 	u32 y;
 	asm volatile("{.reg .pred p; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 %0, p, 0xffffffff;}" : "=r"(y) : "r"((u32)bit));
@@ -76,7 +77,8 @@ DEVICE float as_float(u32 x) {
 	return y;
 }
 
-// sum_of is a + b by itself: where a is a product, the compiler would make one of both, which is rounded once.
+// sum_of is a + b, rounded by itself: if a were a product, the compiler would fuse both into one
+// operation.
 DEVICE float sum_of(float a, float b) {
 	float y;
 	asm("add.rn.f32 %0, %1, %2;" : "=f"(y) : "f"(a), "f"(b));
@@ -97,7 +99,8 @@ DEVICE float reciprocal_fast(float x) {
 	return y;
 }
 
-// Numbers of two bytes. pack rounds two to nearest even, the first to the low half of a word.
+// Two-byte types. pack rounds two numbers to nearest even; the first goes to the low half of the
+// word.
 struct bf16 { u16 bits; };
 struct f16 { u16 bits; };
 
@@ -118,19 +121,22 @@ DEVICE float wide(f16 x) {
 	return y;
 }
 
-// shared_address is that within shared memory. Not an assembly of its own: the compiler adds what addresses differ by after it.
+// shared_address converts a pointer to a shared-memory address. Without assembly, so that the
+// compiler can add constant offsets after the conversion.
 DEVICE u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// copy_async starts to copy 16 bytes to shared memory, or zeros where there is nothing to copy. copy_wait returns when
-// all but the last n groups of the thread's copies have arrived, each of which ends with a copy_commit.
+// copy_async starts a copy of 16 bytes to shared memory, or stores zeros if not valid. copy_commit
+// ends a group of copies. copy_wait waits until all but the last n groups of this thread have
+// arrived.
 DEVICE void copy_async(void* to, const void* from, bool valid) {
 	asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int n> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(n) : "memory"); }
 
-// load_matrices loads four 8x8 matrices of two-byte elements: lane 8*i+j gives the address of row j of matrix i, and gets
-// of each row lane/4 the elements 2*(lane%4) and the next; of the transposed matrix with load_transposed.
+// load_matrices loads four 8x8 matrices of two-byte elements. Lane 8*i+j gives the address of row j
+// of matrix i. Each lane receives elements 2*(lane%4) and the next of row lane/4 of every matrix;
+// with load_transposed, of the transposed matrix.
 DEVICE void load_matrices(u32 (&r)[4], const void* row) {
 	asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
 		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
@@ -140,7 +146,8 @@ DEVICE void load_transposed(u32 (&r)[4], const void* row) {
 		: "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
 }
 
-// mma adds to c[16,8] the product of a[16,16] and b[16,8], each spread over a warp as the PTX manual has it.
+// mma adds the product of a[16,16] and b[16,8] to c[16,8]. The PTX manual says how each is spread
+// over a warp.
 #define MMA(type, name) \
 	DEVICE void mma(type, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) { \
 		asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." name "." name ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};" \

@@ -1,5 +1,5 @@
-// Sums in fixed point: see ir/fixed.go. What does not fit becomes OVERFLOW_, and stays it in every later sum, until a number is
-// made of it, which is NaN.
+// Sums in fixed point: see ir/fixed.go. A sum that overflows becomes OVERFLOW_ and stays that in
+// every later sum. It becomes NaN when it is converted to a number.
 
 #define OVERFLOW_ ((i64)((u64)1 << 63))
 

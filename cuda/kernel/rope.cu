@@ -1,5 +1,6 @@
-// Rotary position embedding (Su et al., 2021): elements i and i+width/2 of each head of queries and keys are a pair, turned by
-// position*theta^(-2i/width). A block has a position of a sequence; turned heads come before those copied.
+// Rotary position embedding (Su et al., 2021). Elements i and i+width/2 of each head of queries and
+// keys are a pair, which is rotated by position*theta^(-2i/width). A block has one position of a
+// sequence. Heads that are rotated come before those that are copied.
 KERNEL(rope, 256)(T* y, const T* x, const int* positions, int length, int turned, int copied, int width, double theta, int inverse) {
 	SHARED(float, table); // cosines, then sines
 	int half = width / 2;

@@ -1,4 +1,4 @@
-// Ops on numbers of f32 alone; those without n on a single thread.
+// Ops on f32 scalars. Those without a parameter n run on a single thread.
 
 KERNEL(square_root, 1)(float* y, const float* x) { *y = (float)sqrt((double)*x); }
 

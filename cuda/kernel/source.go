@@ -14,11 +14,11 @@ var files embed.FS
 // program is a file of device functions.
 type program struct {
 	name  string
-	types []ir.DType // for which it is compiled, as T
-	parts []string   // further files that it needs
+	types []ir.DType // element types T for which it is compiled
+	parts []string   // other files that it includes
 }
 
-// programs lists the files that are not parts of others.
+// programs lists the files that have device functions.
 func programs() []program {
 	all, half, one := []ir.DType{ir.F32, ir.BF16, ir.F16}, []ir.DType{ir.BF16, ir.F16}, []ir.DType{ir.F32}
 	heads, tiles := []string{"heads.cu"}, []string{"heads.cu", "tiles.cu"}
@@ -51,11 +51,12 @@ func Programs() []string {
 	return names
 }
 
-// Options are those of NVRTC that the programs need.
+// Options returns the options of NVRTC that the programs need.
 func Options() []string { return []string{"--std=c++17", "-default-device"} }
 
-// Source returns the text of a program for one element type, as a [Launch] names both: a model waits for the types that it has. It
-// is compiled with [Options].
+// Source returns the text of a program for one element type, by the name that a [Launch] has. There
+// is one program per type so that a model waits only for the types that it uses. It is compiled
+// with [Options].
 func Source(program string) string {
 	for _, p := range programs() {
 		for _, d := range p.types {
@@ -70,7 +71,8 @@ func Source(program string) string {
 // typed names a program for an element type.
 func typed(program, d string) string { return strings.TrimSuffix(program, ".cu") + "_" + d + ".cu" }
 
-// Portable is a program for all types, without the file primitives.cu, of which tests have one for the CPU.
+// Portable returns a program for all of its types, without primitives.cu. Tests have a version of
+// that file for the CPU.
 func Portable(program string) string {
 	for _, p := range programs() {
 		if p.name == program {
@@ -80,7 +82,8 @@ func Portable(program string) string {
 	panic(fmt.Sprintf("BUG: kernel: no program %q", program))
 }
 
-// portable is the prelude and the program once for each of some element types, in a namespace.
+// portable returns the prelude and other parts, and then the program in a namespace for each
+// element type.
 func (p program) portable(types ...ir.DType) string {
 	var b strings.Builder
 	b.WriteString(text("prelude.cu"))
@@ -97,7 +100,7 @@ func (p program) portable(types ...ir.DType) string {
 	return b.String()
 }
 
-// text returns a file, with lines that number its own for messages of compilers.
+// text returns a file, with a #line directive so that a compiler's messages have its line numbers.
 func text(file string) string {
 	b, err := files.ReadFile(file)
 	if err != nil {

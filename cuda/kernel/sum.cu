@@ -1,6 +1,7 @@
-// Sums over many elements, in two launches: parts, then what they add up to. The parts depend on sizes alone.
+// Sums over many elements in two launches: partial sums, then their sum. How elements are divided
+// depends on sizes alone.
 
-// Sums are of many tensors, each done by so many blocks from first on.
+// One launch sums many tensors. Each has blocks blocks, from number first on.
 struct Sum {
 	const T* x;
 	void* y;
@@ -9,7 +10,7 @@ struct Sum {
 };
 struct Sums { Sum of[120]; };
 
-// sum_part adds up, in f64, the elements or their squares that fall to each block.
+// sum_part sums, in f64, the elements of each block, or their squares.
 template <class F> DEVICE void sum_part(double* part, int count, const Sums& all, F f) {
 	int at = 0;
 	while (at + 1 < count && all.of[at + 1].first <= block_x()) at++;
@@ -29,7 +30,7 @@ KERNEL(sum_part, 256)(double* part, int count, Sums all) {
 KERNEL(squares_part, 256)(double* part, int count, Sums all) {
 	sum_part(part, count, all, [](float x) { return (double)x * x; });
 }
-// sum_last has a block for each tensor, and results of type T.
+// sum_last has a block for each tensor. Its results are of type T.
 KERNEL(sum_last, 256)(const double* part, int add, Sums all) {
 	const Sum& t = all.of[block_x()];
 	T* y = (T*)t.y;
@@ -39,7 +40,8 @@ KERNEL(sum_last, 256)(const double* part, int add, Sums all) {
 	if (thread() == 0) narrow(*y, add ? wide(*y) + (float)sum : (float)sum);
 }
 
-// columns_part sums chunks of so many rows of x; block y has chunk y, each thread a column, or 16 bytes of them.
+// columns_part sums chunks of rows of x. Block y has chunk y; each thread has a column, or 16 bytes
+// of columns.
 KERNEL(columns_part, 128)(float* part, const T* x, i64 rows, i64 cols, i64 chunk) {
 	i64 first = block_y() * chunk, end = first + chunk < rows ? first + chunk : rows;
 	each_of_all<T>(cols, lines_up<T>(cols), [&](auto width, i64 c) {
@@ -53,7 +55,8 @@ KERNEL(columns_part, 128)(float* part, const T* x, i64 rows, i64 cols, i64 chunk
 		for (int j = 0; j < w; j++) part[block_y() * cols + c + j] = sum[j];
 	});
 }
-// columns_last adds up parts, so many elements apart. A block has 32 columns, each of its 16 warps every 16th part of them.
+// columns_last adds up partial sums, apart elements apart. A block has 32 columns; each of its 16
+// warps has every 16th partial sum.
 KERNEL(columns_last, 512)(T* y, const float* part, i64 parts, i64 cols, i64 apart, int add) {
 	__shared__ float of[16][WARP];
 	i64 c = (i64)block_x() * WARP + lane();

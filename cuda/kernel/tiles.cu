@@ -1,46 +1,53 @@
-// Tiles of two-byte elements in shared memory, and how the warps of a block of 128 threads take them apart for mma.
+// Tiles of two-byte elements in shared memory, and how a block of 128 threads loads from them the
+// operands of mma.
 
 #define LOG2E 1.4426950408889634f
 
-// place is the index of the elements 8*chunk, ... of a row. Chunks are permuted so that eight rows of one column of chunks lie in
-// different banks.
+// place is the index of elements 8*chunk, ... of a row. Chunks are permuted so that the same column
+// of chunks of eight rows lies in different banks.
 template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ (row & 7)) * 8; }
 
-// load_tile starts to copy rows to a tile; row r is row at(r) of a tensor, or zeros if that is negative.
+// load_tile starts to copy rows to a tile. Row r of the tile is row at(r) of the tensor, or zeros
+// if that is negative.
 template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
 	const int chunks = width / 8, lines = 128 / chunks;
 	int first = (u32)thread() / chunks, c = (u32)thread() % chunks, bytes = (int)row * (int)sizeof(H);
 	tile += place<width>(first, c), from += c * 8;
 #pragma unroll at_once
-	for (int r = 0; r < rows; r += lines) { // a multiple of 8, so chunks keep their places
+	for (int r = 0; r < rows; r += lines) { // lines is a multiple of 8, so the permutation of chunks stays the same
 		int source = at(first + r);
 		copy_async(tile + r * width, (const u8*)from + (i64)(source < 0 ? 0 : source) * bytes, source >= 0);
 	}
 }
 
-// load_keys does so for the keys or values of positions from j0 on. The long text of where those of folded sequences lie is there once.
+// load_keys does so for the keys or values of positions from j0 on. row_of is long code, so the
+// loop for folded sequences is not unrolled.
 template <int width, int rows, class H> DEVICE void load_keys(H* tile, const H* from, const Heads& s, int j0) {
 	if (s.parts <= 1) load_tile<width, rows>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? j0 + r : -1; });
 	else load_tile<width, rows, 1>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
 }
 
-// left is a[16,16] of mma: rows from row on, columns from 16*k on.
+// left loads a[16,16] of mma: rows from row on, columns from 16*k on.
 template <int width, class H> DEVICE void left(u32 (&a)[4], const H* tile, int row, int k) {
 	load_matrices(a, tile + place<width>(row + lane() % 16, 2 * k + lane() / 16));
 }
-// right is b[16,8] twice: columns of b are rows of the tile from row on, rows of b its columns from 16*k on.
+// right loads two operands b[16,8]. Columns of b are rows of the tile from row on, rows of b are
+// its columns from 16*k on.
 template <int width, class H> DEVICE void right(u32 (&b)[4], const H* tile, int row, int k) {
 	load_matrices(b, tile + place<width>(row + lane() % 8 + lane() / 16 * 8, 2 * k + lane() / 8 % 2));
 }
-// right_rows is b[16,8] twice: its rows are those of the tile from row on, its columns those from 16*n on.
+// right_rows loads two operands b[16,8]. Rows of b are rows of the tile from row on, columns of b
+// its columns from 16*n on.
 template <int width, class H> DEVICE void right_rows(u32 (&b)[4], const H* tile, int row, int n) {
 	load_transposed(b, tile + place<width>(row + lane() % 16, 2 * n + lane() / 16));
 }
 
-// An accumulator c[16,8] has of the thread the elements (lane/4, column) and (lane/4+8, column) with column lane%4*2 and the next.
+// Of an accumulator c[16,8], a thread has elements (lane/4, column) and (lane/4+8, column), where
+// column is lane%4*2 or the next one.
 DEVICE int column_of(int n) { return n * 8 + lane() % 4 * 2; }
 
-// hide sets accumulators to x where the column, from j0 on, lies after the position of the row.
+// hide sets accumulators to x where the column, counted from j0, lies after the position of the
+// row.
 template <int n8> DEVICE void hide(float (&c)[n8][4], const int (&at)[2], int j0, float x) {
 #pragma unroll
 	for (int n = 0; n < n8; n++) {
@@ -49,8 +56,9 @@ template <int n8> DEVICE void hide(float (&c)[n8][4], const int (&at)[2], int j0
 	}
 }
 
-// kept has bit 4*n+e set if a mask keeps what c[n][e] of accumulators stands for; the first columns of its rows are elements first
-// and second. It is a loop, of which the text is compiled once.
+// kept returns a word with bit 4*n+e set if a mask keeps the element of accumulator c[n][e]. first
+// and second are the mask indexes of column 0 of the thread's two rows. The loop is not unrolled,
+// so that its long code is compiled once.
 template <int n8> DEVICE u32 kept(const Mask& mask, u64 first, u64 second) {
 	u32 bits = 0;
 #pragma unroll 1
@@ -58,7 +66,7 @@ template <int n8> DEVICE u32 kept(const Mask& mask, u64 first, u64 second) {
 	return bits;
 }
 
-// drop multiplies accumulators by the factors of a mask, of which kept has the bits.
+// drop multiplies accumulators by the factors of a mask, given the bits of kept.
 template <int n8> DEVICE void drop(float (&c)[n8][4], u32 kept, float scale) {
 #pragma unroll
 	for (int n = 0; n < n8; n++) {
@@ -67,20 +75,21 @@ template <int n8> DEVICE void drop(float (&c)[n8][4], u32 kept, float scale) {
 	}
 }
 
-// as_left rounds two accumulators that lie side by side to a[16,16].
+// as_left rounds two neighbouring accumulators to an operand a[16,16].
 template <class H> DEVICE void as_left(H, u32 (&a)[4], const float (&x)[4], const float (&y)[4]) {
 	a[0] = pack(H(), x[0], x[1]), a[1] = pack(H(), x[2], x[3]);
 	a[2] = pack(H(), y[0], y[1]), a[3] = pack(H(), y[2], y[3]);
 }
 
-// mma_pair adds to two accumulators that lie side by side.
+// mma_pair is mma into two neighbouring accumulators.
 template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u32 (&a)[4], const u32 (&b)[4]) {
 	mma(H(), x, a, b[0], b[1]);
 	mma(H(), y, a, b[2], b[3]);
 }
 
-// write_rows stores accumulators [16,width] of a warp, multiplied by the factors of their two rows, to rows of a tensor: row r to
-// row at(r), unless that is negative. It goes by way of rows of a tile from first on, which only this warp uses.
+// write_rows multiplies the accumulators [16,width] of a warp by a factor for each of a thread's
+// two rows, and stores them in rows of a tensor: row r in row at(r), unless that is negative. It
+// goes through the tile's rows from first on, which only this warp uses.
 template <int width, class H, class At>
 DEVICE void write_rows(H* to, i64 row, H* tile, int first, const float (&c)[width / 8][4], float factor0, float factor1, At at) {
 	const int chunks = width / 8;
@@ -99,7 +108,7 @@ DEVICE void write_rows(H* to, i64 row, H* tile, int first, const float (&c)[widt
 	}
 }
 
-// sum_of_4 and max_of_4 combine the four lanes that share rows of an accumulator.
+// sum_of_4 and max_of_4 combine the four lanes that share a row of an accumulator.
 DEVICE float sum_of_4(float x) {
 	x += shuffle_xor(x, 1);
 	return x + shuffle_xor(x, 2);

@@ -15,11 +15,11 @@ import (
 
 const unitsAttribute = driver.Multiprocessors
 
-// patience is how long a rank waits for another, at most.
+// patience bounds how long a rank waits for another.
 const patience = time.Minute
 
-// kernels measures, on the first GPU: a kernel that does next to nothing, additions of
-// growing size, and copies from and to the host.
+// kernels measures on the first GPU: a kernel that does next to nothing, additions of growing size,
+// and copies from and to the host.
 func (r *Result) kernels(ctx context.Context, system *cuda.System, budget time.Duration) (err error) {
 	backend := cuda.New(system, cuda.Options{Eager: true, GPUs: []int{0}})
 	devices, err := backend.Open(runtime.World{Ranks: 1, Timeout: patience})
@@ -34,7 +34,7 @@ func (r *Result) kernels(ctx context.Context, system *cuda.System, budget time.D
 	if r.held > r.memory/2 {
 		return &cuda.DeviceError{Msg: fmt.Sprintf("%d of %d bytes of GPU 0 are taken already: a profile is of a GPU by itself", r.held, r.memory)}
 	}
-	largest := min(768<<20, r.memory/4) // bytes of the three tensors of an addition
+	largest := min(768<<20, r.memory/4) // bytes of the three tensors of the largest addition
 	turn := budget / (turns * 40)
 	for bytes := int64(3 << 10); bytes <= largest; bytes *= 4 {
 		k, need, err := addition(int(bytes / 12))
@@ -89,7 +89,7 @@ func (r *Result) kernels(ctx context.Context, system *cuda.System, budget time.D
 	return nil
 }
 
-// addition is the sum of two tensors, and how large an arena it needs.
+// addition returns a kernel that adds two tensors, and the bytes of arena that it needs.
 func addition(elems int) (k *runtime.Kernel, bytes int64, err error) {
 	g := ir.NewGraph("addition")
 	shape := []int{elems}
@@ -108,7 +108,7 @@ func addition(elems int) (k *runtime.Kernel, bytes int64, err error) {
 	return &runtime.Kernel{Node: n, Args: []runtime.Tensor{at(0), at(1)}, Results: []runtime.Tensor{at(2)}, Accum: []bool{false}}, 3 * size, nil
 }
 
-// collectives measures those of NCCL over all GPUs. One GPU has none.
+// collectives measures NCCL's collectives over all GPUs, if there are several.
 func (r *Result) collectives(ctx context.Context, system *cuda.System, budget time.Duration) (err error) {
 	if r.GPUs == 1 {
 		return nil
@@ -156,8 +156,8 @@ func (r *Result) collectives(ctx context.Context, system *cuda.System, budget ti
 	return nil
 }
 
-// together times a collective of float32 in which every rank has a part of so many
-// elements. All ranks repeat it equally often.
+// together times an f32 collective in which every rank's part has part elements. All ranks repeat
+// it equally often.
 func together(backend *cuda.Backend, devices []runtime.Device, op ir.Op, part int, turn time.Duration) (float64, error) {
 	n := len(devices)
 	whole := ir.Whole([]int{part * n})
@@ -175,7 +175,7 @@ func together(backend *cuda.Backend, devices []runtime.Device, op ir.Op, part in
 		}
 		members = append(members, m)
 	}
-	times := func(repeat int) (float64, error) { // of the slowest rank
+	times := func(repeat int) (float64, error) { // the time of the slowest rank
 		seconds, errs := make([]float64, n), make([]error, n)
 		var ranks sync.WaitGroup
 		for i := range n {
@@ -183,7 +183,7 @@ func together(backend *cuda.Backend, devices []runtime.Device, op ir.Op, part in
 				d := devices[i].(*cuda.Device)
 				c := &runtime.Collective{Node: node, Members: members, Position: i}
 				if seconds[i], errs[i] = d.Time(repeat, func() error { return d.Collective(c) }); errs[i] != nil {
-					backend.Abort() // the others wait in vain
+					backend.Abort() // the others would wait in vain
 				}
 			})
 		}

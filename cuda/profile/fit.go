@@ -14,8 +14,9 @@ const (
 	collective = "collective"
 )
 
-// balance compares the planner's prices of a class with the times: by how much the prices
-// are too long in all, and how far they are from the times. Every step counts the same.
+// balance compares the planner's prices of a class of kernels with their times. excess is by how
+// much the prices are too long in total, off the mean absolute difference, both as shares of the
+// times. Every step has the same weight.
 func balance(c *cost.Cluster, steps []*step, class string) (excess, off float64) {
 	all := 0.0
 	for _, s := range steps {
@@ -34,15 +35,14 @@ func balance(c *cost.Cluster, steps []*step, class string) (excess, off float64)
 	return excess / all, off / all
 }
 
-// most is up to where a share is looked for: what is more than the peak shows that the peak
-// is not known.
+// most bounds the search for an efficiency. One above 1 shows that the peak rate is not known.
 const most = 4
 
-// fitShare returns the share, at a place in the cluster, with which the prices of a class
-// add up to the times, and how far each is from it then.
+// fitShare finds the efficiency, stored at a place in the cluster, with which the prices of a class
+// add up to the times. off is how far the single prices then are from their times.
 func fitShare(c *cost.Cluster, steps []*step, class string, at *float64) (share, off float64) {
 	low, high := 1e-3, float64(most)
-	for high/low > 1.0005 { // prices fall as the share grows
+	for high/low > 1.0005 { // prices fall as the efficiency grows
 		*at = math.Sqrt(low * high)
 		if excess, _ := balance(c, steps, class); excess > 0 {
 			low = *at
@@ -55,8 +55,8 @@ func fitShare(c *cost.Cluster, steps []*step, class string, at *float64) (share,
 	return high, off
 }
 
-// fitProducts returns the share of the peak that large products reach, and what a tile
-// costs beside its terms: those whose prices come nearest.
+// fitProducts finds the efficiency of large products, and the cost of a tile beside its terms, with
+// which the prices come nearest to the times.
 func fitProducts(c *cost.Cluster, steps []*step) (share, fill float64) {
 	e := &c.Device.Efficiency
 	nearest := math.Inf(1)

@@ -1,11 +1,14 @@
-// Package profile measures what the GPUs of this machine do for the CUDA backend, and makes
-// a [cost.Cluster] of it.
+// Package profile measures the GPUs of this machine as the CUDA backend uses them, and makes a
+// [cost.Cluster] of the results (autopar profile --device cuda).
 //
-// Every kernel of training steps of small models is timed by itself, by events of the GPU,
-// and so are additions of growing size, copies from and to the host, collectives of NCCL
-// over all GPUs, and kernels that do next to nothing. The constants of the planner are then
-// those with which its own prices of these kernels add up to the times. A time is the least
-// of a few: other work can only add.
+// Events of the GPU time every kernel of training steps of small models by itself, and besides
+// additions of growing size, copies from and to the host, collectives of NCCL over all GPUs, and a
+// kernel that does next to nothing. The constants of the planner are then chosen so that its own
+// prices of these kernels add up to the measured times. A time is the least of a few runs, because
+// interference can only add.
+//
+// profile.go runs the measurements and fits the constants (fit.go); bare.go measures single kernels
+// and collectives, steps.go training steps; yaml.go writes the result.
 package profile
 
 import (
@@ -25,8 +28,8 @@ import (
 // Options of [Measure].
 type Options struct {
 	Budget time.Duration // about how long to measure
-	// Like is the built-in cluster of these GPUs, nil if there is none: the source of their
-	// nominal rates, and of what cannot be measured here.
+	// Like is the built-in cluster of these GPUs, or nil if there is none. It gives their nominal
+	// rates, and whatever cannot be measured here.
 	Like *cost.Cluster
 }
 
@@ -35,56 +38,56 @@ type Result struct {
 	Cluster     *cost.Cluster
 	Products    []Product
 	Attention   []Attention
-	Streams     []Rate // additions of two tensors into a third; bytes of all three
+	Streams     []Rate // additions of two tensors into a third, by the bytes of all three
 	ToHost      []Rate
 	FromHost    []Rate
 	Collectives []Collective
-	// Launch is the time of a kernel that does next to nothing, launched by itself and as
-	// part of a graph, in seconds.
+	// Launch is the time in seconds of a kernel that does next to nothing, launched by itself and
+	// in a graph.
 	Launch struct{ Alone, InGraph float64 }
-	// Off is how far the planner's prices of kernels of a class are from their times, on
-	// average, as a share of them.
+	// Off is how far the planner's prices are from the measured times, by class of kernels: the
+	// mean absolute difference, as a share of the times.
 	Off map[string]float64
 
-	GPU  string // kind
-	GPUs int    // visible
-	NCCL string // version; empty where collectives were not measured
+	GPU  string // the kind of GPU
+	GPUs int    // how many are visible
+	NCCL string // version, or "" if collectives were not measured
 	When time.Time
 	Took time.Duration
 
 	versions []string
 	like     *cost.Cluster
 	memory   int64 // bytes of a GPU
-	held     int64 // of it, beside the arena of a rank
+	held     int64 // of it, what is in use besides the arena of a rank
 	units    int
 }
 
-// Product is one point of the curve of matrix products.
+// Product is one measured matrix product.
 type Product struct {
 	Name        string
 	Type        ir.DType
 	Rows, Cols  int64
 	Terms       int64
-	TFLOPS, Off float64 // Off is how far the planner's price is from the time, as a share of it
+	TFLOPS, Off float64 // Off is how far the planner's price is from the time, as a share of the time
 }
 
-// Attention is one kernel of attention.
+// Attention is one measured attention kernel.
 type Attention struct {
 	Name        string
 	Type        ir.DType
 	TFLOPS, Off float64
 }
 
-// Rate is a point of a curve of bytes a second.
+// Rate is how long some bytes took.
 type Rate struct {
 	Bytes   int64
 	Seconds float64
 }
 
-// GBs is the rate in 1e9 bytes a second.
+// GBs returns the rate in 1e9 bytes/s.
 func (r Rate) GBs() float64 { return float64(r.Bytes) / r.Seconds / 1e9 }
 
-// Collective is a point of the curve of a collective over all GPUs.
+// Collective is one measured collective over all GPUs.
 type Collective struct {
 	Op      ir.Op
 	Ranks   int
@@ -92,8 +95,8 @@ type Collective struct {
 	Seconds float64
 }
 
-// Measure measures the visible GPUs, which are of one kind. It needs them for itself. NCCL
-// is needed where there are several.
+// Measure measures the visible GPUs, which must be of one kind and otherwise idle. With several
+// GPUs it needs NCCL.
 func Measure(ctx context.Context, system *cuda.System, opts Options) (*Result, error) {
 	r := &Result{When: time.Now().UTC().Truncate(time.Second), Off: map[string]float64{}, like: opts.Like, versions: system.Versions}
 	begin := time.Now()
@@ -115,7 +118,7 @@ func Measure(ctx context.Context, system *cuda.System, opts Options) (*Result, e
 	return r, r.Cluster.Validate()
 }
 
-// look sees which GPUs there are.
+// look finds out which GPUs there are.
 func (r *Result) look(system *cuda.System) error {
 	d := system.Driver
 	count, err := d.DeviceCount()
@@ -146,8 +149,8 @@ func (r *Result) look(system *cuda.System) error {
 	return err
 }
 
-// fit makes the constants. Rates are nominal where they are known; shares of them are such
-// that the planner's prices add up to the times.
+// fit makes the cluster. Peak rates are nominal where they are known. Efficiencies are such that
+// the planner's prices add up to the measured times.
 func (r *Result) fit(steps []*step) {
 	last := r.Streams[len(r.Streams)-1]
 	stream := float64(last.Bytes) / max(last.Seconds-r.Launch.InGraph, last.Seconds/2) // bytes/s
@@ -180,7 +183,7 @@ func (r *Result) fit(steps []*step) {
 		c.Device.MemoryBandwidth = max(c.Device.MemoryBandwidth, r.like.Device.MemoryBandwidth)
 	}
 	peak := func(of float64) {
-		for d, rate := range best { // one share serves all types: see [cost.Efficiency]
+		for d, rate := range best { // all types share one efficiency: see [cost.Efficiency]
 			c.Device.FLOPS[d.String()] = curve.Round(of * rate / best[fastest])
 		}
 	}
@@ -188,7 +191,7 @@ func (r *Result) fit(steps []*step) {
 	r.links(c)
 	e := &c.Device.Efficiency
 	e.Memory, _ = fitShare(c, steps, vector, &e.Memory)
-	if e.Matmul, e.TileFill = fitProducts(c, steps); e.Matmul > 1 && r.like == nil { // the fastest product is no peak: its tiles do not fill the GPU
+	if e.Matmul, e.TileFill = fitProducts(c, steps); e.Matmul > 1 && r.like == nil { // the fastest product does not reach the peak: its tiles do not fill the GPU
 		peak(nominal * e.Matmul)
 	}
 	e.Attention, _ = fitShare(c, steps, attention, &e.Attention)
@@ -200,8 +203,8 @@ func (r *Result) fit(steps []*step) {
 	r.curves(steps)
 }
 
-// vectorShare is the share of the peak rate of f32 at which kernels between products are
-// taken to compute: memory holds them up before that, so it does not show.
+// vectorShare is the assumed efficiency of arithmetic, as a share of the f32 peak, in kernels
+// between products. It cannot be measured, because memory bandwidth limits them first.
 const vectorShare = 0.5
 
 func software() cost.Software {
@@ -212,8 +215,8 @@ func software() cost.Software {
 	return s
 }
 
-// links states the network and the way to the host: what was measured, or else what the
-// built-in cluster says, or a guess. The file says which.
+// links sets the network and the link to the host: as measured, or else as the built-in cluster
+// says, or a guess. The file says which.
 func (r *Result) links(c *cost.Cluster) {
 	var all []curve.Exchange
 	for _, way := range [][]Rate{r.ToHost, r.FromHost} {
@@ -251,12 +254,10 @@ func link(latency, bandwidth float64) *cost.Link {
 	return &cost.Link{Bandwidth: curve.Round(min(bandwidth, 1e15)), Efficiency: 1, Latency: curve.Round(latency)}
 }
 
-// assumedNetwork is what nodes are taken to reach each other over where nothing is known:
-// one card of 100 Gb/s.
+// assumedNetwork is the network between nodes if nothing is known: one card of 100 Gb/s.
 func assumedNetwork() cost.Link { return cost.Link{Bandwidth: 12.5e9, Efficiency: 0.9, Latency: 15e-6} }
 
-// curves notes products and attention beside the planner's prices of them: the first of
-// those of one shape.
+// curves lists products and attention with the planner's prices, one of each shape.
 func (r *Result) curves(steps []*step) {
 	type kind struct {
 		float             ir.DType

@@ -20,7 +20,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// What the fake GPUs do, by their clock: it runs while they work, whatever the time of day.
+// The rates of the fake GPUs by their own clock, which advances only while they work.
 const (
 	launchMS   = 0.002
 	memoryRate = 2e12 // bytes/s
@@ -31,10 +31,10 @@ const (
 	sharedRate = 1e13 // of attention in f32
 )
 
-// gpus are fakes that compute nothing but take their time.
+// gpus are fake GPUs that compute nothing but take time.
 type gpus struct {
 	*fake.Driver
-	extra map[string]float64 // milliseconds that a kernel takes beside its traffic, by what it is
+	extra map[string]float64 // milliseconds that a kernel takes besides its traffic, by name
 }
 
 func newGPUs(opts fake.Options) *gpus {
@@ -43,7 +43,7 @@ func newGPUs(opts fake.Options) *gpus {
 	opts.Clock = func(what string, bytes int64) float64 {
 		ms := func(rate float64) float64 { return 1e3 * float64(bytes) / rate }
 		switch {
-		case strings.Contains(what, "NCCL"): // each rank touches the tensor and a part; the last one's time counts
+		case strings.Contains(what, "NCCL"): // each rank accesses the tensor and a part; the time of the last one counts
 			passes, tensor := 1.0, ms(linkRate)/(1+1/n)
 			if strings.Contains(what, "all_reduce") {
 				passes, tensor = 2, ms(linkRate)/2
@@ -70,14 +70,14 @@ func (g *gpus) system() *cuda.System {
 	}
 }
 
-// work puts a kernel on a stream that takes milliseconds of its own.
+// work puts a kernel on a stream that takes some milliseconds.
 func (g *gpus) work(s driver.Stream, what string, ms float64, reads, writes []fake.Range) error {
 	what = fmt.Sprintf("%s %g", what, ms)
 	g.extra[what] = ms
 	return g.Run(s, what, reads, writes, func() error { return nil })
 }
 
-// of is a rate in a type.
+// of returns a rate for a type.
 func of(d ir.DType, rate float64) float64 {
 	if d == ir.F32 {
 		return rate
@@ -86,7 +86,7 @@ func of(d ir.DType, rate float64) float64 {
 }
 
 type engine struct {
-	cuda.Engine // for what is not asked for
+	cuda.Engine // for methods that are not called
 	*gpus
 }
 
@@ -96,7 +96,7 @@ func (engine) Scratch(kernel.Group) int64 { return 0 }
 func (engine) Close() error               { return nil }
 
 func (e engine) Prepare(g kernel.Group, at kernel.Place, _ driver.Ptr) (func(driver.Stream) error, error) {
-	k := g[0] // what is timed is launched by itself
+	k := g[0] // timed kernels are launched alone
 	var sides [2][]fake.Range
 	for i, list := range [][]runtime.Tensor{k.Args, k.Results} {
 		for _, t := range list {
@@ -144,7 +144,7 @@ func measure(t *testing.T, opts fake.Options, like *cost.Cluster) (*Result, *cos
 	return r, read, text.String()
 }
 
-// TestMeasure measures GPUs whose clock is known.
+// TestMeasure measures GPUs with a known clock.
 func TestMeasure(t *testing.T) {
 	r, c, text := measure(t, fake.Options{Devices: 4, Memory: 96 << 20}, nil)
 	require.Equal(t, 4, c.DevicesPerNode)
@@ -159,13 +159,13 @@ func TestMeasure(t *testing.T) {
 	require.Equal(t, c.Device.FLOPS["bf16"], c.Device.FLOPS["f16"])
 	require.Contains(t, text, "# NCCL 2.28.9 over 4 GPUs, off 0 %")
 	require.NotEmpty(t, r.Collectives)
-	for _, class := range []string{vector, collective} { // what fakes do as the planner has it
+	for _, class := range []string{vector, collective} { // the fakes behave as the planner assumes
 		require.Less(t, r.Off[class], 0.1, class)
 	}
 }
 
-// TestMeasureOne measures one GPU of a known kind: loopback does not stand for NCCL, so
-// the network is the built-in cluster's, and the rates are nominal.
+// TestMeasureOne measures one GPU of a known kind. The network is that of the built-in cluster, and
+// the rates are nominal.
 func TestMeasureOne(t *testing.T) {
 	h200, err := cost.Load("h200")
 	require.NoError(t, err)
@@ -178,7 +178,7 @@ func TestMeasureOne(t *testing.T) {
 	require.NotContains(t, text, "NCCL")
 }
 
-// TestFit: from the planner's own prices on a GPU, the constants of that GPU are found.
+// TestFit: from the planner's own prices on a GPU, the fit finds the constants of that GPU.
 func TestFit(t *testing.T) {
 	const seed = 7
 	rng := rand.New(rand.NewPCG(seed, 0))

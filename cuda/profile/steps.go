@@ -15,11 +15,11 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// workload is the training step of a small model, by one rank.
+// workload is the training step of a small model on one rank.
 type workload struct{ layers, heads, width, tokens, vocab, batch int }
 
-// workloads are as wide as models in use, but of few layers: nanoGPT's shakespeare_char,
-// GPT-2 124M, and heads of 128. The last is for GPUs that have room for none of them.
+// workloads are as wide as models in use, with few layers: nanoGPT's shakespeare_char, GPT-2 124M,
+// and one with heads of 128 elements. The last one is for GPUs without room for any of these.
 func workloads() []workload {
 	return []workload{{2, 6, 384, 256, 65, 64}, {2, 12, 768, 1024, 50304, 32}, {1, 16, 2048, 1024, 50304, 16}, {1, 2, 64, 33, 65, 4}}
 }
@@ -30,10 +30,10 @@ type step struct {
 	mesh    ir.Mesh
 	price   *cost.Program
 	kernels []timedKernel
-	seconds float64 // of all
+	seconds float64 // of all kernels
 }
 
-// timedKernel is one kernel of a step with its work and its time.
+// timedKernel is one kernel of a step, with its work and measured time.
 type timedKernel struct {
 	instr   *codegen.Instr
 	at      ir.Coord
@@ -43,13 +43,13 @@ type timedKernel struct {
 
 func (k *timedKernel) name() string { return k.instr.Node.Name }
 
-// priced is the planner's price in seconds.
+// priced returns the planner's price in seconds.
 func (k *timedKernel) priced(p *cost.Program, s *step) float64 {
 	t, _ := p.Instr(k.instr, s.mesh, k.at)
 	return t.Seconds()
 }
 
-// shape is that of a product: rows and columns of the result, and terms of each sum.
+// shape returns the rows and columns of a product's result, and the number of terms of each sum.
 func (k *timedKernel) shape() (rows, cols, terms int64) {
 	n := k.instr.Node
 	x, y := ir.Elems(n.Args[0].Type.Shape), ir.Elems(n.Args[1].Type.Shape)
@@ -58,8 +58,7 @@ func (k *timedKernel) shape() (rows, cols, terms int64) {
 	return x / terms, y / terms, terms
 }
 
-// measureSteps times the kernels of the workloads that fit into the memory of a GPU, in
-// each type.
+// measureSteps times the kernels of the workloads that fit in the memory of a GPU, in each type.
 func measureSteps(ctx context.Context, system *cuda.System, memory int64, budget time.Duration) ([]*step, error) {
 	types := []ir.DType{ir.F32, ir.BF16, ir.F16}
 	all := workloads()
@@ -85,7 +84,7 @@ func measureSteps(ctx context.Context, system *cuda.System, memory int64, budget
 	return steps, nil
 }
 
-// shrink halves the batch until the arena fits.
+// shrink halves the batch until the arena fits. It reports whether it does.
 func (w *workload) shrink(bytes int64) bool {
 	for ; w.batch > 0; w.batch /= 2 {
 		if prog, err := w.compile(ir.F32); err == nil && prog.Stages[0].Arena() <= bytes {
@@ -146,7 +145,7 @@ func (w workload) measure(ctx context.Context, system *cuda.System, float ir.DTy
 		return nil, err
 	}
 	feeds := w.feeds()
-	if _, err := exec.Step(ctx, prog, feeds); err != nil { // memory of kernels is there, values are numbers
+	if _, err := exec.Step(ctx, prog, feeds); err != nil { // so that kernels have their memory and values are finite
 		return nil, err
 	}
 	clock.seconds = map[*ir.Node]float64{}
@@ -163,7 +162,7 @@ func (w workload) measure(ctx context.Context, system *cuda.System, float ir.DTy
 	return s, nil
 }
 
-// feeds are tokens that mean nothing: the time of a step does not depend on them.
+// feeds returns arbitrary tokens: the time of a step does not depend on them.
 func (w workload) feeds() runtime.Feeds {
 	ids, positions := make([]int32, w.batch*w.tokens), make([]int32, w.tokens)
 	for i := range ids {
@@ -178,12 +177,12 @@ func (w workload) feeds() runtime.Feeds {
 	}
 }
 
-// clock is a backend whose one rank times what it launches, once it has a map to note it
-// in. A launch is repeated: the values of that step mean nothing.
+// clock is a backend of one rank that times what it launches, once seconds is set. It repeats each
+// launch, so the values of that step mean nothing.
 type clock struct {
 	*cuda.Backend
 	turn    time.Duration
-	seconds map[*ir.Node]float64 // the least of the turns
+	seconds map[*ir.Node]float64 // the least time of each node
 }
 
 // Open opens the rank.
@@ -200,7 +199,7 @@ type clockedDevice struct {
 	clock *clock
 }
 
-// Fuse does nothing: each kernel has a time of its own.
+// Fuse does nothing, because each kernel is timed by itself.
 func (d *clockedDevice) Fuse([]*runtime.Kernel, map[*ir.Value]int) error { return nil }
 
 // Launch runs a kernel, and times it.
@@ -217,19 +216,19 @@ func (d *clockedDevice) Launch(k *runtime.Kernel) error {
 	return err
 }
 
-// turns are how often something is timed, each time repeated to fill a turn.
+// turns is how many times something is timed. Each time it is repeated to fill a turn.
 const turns = 3
 
-// repeats is how often work is to be repeated to fill a turn. It also warms up.
+// repeats returns how often to repeat work to fill a turn. It also warms up.
 func repeats(turn time.Duration, timed func(n int) (float64, error)) (int, error) {
-	if _, err := timed(1); err != nil { // what is loaded the first time
+	if _, err := timed(1); err != nil { // the first run loads code
 		return 0, err
 	}
 	seconds, err := timed(2)
 	return max(1, min(int(turn.Seconds()/max(seconds, 1e-6)), 200)), err
 }
 
-// least is the least time of a few turns.
+// least returns the least time of a few turns.
 func least(turn time.Duration, timed func(n int) (float64, error)) (seconds float64, err error) {
 	n, err := repeats(turn, timed)
 	if err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/planner/cost/curve"
 )
 
-// WriteYAML writes the cluster as a file that planning reads, with how each figure
-// came about, and the curves.
+// WriteYAML writes the cluster as a file that the planner reads. Comments in it say where each
+// figure comes from, and list all measurements.
 func (r *Result) WriteYAML(w io.Writer) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }
@@ -64,7 +64,7 @@ func (r *Result) WriteYAML(w io.Writer) error {
 	return err
 }
 
-// nominal is what is said of a figure that comes from the built-in cluster, if there is one.
+// nominal returns the text for a figure of the built-in cluster, or the other one if there is none.
 func (r *Result) nominal(known, else_ string) string {
 	if r.like != nil {
 		return fmt.Sprintf("%s (%s)", known, r.like.Name)

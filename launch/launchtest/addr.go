@@ -7,9 +7,9 @@ import (
 	"net"
 )
 
-// FreeAddr returns host:port of this machine where nobody listens. The port is one that must be
-// asked for: those that systems hand out, from 32768 or 49152 on (RFC 6335, section 6), another
-// process may get before the test listens there.
+// FreeAddr returns host:port of this machine where nobody listens. The port is below those that
+// systems hand out automatically (from 32768 or 49152 on: RFC 6335, section 6), which another
+// process might get before the test listens there.
 func FreeAddr() (addr string, err error) {
 	for range 100 {
 		var listener net.Listener

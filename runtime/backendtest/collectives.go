@@ -17,9 +17,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// testCollectives moves values between all pairs of placements along one axis
-// of a mesh, while another axis cuts them too, and checks every element that
-// every rank ends with.
+// testCollectives moves values between all pairs of placements along one axis of a mesh, while
+// another axis cuts them too, and checks every element on every rank.
 func testCollectives(t *testing.T, open Open) {
 	places := []ir.Placement{{}, ir.ShardOn(0), ir.ShardOn(1), ir.PartialOf(ir.Sum), ir.PartialOf(ir.Max)}
 	for size := 2; size <= 4; size++ {
@@ -33,7 +32,7 @@ func testCollectives(t *testing.T, open Open) {
 						v := &moved{mesh: mesh, dtype: dtype, shape: shape, from: ir.ShardSpec{ir.ShardOn(2), from}, to: ir.ShardSpec{ir.ShardOn(2), to}, inPlace: inPlace}
 						steps, err := partition.Path(mesh, v.from, v.to)
 						if err != nil || len(steps) != 1 {
-							continue // no way from here to there, or nothing to do
+							continue // there is no such collective, or it does nothing
 						}
 						v.step = steps[0]
 						name := fmt.Sprintf("%s/%s%v/%s to %s over %d/in place=%t", v.step.Op, dtype, shape, from, to, size, inPlace)
@@ -68,7 +67,7 @@ type moved struct {
 	inPlace  bool
 }
 
-const axisX = 1 // of the mesh: the one along which the value moves
+const axisX = 1 // the axis along which the value moves
 
 func (v *moved) run(t *testing.T, ds []runtime.Device) {
 	typ := ir.Type{DType: v.dtype, Shape: v.shape}
@@ -78,7 +77,7 @@ func (v *moved) run(t *testing.T, ds []runtime.Device) {
 
 	size := v.mesh.Axes[axisX].Size
 	rng := rand.New(rand.NewPCG(uint64(size), uint64(typ.Elems())))
-	terms := make([][]float32, size) // what each position holds, over the whole shape
+	terms := make([][]float32, size) // the operand of each position, at the shape of the whole
 	for i := range terms {
 		terms[i] = random(rng, typ.Elems())
 		for j, x := range terms[i] {
@@ -91,7 +90,7 @@ func (v *moved) run(t *testing.T, ds []runtime.Device) {
 	want := v.reduced(terms)
 
 	var first [][]float32
-	for range 2 { // and again, for the same bits
+	for range 2 { // twice, to compare the bits
 		got, tensors := v.move(t, ds, node, terms)
 		v.check(t, got, tensors, want)
 		if first == nil {
@@ -101,8 +100,8 @@ func (v *moved) run(t *testing.T, ds []runtime.Device) {
 	}
 }
 
-// reduced returns the whole value, adding terms in order in float32 and rounding
-// the sum to the value's type.
+// reduced returns the expected value: the terms are added in order in float32, and the sum is
+// rounded to the value's type.
 func (v *moved) reduced(terms [][]float32) []float32 {
 	want := append([]float32(nil), terms[0]...)
 	if v.from[axisX].Kind != ir.Partial {
@@ -165,8 +164,8 @@ func (v *moved) move(t *testing.T, ds []runtime.Device, node *ir.Node, terms [][
 	return got, tensors
 }
 
-// check compares the results with the whole value, and the bits of what several
-// ranks hold with each other.
+// check compares the results with the whole value, and the bits of elements that several ranks
+// have.
 func (v *moved) check(t *testing.T, got [][]float32, tensors []runtime.Tensor, want []float32) {
 	sums := make([]float32, len(want))
 	seen := make([]bool, len(want))

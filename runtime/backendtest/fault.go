@@ -17,7 +17,7 @@ const (
 	Hang                   // does not return, not even after Abort, before Release
 )
 
-// Call is a method of a device that faults are injected into.
+// Call is a method of a device that can be made to fail.
 type Call uint8
 
 // The calls.
@@ -33,7 +33,7 @@ const (
 type Fault struct {
 	Rank int
 	Call Call
-	At   int // calls of this kind that go well before
+	At   int // how many calls of this kind succeed before
 	Kind FaultKind
 }
 
@@ -48,7 +48,7 @@ type Faulty struct {
 	once    sync.Once
 }
 
-// Inject puts a fault into a backend.
+// Inject makes a backend fail.
 func Inject(b runtime.Backend, f Fault) *Faulty {
 	return &Faulty{Backend: b, fault: f, release: make(chan struct{})}
 }
@@ -56,7 +56,7 @@ func Inject(b runtime.Backend, f Fault) *Faulty {
 // Release lets a hanging call return.
 func (b *Faulty) Release() { b.once.Do(func() { close(b.release) }) }
 
-// Open opens the devices and replaces that of the faulty rank.
+// Open opens the devices and wraps that of the faulty rank.
 func (b *Faulty) Open(world runtime.World) ([]runtime.Device, error) {
 	devices, err := b.Backend.Open(world)
 	if err == nil {
@@ -71,7 +71,7 @@ type faultyDevice struct {
 	calls   int // of the faulty kind
 }
 
-// call fails if it is this call's turn.
+// call fails if it is the turn of this call.
 func (d *faultyDevice) call(c Call) error {
 	f := d.backend.fault
 	if c != f.Call {

@@ -14,7 +14,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// frac returns the fraction bits of element i of an op's fixed-point operands and
+// frac returns the number of fraction bits of element i of an op's fixed-point operands and
 // results.
 func frac(op ir.Op, attr ir.Attr, i int) int {
 	switch op {
@@ -28,8 +28,8 @@ func frac(op ir.Op, attr ir.Attr, i int) int {
 	return ir.Frac(attr)
 }
 
-// download returns what the elements of a result stand for, less what was there
-// before if the launch added to it.
+// download returns the values of a result. If the launch accumulated, it subtracts what was there
+// before.
 func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 {
 	out := make([]float64, r.Slab.Elems())
 	if r.DType == ir.Q64 {
@@ -56,7 +56,7 @@ func (o *opTest) download(t *testing.T, r runtime.Tensor, added bool) []float64 
 	return out
 }
 
-// fixedOps are the ops that sum over sequences, with the rest of their operands.
+// fixedOps are the ops that sum over sequences, with operands.
 func fixedOps() []sample {
 	const B, T, C, V = 7, 5, 33, 13
 	var s []sample
@@ -68,8 +68,8 @@ func fixedOps() []sample {
 	return append(s, sample{op: ir.OpMatMul, attr: ir.MatMulAttr{Form: ir.MatMulTN, K: 2, Frac: ir.GradientFrac}, args: []ir.Type{f32(B, T, C), f32(B, T, V)}})
 }
 
-// testGrouping adds the sequences of a batch up at once, one by one, and in two
-// uneven groups the last first, by accumulation in the kernel and by add_n.
+// testGrouping sums the sequences of a batch at once, one by one, and in two uneven groups with the
+// last one first, both by accumulation in the kernel and by add_n. All must have the same bits.
 func testGrouping(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	for i, s := range fixedOps() {
 		if leaveOut(s.op, s.attr) {
@@ -89,8 +89,7 @@ func testGrouping(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	}
 }
 
-// sum launches the op on groups of sequences, adding up, and returns its fixed-point
-// results.
+// sum launches the op on groups of sequences, accumulating, and returns its fixed-point results.
 func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 	k, end := o.kernel(ir.Mesh{}, split{results: make([]ir.Placement, len(o.want)), args: make([]ir.Placement, len(o.args))}, 0)
 	require.NoError(t, o.device.Alloc(runtime.OnDevice, end))
@@ -101,7 +100,7 @@ func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 		part := whole
 		part.Args, part.Accum = nil, make([]bool, len(k.Results))
 		for _, a := range whole.Args {
-			// All operands but a weight have the batch first.
+			// All operands but a weight have the batch as first dimension.
 			if s := a.Slab; len(s.Local) > 1 {
 				a.Offset += a.Bytes() / int64(batch) * int64(span.Off)
 				a.Slab = ir.Slab{Global: s.Global, Offset: append([]int{span.Off}, s.Offset[1:]...), Local: append([]int{span.Len}, s.Local[1:]...)}
@@ -127,14 +126,14 @@ func (o *opTest) sum(t *testing.T, groups []ir.Span) [][]int64 {
 	return out
 }
 
-// testOverflow feeds what does not fit.
+// testOverflow feeds values that overflow.
 func testOverflow(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	attr := ir.SumToAttr{Keep: 1, Frac: ir.GradientFrac}
 	limit := float32(math.Ldexp(1, 63-ir.GradientFrac))
 	below := math.Nextafter32(limit, 0)
 	for _, tt := range []struct {
-		x  [2]float32 // of two sequences
+		x  [2]float32 // one per sequence
 		ok bool
 	}{
 		{[2]float32{below, -below}, true},
@@ -174,8 +173,7 @@ func launch(d runtime.Device, k *runtime.Kernel) error {
 	return errors.Join(d.Launch(k), d.Download(make([]byte, 4), runtime.OnDevice, 0))
 }
 
-// testFixedCollectives sums integers too large for any float over ranks, and some
-// that do not fit.
+// testFixedCollectives sums over ranks integers too large for any float, and some that overflow.
 func testFixedCollectives(t *testing.T, open Open) {
 	const ranks, elems = 3, 40_003
 	for _, fits := range []bool{true, false} {

@@ -14,11 +14,11 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// RunFused checks kernels that a [runtime.Fuser] may do together against package interp, on
-// random inputs, with results poisoned: sums with norms, statistics of softmax, updates, casts
-// and sums of squares of more tensors than one launch takes, and products with biases, unless
-// products are left out. A kernel has the bits that it has alone, but for products and those of
-// sums that are added up in another order.
+// RunFused checks kernels that a [runtime.Fuser] may fuse against package interp, on random inputs
+// and with poisoned results: sums with norms, statistics of softmax, updates, casts and sums of
+// squares of more tensors than one launch takes, and products with biases unless leaveOut says to
+// skip products. A kernel must have the bits that it has alone, except for products and sums in
+// another order.
 func RunFused(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
@@ -82,7 +82,7 @@ func RunFused(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	})
 }
 
-// tensorSizes are those of many tensors: a few of several blocks, and whole vectors or not.
+// tensorSizes returns n sizes of tensors: some of several blocks, some not of whole vectors.
 func tensorSizes(n int) []int {
 	sizes := make([]int, n)
 	for i := range sizes {
@@ -92,7 +92,7 @@ func tensorSizes(n int) []int {
 	return sizes
 }
 
-// chain is kernels that follow each other.
+// chain is a sequence of kernels.
 type chain struct {
 	t      *testing.T
 	device runtime.Device
@@ -102,7 +102,7 @@ type chain struct {
 	at     map[*ir.Value]runtime.Tensor
 	run    []*runtime.Kernel
 	arena
-	sums bool // are added up in another order
+	sums bool // the order of sums may differ
 }
 
 func newChain(t *testing.T, d runtime.Device, seed uint64) *chain {
@@ -112,7 +112,7 @@ func newChain(t *testing.T, d runtime.Device, seed uint64) *chain {
 	}
 }
 
-// input makes an operand of random numbers between low and high.
+// input makes an operand of random numbers in [low, high).
 func (c *chain) input(d ir.DType, low, high float64, shape ...int) *ir.Value {
 	v, err := c.graph.Leaf(ir.OpInput, fmt.Sprintf("x%d", len(c.at)), ir.Type{DType: d, Shape: shape}, nil)
 	require.NoError(c.t, err)
@@ -127,7 +127,7 @@ func (c *chain) input(d ir.DType, low, high float64, shape ...int) *ir.Value {
 	return v
 }
 
-// do adds a kernel, whose result i is at the place of operand over[i] if that is not negative.
+// do adds a kernel. Result i has the place of operand over[i], unless that is negative.
 func (c *chain) do(op ir.Op, attr ir.Attr, over []int, args ...*ir.Value) []*ir.Value {
 	n, err := c.graph.Add(op, attr, fmt.Sprintf("n%d", len(c.run)), ir.Forward, args...)
 	require.NoError(c.t, err)
@@ -175,8 +175,8 @@ func (c *chain) sumOfGrad(d ir.DType, cols, over int, rms bool) {
 	c.check(append(s, g[1:]...)...) // nothing else reads the gradient itself
 }
 
-// updates are those of mixed precision: of weights in f32 by gradients in bf16, and copies of them
-// as bf16.
+// updates checks mixed precision: weights in f32 with gradients in bf16, and copies of the weights
+// in bf16.
 func (c *chain) updates() {
 	clip, lr, step := c.input(ir.F32, 0.5, 1), c.input(ir.F32, 0.1, 0.2), c.input(ir.I32, 1, 50)
 	var want []*ir.Value
@@ -194,7 +194,8 @@ func (c *chain) updates() {
 	c.check(want...)
 }
 
-// check runs the chain, fused, and compares what is wanted with f64; and not fused, for its bits.
+// check runs the chain fused and compares the wanted values with f64, and then not fused to compare
+// bits.
 func (c *chain) check(want ...*ir.Value) {
 	uses := map[*ir.Value]int{}
 	for _, n := range c.graph.Nodes {
@@ -236,7 +237,7 @@ func (c *chain) check(want ...*ir.Value) {
 	}
 }
 
-// results runs kernels on the inputs, in an arena of poison, and returns the bytes of some values.
+// results runs kernels on the inputs, in a poisoned arena, and returns the bytes of some values.
 func (c *chain) results(run []*runtime.Kernel, of []*ir.Value) (all [][]byte) {
 	memory := make([]float32, c.end/4)
 	for i := range memory {

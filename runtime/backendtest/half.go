@@ -24,8 +24,8 @@ func decode(d ir.DType, b []byte) []float32 {
 	return x
 }
 
-// epsilon is half the distance from 1 to the next number: what rounding may
-// change, in parts of the number.
+// epsilon returns half the distance from 1 to the next number: the largest relative error of
+// rounding.
 func epsilon(d ir.DType) float64 {
 	switch d {
 	case ir.BF16:
@@ -36,8 +36,8 @@ func epsilon(d ir.DType) float64 {
 	return 0
 }
 
-// in returns the sample with as many operands of type d as the op's signature
-// takes, and how many those are.
+// in returns the sample with as many operands of type d as the op's signature allows, and how many
+// those are.
 func (s sample) in(d ir.DType) (sample, int) {
 	best, most := s, 0
 	for set := range 1 << len(s.args) {

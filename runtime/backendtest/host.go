@@ -11,8 +11,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// testHostCopies stashes a tensor in the host arena and fetches it back to another
-// place. The two arenas grow apart, keep their contents, and do not overlap.
+// testHostCopies stashes a tensor in the host arena and fetches it back to another place. The two
+// arenas grow independently, keep their contents, and do not overlap.
 func testHostCopies(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	d := ds[0]
@@ -33,7 +33,7 @@ func testHostCopies(t *testing.T, open Open) {
 		}))
 	}
 	copies(ir.OpStash, x, h)
-	upload(t, d, x, make([]float32, len(want))) // at the host tensor's offset, in the other space
+	upload(t, d, x, make([]float32, len(want))) // at the offset of the host tensor, in the other space
 	require.NoError(t, d.Alloc(runtime.OnHost, host.end+1<<20), "growing")
 	got := make([]float32, len(want))
 	require.NoError(t, d.Download(bytesOf(got), runtime.OnHost, h.Offset))

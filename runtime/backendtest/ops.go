@@ -18,11 +18,12 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// fresh is what AUTOPAR_TEST_SEED says, so that the inputs of ops can be others than those of every run.
+// fresh is AUTOPAR_TEST_SEED, which varies the random inputs of ops; by default they are the same
+// in every run.
 var fresh, _ = strconv.ParseUint(os.Getenv("AUTOPAR_TEST_SEED"), 10, 64)
 
-// testOps runs every op on the whole value and on the parts of every legal
-// split, and compares what the parts make together with package interp.
+// testOps runs every op on the whole value and on the parts of every legal split, and compares the
+// combined result with package interp.
 func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	missing := map[ir.Op]bool{}
 	for _, op := range ir.Ops() {
@@ -56,12 +57,13 @@ func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	}
 }
 
-// testRandomSizes runs ops, every other time a product, at sizes around those at which kernels change their ways: whole blocks, and one more or less. Each run
-// of the suite has the same; more come with other values of AUTOPAR_TEST_SEED.
+// testRandomSizes runs ops, every other time a product, at sizes near those at which kernels change
+// their behaviour: whole blocks, and one more or less. The sizes are the same in every run, unless
+// AUTOPAR_TEST_SEED is set.
 func testRandomSizes(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	const (
 		draws = 24
-		most  = 1 << 22 // points that an op goes over
+		most  = 1 << 22 // points of the op's iteration space
 	)
 	for i := range draws {
 		rng := rand.New(rand.NewPCG(uint64(i), 2+fresh))
@@ -79,7 +81,7 @@ func testRandomSizes(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool
 			return i%2 == 0 && s.op != ir.OpMatMul || leaveOut(s.op, s.attr) || s.work() > most
 		})
 		if len(all) == 0 {
-			continue // everything is too large
+			continue // all samples are too large
 		}
 		s := all[rng.IntN(len(all))]
 		if d := []ir.DType{ir.F32, ir.BF16, ir.F16}[rng.IntN(3)]; d != ir.F32 {
@@ -92,7 +94,7 @@ func testRandomSizes(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool
 	}
 }
 
-// work is how many points an op goes over.
+// work returns the number of points of the op's iteration space.
 func (s sample) work() int {
 	sig, err := ir.Resolve(s.op, s.attr, s.args)
 	if err != nil {
@@ -108,9 +110,9 @@ func (s sample) work() int {
 	return n
 }
 
-// RunWideHeads checks attention with heads of 64 and 128 elements in types of two bytes, in whose launches
-// probabilities and their gradients may be rounded to the type: results may differ by four times its epsilon of
-// the largest element.
+// RunWideHeads checks attention with heads of 64 and 128 elements in two-byte types. Kernels may
+// round probabilities and their gradients to the type, so results may differ by four times its
+// epsilon of the largest element.
 func RunWideHeads(t *testing.T, open Open) {
 	for i, s := range wideHeads() {
 		t.Run(fmt.Sprintf("%s/%d/%s", s.op, i, s.args[0]), func(t *testing.T) {
@@ -120,8 +122,8 @@ func RunWideHeads(t *testing.T, open Open) {
 	}
 }
 
-// testManyIDs sums an embedding's gradient over more ids than some hundred threads look at in one
-// go, most of them of few rows.
+// testManyIDs sums an embedding's gradient over more ids than some hundred threads read at once,
+// most of them of few rows.
 func testManyIDs(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	c := newChain(t, ds[0], 4)
@@ -134,8 +136,9 @@ func testManyIDs(t *testing.T, open Open) {
 	c.check(c.do(ir.OpEmbeddingGrad, ir.EmbeddingGradAttr{Rows: 131}, nil, ids, dy)...)
 }
 
-// testFirstMoments takes the first step of AdamW: moments that were zero are the complements of the decays, rounded
-// once, times the gradient and its square. A decay rounded to float32 has one that is 1.3e-5 of it off at 0.999.
+// testFirstMoments takes the first step of AdamW, where moments are the complements of the decays
+// times the gradient and its square. The complements must be rounded once: if the decay is rounded
+// to float32 first, 1 - 0.999 is off by 1.3e-5.
 func testFirstMoments(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	c := newChain(t, ds[0], 5)
@@ -150,7 +153,7 @@ func testFirstMoments(t *testing.T, open Open) {
 	}
 }
 
-// testAccumulate adds micro-batches up.
+// testAccumulate sums micro-batches.
 func testAccumulate(t *testing.T, open Open) {
 	ds, _ := devices(t, open, 1, time.Minute)
 	slab := ir.Whole([]int{3, 35})
@@ -215,7 +218,7 @@ func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
 	o.want, err = interp.Eval(o.node, o.args)
 	require.NoError(t, err)
 	for i := range o.want {
-		for _, n := range o.want[i].I { // small enough for either
+		for _, n := range o.want[i].I { // small enough for either type
 			o.want[i].F = append(o.want[i].F, float64(n))
 		}
 	}
@@ -243,7 +246,7 @@ func (o *opTest) run(t *testing.T) {
 	}
 }
 
-// mode says where results go.
+// mode says where results are stored.
 type mode string
 
 const (
@@ -267,7 +270,7 @@ func (o *opTest) has(m mode) bool {
 	return true
 }
 
-// shares returns the operand whose place result i may have, or -1.
+// shares returns the index of the operand whose place result i may have, or -1.
 func (o *opTest) shares(i int) int {
 	switch {
 	case o.op.Renews(i) >= 0:
@@ -286,15 +289,15 @@ type split struct {
 }
 
 const (
-	poison     = 1234.5 // in results before a launch
-	halfPoison = 8      // and in those of two bytes an element
+	poison     = 1234.5 // value of results before a launch
+	halfPoison = 8      // the same for two-byte types
 )
 
-// split runs the parts one after another and checks what they make together.
+// split runs the parts one after another and checks the combined result.
 func (o *opTest) split(t *testing.T, s split, what string) {
 	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "x", Size: s.parts}}}
 	sums := make([][]float64, len(o.want))
-	most := make([]float64, len(o.want)) // magnitude of what was rounded
+	most := make([]float64, len(o.want)) // largest magnitude that was rounded
 	for i, w := range o.want {
 		sums[i] = make([]float64, len(w.F))
 		if s.results[i] == ir.PartialOf(ir.Max) {
@@ -333,15 +336,16 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 			largest = max(largest, math.Abs(want))
 		}
 		for j, want := range w.F {
-			// A sum is rounded as its terms are large, of which those of a small one may be as large as those of the largest. In
-			// an exponential of x that has some roundings of x for an error.
+			// The rounding error of a sum follows its largest terms, and those of a small sum may
+			// be as large as those of the largest one. An exponential of x has an error of some
+			// roundings of x.
 			tolerance := 3e-5*(1+math.Abs(want)) + (1e-6+o.loose)*largest
 			if s.mode == accumulating && o.op.Accumulates(i) {
-				tolerance += 2e-3 * float64(s.parts) // of poison in float32
+				tolerance += 2e-3 * float64(s.parts) // rounding of the poison in float32
 			}
 			if eps := epsilon(o.node.Results[i].Type.DType); eps > 0 {
-				// The sum in float32 may lie on the other side of a tie; partial
-				// sums and sums of micro-batches are rounded each.
+				// The sum in float32 may be rounded the other way at a tie; partial sums and sums
+				// of micro-batches are rounded separately.
 				tolerance += 2 * eps * math.Abs(want)
 				if s.results[i].Kind == ir.Partial || s.mode == accumulating {
 					tolerance += eps * (most[i] + halfPoison) * float64(s.parts)
@@ -354,7 +358,7 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 	}
 }
 
-// kernel places the operands and results of one part.
+// kernel makes the launch of one part, with places for operands and results.
 func (o *opTest) kernel(mesh ir.Mesh, s split, p int) (*runtime.Kernel, int64) {
 	k := &runtime.Kernel{Node: o.node, Accum: make([]bool, len(o.want))}
 	var a arena
@@ -375,7 +379,7 @@ func (o *opTest) kernel(mesh ir.Mesh, s split, p int) (*runtime.Kernel, int64) {
 	return k, a.end
 }
 
-// fill uploads operands and poisons the rest of the arena. It returns the arena.
+// fill uploads operands and poisons the rest of the arena. It returns the arena's contents.
 func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 	memory := make([]float32, bytes/4)
 	for i := range memory {
@@ -411,7 +415,7 @@ func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 	return memory
 }
 
-// before is what the results of a kernel that adds hold at first.
+// before returns what results of an accumulating kernel hold at first.
 func before(d ir.DType) float64 {
 	if d.Half() {
 		return halfPoison
@@ -419,7 +423,7 @@ func before(d ir.DType) float64 {
 	return poison
 }
 
-// whole returns s, or an empty part if there are no elements to cut.
+// whole returns s, or an empty slab if there are no elements.
 func whole[E any](s ir.Slab, x []E) ir.Slab {
 	if x == nil {
 		return ir.Slab{Global: []int{0}, Offset: []int{0}, Local: []int{0}}

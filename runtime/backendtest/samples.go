@@ -11,11 +11,11 @@ type sample struct {
 	args []ir.Type
 	// positive lists operands (by bit) that must be greater than zero.
 	positive uint32
-	zero     uint32 // lists operands (by bit) that are zero
+	zero     uint32 // operands (by bit) that are zero
 	// low and high bound integer operands: low <= x < high.
 	low, high int32
-	// loose allows for operands of products being rounded: errors of so many parts of the largest
-	// element of a result.
+	// loose allows for rounded operands of products: an error of this share of the largest element
+	// of a result.
 	loose float64
 }
 
@@ -23,8 +23,8 @@ func f32(shape ...int) ir.Type { return ir.Type{DType: ir.F32, Shape: shape} }
 
 func i32(shape ...int) ir.Type { return ir.Type{DType: ir.I32, Shape: shape} }
 
-// sizes are those of a model: sequences, tokens of one, heads of keys and values, their elements, grouped queries, columns, and
-// words of the vocabulary.
+// sizes are those of a model: sequences, tokens per sequence, heads of keys and values, elements
+// per head, grouped queries, columns, and words of the vocabulary.
 type sizes struct{ B, T, NH, D, G, C, V int }
 
 // samples covers every compute op.
@@ -32,7 +32,7 @@ func samples() []sample {
 	return append(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples()...)
 }
 
-// samplesOf covers every compute op at given sizes, of which T is at least 6 and G at least 2.
+// samplesOf covers every compute op at given sizes; T is at least 6 and G at least 2.
 func samplesOf(z sizes) []sample {
 	B, T, NH, D, G, C, V := z.B, z.T, z.NH, z.D, z.G, z.C, z.V
 	scalar, number := f32(), i32()
@@ -168,7 +168,8 @@ func samplesOf(z sizes) []sample {
 	return s
 }
 
-// longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at once.
+// longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at
+// once.
 func longSamples() []sample {
 	const B, T, C, V, many = 2, 5, 264, 1103, 197
 	x, w, rows, logits, targets := f32(B, T, C), f32(C), f32(B, T), f32(B, T, V), i32(B, T)
@@ -194,8 +195,8 @@ func longSamples() []sample {
 	}
 }
 
-// wideHeads are samples of attention to more keys than a tile holds, with heads as tensor cores
-// take them, in types of two bytes.
+// wideHeads are samples of attention to more keys than a tile holds, with the head sizes of tensor
+// cores, in two-byte types.
 func wideHeads() (all []sample) {
 	const (
 		B, T, NH, G = 1, 133, 2, 2

@@ -12,9 +12,9 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// testStream makes buckets of collectives on a stream while the
-// compute stream doubles other tensors. Events order the two: a bucket starts after
-// the kernel that makes its operands, and the kernel that reads its results after it.
+// testStream makes buckets of collectives on a stream while the compute stream doubles other
+// tensors. Events order the two: a bucket starts after the kernels that make its operands, and the
+// kernels that read its results start after it.
 func testStream(t *testing.T, open Open, s runtime.Stream) {
 	const ranks, rounds = 3, 20
 	slab := ir.Whole([]int{1031})
@@ -23,7 +23,7 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 	ds, _ := devices(t, open, ranks, time.Minute)
 	var a arena
 	const bucket = 3
-	var in, out, read [bucket]runtime.Tensor // doubled from one to the other, reduced there, doubled from there
+	var in, out, read [bucket]runtime.Tensor // doubled from in to out, reduced there, doubled from out to read
 	for i := range bucket {
 		in[i], out[i], read[i] = a.tensor(ir.F32, slab), a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
 	}
@@ -62,7 +62,7 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 			err = errors.Join(err, d.Record(runtime.Compute),
 				d.Wait(s, runtime.Event{Rank: r, Stream: runtime.Compute, N: n}),
 				d.Collective(collectives[0]), d.Record(s),
-				d.Launch(twice(aside, aside)), // beside it
+				d.Launch(twice(aside, aside)), // concurrent with the bucket
 				d.Wait(runtime.Compute, runtime.Event{Rank: r, Stream: s, N: n}))
 			for i := range bucket {
 				err = errors.Join(err, d.Launch(twice(out[i], read[i])))
@@ -90,8 +90,8 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 	}
 }
 
-// testStreamFailures checks that a failure on a stream reaches who
-// waits for the stream, with the collective, and that Abort ends its waits.
+// testStreamFailures checks that a failure on a stream reaches whoever waits for the stream, with
+// the collective's name, and that Abort ends the stream's waits.
 func testStreamFailures(t *testing.T, open Open, s runtime.Stream) {
 	const timeout = 100 * time.Millisecond
 	own := runtime.Event{Rank: 0, Stream: s, N: 1}

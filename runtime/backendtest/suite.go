@@ -1,7 +1,7 @@
-// Package backendtest is the conformance suite of backends: [Run] checks every
-// op and collective of a backend against package interp, at odd sizes, on parts
-// of values, in place and accumulating, and how the backend waits and fails.
-// [Inject] makes a backend that fails on purpose, for tests of executors.
+// Package backendtest is the conformance suite of backends. [Run] checks every op and collective of
+// a backend against package interp: at odd sizes, on parts of values, in place and accumulating. It
+// also checks how the backend waits and fails. [Inject] makes a backend that fails on purpose, for
+// tests of executors.
 package backendtest
 
 import (
@@ -28,14 +28,14 @@ func Run(t *testing.T, open Open) {
 	RunTogether(t, open)
 }
 
-// RunAlone checks what one device does by itself.
+// RunAlone checks what a single device does.
 func RunAlone(t *testing.T, open Open) {
 	t.Run("memory", func(t *testing.T) { testMemory(t, open) })
 	RunOps(t, open, func(ir.Op, ir.Attr) bool { return false })
 	t.Run("wide heads", func(t *testing.T) { RunWideHeads(t, open) })
 }
 
-// RunFixedPoint checks that fixed point does not wrap, and sums over ranks.
+// RunFixedPoint checks that fixed point reports overflows, and sums over ranks.
 func RunFixedPoint(t *testing.T, open Open) {
 	t.Run("overflow", func(t *testing.T) { testOverflow(t, open) })
 	t.Run("fixed all_reduce", func(t *testing.T) { testFixedCollectives(t, open) })
@@ -53,8 +53,8 @@ func RunTogether(t *testing.T, open Open) {
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
 
-// RunOps checks what one device computes, where others are not needed: the parts of Run about memory and
-// launches, but for ops that are left out.
+// RunOps checks what a single device computes: the parts of Run about launches. leaveOut selects
+// ops to skip.
 func RunOps(t *testing.T, open Open, leaveOut func(op ir.Op, attr ir.Attr) bool) {
 	t.Run("ops", func(t *testing.T) { testOps(t, open, leaveOut) })
 	t.Run("random sizes", func(t *testing.T) { testRandomSizes(t, open, leaveOut) })
@@ -96,7 +96,7 @@ func together(devices []runtime.Device, do func(rank int, d runtime.Device) erro
 	return errs
 }
 
-// arena hands out places in an arena, on lines of 64 bytes.
+// arena allocates places in an arena, at multiples of 64 bytes.
 type arena struct{ end int64 }
 
 func (a *arena) tensor(dtype ir.DType, slab ir.Slab) runtime.Tensor {
@@ -122,8 +122,7 @@ func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	return decode(at.DType, b)
 }
 
-// eachElement calls do with the local index of every element of a part and its
-// index in the whole.
+// eachElement calls do for every element of a part, with its index in the part and in the whole.
 func eachElement(s ir.Slab, do func(local, global int)) {
 	index := make([]int, len(s.Local))
 	for local := range int(s.Elems()) {
@@ -141,7 +140,7 @@ func eachElement(s ir.Slab, do func(local, global int)) {
 	}
 }
 
-// part cuts a part out of a whole value.
+// part returns the elements of a part.
 func part[E any](whole []E, s ir.Slab) []E {
 	out := make([]E, s.Elems())
 	eachElement(s, func(local, global int) { out[local] = whole[global] })
@@ -175,8 +174,8 @@ func testMemory(t *testing.T, open Open) {
 	}
 }
 
-// testTransfers passes messages back and forth between two ranks, the sender of
-// each told by an event that the place is free.
+// testTransfers passes messages back and forth between two ranks. An event tells each sender that
+// the destination is free.
 func testTransfers(t *testing.T, open Open) {
 	const rounds, elems = 50, 1031
 	ds, _ := devices(t, open, 2, time.Minute)
@@ -212,7 +211,7 @@ func testTransfers(t *testing.T, open Open) {
 				return err
 			}
 			if rank == 0 || round < rounds-1 {
-				// The peer's place is free once it has read the last message.
+				// The destination is free once the peer has read the last message.
 				if free := int64(round + rank); free > 0 {
 					if err := d.Wait(runtime.Compute, runtime.Event{Rank: 1 - rank, N: free}); err != nil {
 						return err
@@ -278,7 +277,7 @@ func testAbort(t *testing.T, open Open) {
 	require.Less(t, time.Since(start), 10*time.Second)
 }
 
-// meeting is something for two ranks to wait at.
+// meeting is a collective or message at which one rank waits for another.
 type meeting struct {
 	collective *runtime.Collective // of rank 0
 	recv       *runtime.Transfer

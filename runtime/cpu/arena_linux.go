@@ -4,11 +4,11 @@ package cpu
 
 import "golang.org/x/sys/unix"
 
-// arena is memory beside the Go heap: the collector neither scans it nor lets the heap grow with it. It comes in huge pages
-// where the system has them, so that kernels do not spend their time finding pages.
+// arena is memory outside the Go heap: the collector neither scans it nor lets the heap grow with
+// it. It uses huge pages if the system has them, so that kernels spend no time on page table walks.
 type arena struct{ memory []byte }
 
-// grow makes the arena at least bytes long, more than it is, and keeps its contents.
+// grow makes the arena at least bytes long, which is more than it is, and keeps its contents.
 func (a *arena) grow(bytes int) (err error) {
 	bytes = (bytes + unix.Getpagesize() - 1) &^ (unix.Getpagesize() - 1)
 	if a.memory == nil {
@@ -20,12 +20,11 @@ func (a *arena) grow(bytes int) (err error) {
 		}
 	}
 	if err == nil {
-		_ = unix.Madvise(a.memory, unix.MADV_HUGEPAGE) // all works without
+		_ = unix.Madvise(a.memory, unix.MADV_HUGEPAGE) // only a hint
 	}
 	return err
 }
 
-// free gives the memory back.
 func (a *arena) free() error {
 	memory := a.memory
 	if a.memory = nil; memory == nil {

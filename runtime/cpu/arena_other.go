@@ -4,10 +4,10 @@ package cpu
 
 import "unsafe"
 
-// arena is memory of the Go heap, where the race detector sees what happens to it.
+// arena is memory of the Go heap, so that the race detector sees accesses to it.
 type arena struct{ memory []byte }
 
-// grow makes the arena at least bytes long, more than it is, and keeps its contents.
+// grow makes the arena at least bytes long, which is more than it is, and keeps its contents.
 func (a *arena) grow(bytes int) error {
 	words := make([]float32, (bytes+3)/4+align/4)
 	skip := 0
@@ -20,7 +20,6 @@ func (a *arena) grow(bytes int) error {
 	return nil
 }
 
-// free gives the memory back.
 func (a *arena) free() error {
 	a.memory = nil
 	return nil

@@ -1,9 +1,20 @@
-// Package cpu is the backend that runs ranks as goroutines of this process, or one of
-// them, with the others in processes of their own. Every rank owns an arena of memory and another for what is offloaded. The ranks
-// share the processors: each holds one while it has work, and those that no rank
-// holds help the others ([kernel.Cores]). Collectives and transfers read and write the arenas of other ranks directly, so nothing is
-// copied in between: processes of one machine map each other's arenas. What goes to another machine goes over TCP. The arithmetic is in
-// package kernel.
+// Package cpu is the backend that runs ranks on processors. A process has all ranks of a world,
+// each in a goroutine, or one of them.
+//
+// Every rank owns an arena of memory and another for offloaded state. Collectives and transfers
+// read and write the arenas of other ranks directly, so nothing is copied in between: processes of
+// one machine map each other's arenas. Between machines, data goes over TCP.
+//
+// Ranks share the processors. Each rank holds one core while it has work, and cores that no rank
+// holds help the others ([kernel.Cores]). The arithmetic is in package kernel.
+//
+// # Files
+//
+// backend.go opens devices, device.go is the [runtime.Device] of a rank. launch.go, model.go,
+// context.go, half.go and fixed.go call kernels for ops. collective.go lets members of a group
+// meet, exchange.go moves their data. stream.go has streams and events; wait.go how ranks wait for
+// each other. others.go, window_*.go and link.go are for worlds of several processes; arena_*.go
+// and hostfile.go are memory.
 package cpu
 
 import (
@@ -18,11 +29,11 @@ import (
 
 // Options of the backend. The zero value is ready for use.
 type Options struct {
-	// Threads is how many threads the ranks of the process compute with in all; 0 is
-	// one for each processor, or this process's share of them.
+	// Threads is how many threads the ranks of this process compute with in all. 0 is one per
+	// processor, or this process's share of them.
 	Threads int
-	// HostDir, when not empty, is a directory in which each rank keeps its host
-	// arena in a file that is mapped into memory, for as long as the device is open.
+	// HostDir, if not empty, is a directory in which each rank keeps its host arena, in a file that
+	// is mapped into memory while the device is open.
 	HostDir string
 }
 
@@ -37,10 +48,10 @@ func (o Options) validate() error {
 type Backend struct {
 	opts    Options
 	world   runtime.World
-	devices []*Device // by rank
+	devices []*Device // by rank, including those of other processes
 	others  *others   // nil when all ranks are in this process
 	cores   *kernel.Cores
-	open    atomic.Int32 // devices of this process
+	open    atomic.Int32 // how many devices of this process are open
 	stopped chan struct{}
 	abort   sync.Once
 
@@ -59,7 +70,7 @@ func New(opts Options) (*Backend, error) {
 	return &Backend{opts: opts, stopped: make(chan struct{})}, nil
 }
 
-// Open returns the devices of the world's ranks.
+// Open returns the devices of the ranks of this process.
 func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	if world.Ranks < 1 || world.Timeout <= 0 {
 		return nil, fmt.Errorf("cpu: world of %d ranks with timeout %v", world.Ranks, world.Timeout)
@@ -102,14 +113,13 @@ func (b *Backend) Open(world runtime.World) ([]runtime.Device, error) {
 	return devices, nil
 }
 
-// Arithmetic names the kernels of this process, see [runtime.Arithmetic].
+// Arithmetic names the kernels of this process: see [runtime.Arithmetic].
 func (b *Backend) Arithmetic() string { return kernel.Arithmetic() }
 
 // Abort wakes every rank that waits.
 func (b *Backend) Abort() { b.abort.Do(func() { close(b.stopped) }) }
 
-// at returns element i of a list that is shared by all ranks, making it first
-// if need be.
+// at returns element i of a list that all ranks share. It makes the element if it does not exist.
 func at[T any](mu *sync.Mutex, list *[]*T, i int, make func() *T) *T {
 	mu.Lock()
 	defer mu.Unlock()

@@ -11,20 +11,20 @@ import (
 
 // group is a set of ranks that make collectives together.
 type group struct {
-	arrivals *counter // of ranks of this machine, at all collectives
-	done     *counter // shares of collectives made for this machine, one for each of its members
+	arrivals *counter // counts ranks of this machine that entered, over all collectives
+	done     *counter // counts shares that were made for this machine: each collective has one per member
 	members  []member // by position
-	here     []int    // positions of those of this machine
-	apart    bool     // they are in several processes
-	shared   bool     // each makes a share of what is large
-	leaders  []int    // ranks: the first member of each other machine
+	here     []int    // positions of the members on this machine
+	apart    bool     // the members are in several processes
+	shared   bool     // each member makes a share of large collectives
+	leaders  []int    // ranks: the first member on each other machine
 }
 
 // member is what one rank tells the others of a group.
 type member struct {
-	entered *counter                // collectives
-	node    atomic.Pointer[ir.Node] // of the one entered last, in a world of one process
-	_       [lineBytes - 16]byte    // members write at the same time
+	entered *counter                // how many collectives it has entered
+	node    atomic.Pointer[ir.Node] // the one it entered last, in a world of one process
+	_       [lineBytes - 16]byte    // keeps the fields of members, which they write concurrently, on different cache lines
 }
 
 func (b *Backend) newGroup(c *runtime.Collective) *group {
@@ -46,9 +46,9 @@ func (b *Backend) newGroup(c *runtime.Collective) *group {
 // groupView is one rank's view of a group.
 type groupView struct {
 	*group
-	entered int64               // collectives, by this rank
-	current *runtime.Collective // in progress
-	late    func() []int        // whom this rank waits for
+	entered int64               // how many collectives this rank has entered
+	current *runtime.Collective // the one in progress
+	late    func() []int        // [groupView.missing]
 	_       [lineBytes - 32]byte
 }
 
@@ -67,8 +67,8 @@ func (d *Device) group(c *runtime.Collective) *groupView {
 	return g
 }
 
-// missing lists the ranks that have not entered the collective this rank is in, or if
-// all have, the others: one of them makes it.
+// missing lists the ranks that have not entered the collective in progress. If all have, it lists
+// the other members: one of them is making it.
 func (g *groupView) missing() []int {
 	var late, others []int
 	for i, m := range g.current.Members {
@@ -85,7 +85,7 @@ func (g *groupView) missing() []int {
 	return late
 }
 
-// Collective makes a collective, or gives it to a stream.
+// Collective makes a collective on its stream.
 func (d *Device) Collective(c *runtime.Collective) error {
 	if c.Stream != runtime.Compute {
 		d.stream(c.Stream).give(work{collective: c})
@@ -95,14 +95,13 @@ func (d *Device) Collective(c *runtime.Collective) error {
 	return d.collective(c)
 }
 
-// collective takes part in a collective and those made together with it. The last
-// member to enter makes them for all, from arena to arena: nobody else touches the
-// operands and results meanwhile, so that members meet only once. Those that wait
-// for it help, as in any operation.
+// collective takes part in a bucket of collectives. The last member to enter makes it for all, from
+// arena to arena. Nobody else accesses operands and results meanwhile, so members need to meet only
+// once. Those that wait lend their cores to it, as to any operation.
 //
-// Ranks of other processes cannot help so, and those that have a core each need not: of
-// what is large, each member makes a share when all have entered. In both ways every
-// element is made by the same operations in the same order.
+// Ranks of other processes cannot lend cores, and if each rank has a core of its own none is idle.
+// So each member makes a share of a large collective after all have entered. Either way every
+// element is computed by the same operations in the same order.
 func (d *Device) collective(c *runtime.Collective) error {
 	g := d.group(c)
 	if len(g.members) != len(c.Members) {
@@ -142,7 +141,7 @@ func (d *Device) collective(c *runtime.Collective) error {
 	return nil
 }
 
-// alike makes sure that the members, all of which have entered, make the same collective.
+// alike returns an error unless all members, which have entered, make the same collective.
 func (g *groupView) alike() error {
 	for i := range g.members {
 		if n := g.members[i].node.Load(); !g.apart && n != g.current.Node {
@@ -152,7 +151,7 @@ func (g *groupView) alike() error {
 	return nil
 }
 
-// exchangeAll makes one share of so many of a collective and those made with it.
+// exchangeAll makes one of shares shares of a bucket.
 func (d *Device) exchangeAll(c *runtime.Collective, share, shares int) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -168,8 +167,8 @@ func (d *Device) exchangeAll(c *runtime.Collective, share, shares int) error {
 	return nil
 }
 
-// large reports whether a collective takes longer than for its members to meet once more:
-// with two of them, one core moves 32 KiB for each in a microsecond.
+// large reports whether a collective takes longer than one more meeting of its members. One core
+// moves 32 KiB for each of two members in a microsecond.
 func large(c *runtime.Collective) bool {
 	n := c.Members[0].Out.Slab.Elems()
 	for _, more := range c.More {
@@ -178,9 +177,9 @@ func large(c *runtime.Collective) bool {
 	return n*int64(len(c.Members)) >= unitElems
 }
 
-// collectiveAcross is a collective of members on several machines. The first member of each
-// machine leads: when those beside it have entered it sends their operands to the other
-// leaders, takes theirs, and makes what its machine's members end with.
+// collectiveAcross is a collective of members on several machines. The first member on each machine
+// is its leader. When the other members of its machine have entered, it sends all their operands to
+// the other leaders, receives theirs, and makes the results of its machine's members.
 func (d *Device) collectiveAcross(g *groupView, c *runtime.Collective) error {
 	o := d.backend.others
 	g.members[c.Position].entered.n.Store(g.entered)

@@ -15,9 +15,9 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// BenchmarkCollectives compares the rate at which collectives move memory with that of copying and of adding up two tensors
-// (the stream triad), with all cores and as many bytes in play, in turns. Bytes are those read and written. The shares are of the
-// medians.
+// BenchmarkCollectives compares the rate at which collectives move memory with that of copying and
+// of adding two tensors (the stream triad), with all cores and the same working set, in turns.
+// Bytes are those read and written. The shares are of the medians.
 func BenchmarkCollectives(b *testing.B) {
 	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpReduceScatter, ir.OpAllGather} {
 		for _, ranks := range []int{2, 4} {
@@ -54,7 +54,7 @@ func benchCollective(b *testing.B, backend runtime.Backend, op ir.Op, ranks, n i
 		f()
 		rates[what] = append(rates[what], float64(bytes)/time.Since(start).Seconds()/1e9)
 	}
-	repeat := max(1, 32_000_000/n) // that a turn takes many times as long as a start of all ranks, some 80 us
+	repeat := max(1, 32_000_000/n) // so that a turn takes many times as long as starting all ranks, some 80 us
 	for b.Loop() {
 		time1("copy", repeat*2*4*(len(x)/2), func() {
 			for range repeat {
@@ -80,8 +80,8 @@ func benchCollective(b *testing.B, backend runtime.Backend, op ir.Op, ranks, n i
 	b.ReportMetric(100*median("collective")/median("triad"), "%triad")
 }
 
-// collectives gives the devices arenas with the operands of a collective of n elements, and returns each one's view of it, the
-// bytes that all have to read and write, and those they hold.
+// collectives gives the devices arenas with the operands of a collective of n elements. It returns
+// the view of each device, the bytes that all must read and write, and the bytes they hold.
 func collectives(b testing.TB, devices []runtime.Device, op ir.Op, n int) (all []*runtime.Collective, moved, held int) {
 	k := len(devices)
 	whole := ir.Slab{Global: []int{n}, Offset: []int{0}, Local: []int{n}}
@@ -116,7 +116,7 @@ func collectives(b testing.TB, devices []runtime.Device, op ir.Op, n int) (all [
 	return all, moved, held
 }
 
-// makeAll has every device make its collective a number of times.
+// makeAll makes the collective a number of times on every device.
 func makeAll(b *testing.B, devices []runtime.Device, all []*runtime.Collective, times int) {
 	var ranks sync.WaitGroup
 	for r, d := range devices {

@@ -10,12 +10,12 @@ import (
 
 // Context parallelism: a rank holds rows of a folded sequence (see ir.FoldRuns).
 
-// foldRuns returns the positions of a part's rows of dimension dim.
+// foldRuns returns the runs of consecutive positions in a part's rows of dimension dim.
 func foldRuns(s ir.Slab, dim, parts int) []ir.Run {
 	return ir.FoldRuns(s.Global[dim], parts, s.Offset[dim], s.Local[dim])
 }
 
-// fold picks the rows of the part from the whole sequence.
+// fold copies the part's rows of a folded sequence from the whole sequence.
 func fold(d *Device, k *runtime.Kernel) error {
 	attr := k.Node.Attr.(ir.CommAttr)
 	x, y, slab := d.arg(k, 0), d.result(k, 0), k.Results[0].Slab
@@ -30,7 +30,7 @@ func fold(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// unfold puts the rows of the whole sequence in the order of positions.
+// unfold copies the rows of a whole folded sequence to the order of positions.
 func unfold(d *Device, k *runtime.Kernel) error {
 	attr := k.Node.Attr.(ir.CommAttr)
 	x, y, slab := d.arg(k, 0), d.result(k, 0), k.Results[0].Slab
@@ -44,8 +44,8 @@ func unfold(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// foldedDropout draws the mask of the positions that the rows stand for, run by
-// run.
+// foldedDropout is dropout of rows of a folded sequence. The mask is a function of positions, so
+// each run of consecutive positions is done by itself.
 func (d *Device) foldedDropout(k *runtime.Kernel, y, x []float32) {
 	attr, slab := k.Node.Attr.(ir.DropoutAttr), k.Results[0].Slab
 	outer, inner := slab.Local[:attr.Dim], int(ir.Elems(slab.Local[attr.Dim+1:]))
@@ -67,7 +67,7 @@ func (d *Device) foldedDropout(k *runtime.Kernel, y, x []float32) {
 	}
 }
 
-// keysValues copies what follows the queries of each position.
+// keysValues copies what follows the queries at each position.
 func keysValues(d *Device, k *runtime.Kernel) error {
 	qkv, kv := d.arg(k, 0), d.result(k, 0)
 	all, some, rows := rowElems(k.Args[0]), rowElems(k.Results[0]), positions(k.Results[0])
@@ -87,13 +87,13 @@ func joinQKV(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// positions and rowElems return the positions of a part [B,T,...], and the elements
-// of one of them.
+// positions returns how many positions a part [B,T,...] has, rowElems how many elements one of them
+// has.
 func positions(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[:2])) }
 func rowElems(t runtime.Tensor) int  { return int(ir.Elems(t.Slab.Local[2:])) }
 
-// context returns the shape of attention of queries qkv to keys and values kv,
-// where both lie, and the part of the mask.
+// context describes attention of queries qkv to keys and values kv: its shape, the positions of
+// both, and the part of the mask.
 func (d *Device) context(k *runtime.Kernel, qkv, kv runtime.Tensor) (kernel.AttentionShape, kernel.Context, kernel.DropoutArgs) {
 	shape, drop := d.headShape(k, qkv, kv)
 	parts, rows := k.Node.Attr.(ir.DropoutAttr).Fold, qkv.Slab
@@ -117,7 +117,7 @@ func attentionKVGrad(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// someRows copies part of the positions of every sequence, and joinRows brings such parts together.
+// someRows copies some positions of every sequence. joinRows joins such parts.
 func someRows(d *Device, k *runtime.Kernel) error {
 	some, all := k.Results[0], k.Args[0]
 	n, stride := perSequence(some), perSequence(all)
@@ -135,7 +135,7 @@ func joinRows(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// perSequence returns the elements of a part that belong to one sequence.
+// perSequence returns how many elements of a part belong to one sequence.
 func perSequence(t runtime.Tensor) int { return int(ir.Elems(t.Slab.Local[1:])) }
 
 // copyPositions copies n elements of each sequence of a part.

@@ -13,42 +13,41 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Device is one rank. Its compute stream is the caller's goroutine: every call
-// returns after its effect. Each of the streams beside it is a goroutine of its own.
+// Device is one rank. Its compute stream is the caller's goroutine: every call returns after its
+// effect. Each of its other streams has its own goroutine.
 type Device struct {
 	backend *Backend
 	rank    int
 	pool    *kernel.Pool
 	timer   *time.Timer
-	arenas  [2][]float32 // by space
-	memory  [2]arena     // in which they lie
-	events  *counter     // recorded on the compute stream
-	beside  [beside]*stream
+	arenas  [2][]float32    // by space
+	memory  [2]arena        // the memory that they lie in
+	events  *counter        // how many events were recorded on the compute stream
+	beside  [beside]*stream // the other streams: see stream.go
 
-	groups   []*groupView // by Collective.Group
-	wires    []*counter   // by Transfer.Wire
-	received []int64      // by Transfer.Wire: messages taken
-	block    []int64      // of a reduction in progress
-	ins      [][]float32  // of a reduction
-	outs     [][]float32
-	current  *runtime.Collective // that this rank makes, in units, so many for each member
-	split    int
-	first    int // member that it makes, of so many
+	groups   []*groupView        // by Collective.Group
+	wires    []*counter          // by Transfer.Wire
+	received []int64             // by Transfer.Wire: how many messages were received
+	block    []int64             // scratch of a reduction, of blockElems numbers
+	ins      [][]float32         // operands of a reduction
+	outs     [][]float32         // and results
+	current  *runtime.Collective // the collective that this rank is making in units: see inUnits
+	split    int                 // how many units each member's result is divided into
+	first    int                 // the first of made members whose results this rank makes
 	made     int
 	unit     func(int)
-	terms    [][]float32 // see fixedSum
+	terms    [][]float32 // scratch: see fixedSum
 
-	wide    runtime.Kernel // the float32 form of a launch on values of two bytes
-	scratch []float32      // of its operands and results
+	wide    runtime.Kernel // a launch on two-byte values in its float32 form: see half.go
+	scratch []float32      // float32 copies of its operands and results
 
-	file hostFile // of the host arena, if it has one
-	away bool     // in another machine's process; what is in its arena here are copies
+	file hostFile // holds the host arena, if HostDir is set
+	away bool     // the rank is on another machine, and its arena here is a place for copies
 
-	moved atomic.Int64 // bytes taken from other ranks, for tests
+	moved atomic.Int64 // bytes received from other ranks, for tests
 }
 
-// align is the alignment of an arena in bytes: a cache line, and the width of
-// the widest vectors.
+// align is the alignment of arenas in bytes: a cache line, and the width of the widest vectors.
 const align = 64
 
 // Alloc makes an arena at least bytes long and keeps its contents.
@@ -83,7 +82,8 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	return nil
 }
 
-// Unwritten implements [runtime.Hosted]. What lies in a file of HostDir can go back there.
+// Unwritten implements [runtime.Hosted]. An arena in a file of HostDir does not count, because its
+// pages can be written back.
 func (d *Device) Unwritten() int64 {
 	words := len(d.arenas[runtime.OnDevice])
 	if d.file.file == nil {
@@ -93,7 +93,7 @@ func (d *Device) Unwritten() int64 {
 }
 
 func (d *Device) setArena(space runtime.Space, words []float32) {
-	if o := d.backend.others; o != nil { // whose listeners write into it
+	if o := d.backend.others; o != nil { // its listeners write into the arena
 		o.mu.Lock()
 		defer o.mu.Unlock()
 	}
@@ -103,14 +103,14 @@ func (d *Device) setArena(space runtime.Space, words []float32) {
 	}
 }
 
-// Upload copies src into an arena.
+// Upload copies src to a byte offset of an arena.
 func (d *Device) Upload(space runtime.Space, offset int64, src []byte) error {
 	dst, err := d.bytes(space, offset, len(src))
 	copy(dst, src)
 	return err
 }
 
-// Download copies from an arena to dst.
+// Download copies bytes of an arena to dst.
 func (d *Device) Download(dst []byte, space runtime.Space, offset int64) error {
 	src, err := d.bytes(space, offset, len(dst))
 	copy(dst, src)
@@ -130,7 +130,7 @@ func (d *Device) bytes(space runtime.Space, offset int64, n int) ([]byte, error)
 	return whole[offset : offset+int64(n)], nil
 }
 
-// words returns the memory of a tensor of any type, in whole words.
+// words returns the memory of a tensor of any type, rounded up to whole 4-byte words.
 func (d *Device) words(t runtime.Tensor) []float32 {
 	memory, at, n := d.arenas[t.Space], t.Offset/4, (t.Bytes()+3)/4
 	if t.Offset >= scratchBase {
@@ -139,7 +139,7 @@ func (d *Device) words(t runtime.Tensor) []float32 {
 	return memory[at : at+n : at+n]
 }
 
-// floats returns the elements of a tensor of floats or integers.
+// floats returns the elements of a tensor of 4-byte elements.
 func (d *Device) floats(t runtime.Tensor) []float32 {
 	if t.DType.Size() != 4 {
 		panic(fmt.Sprintf("BUG: cpu: tensor of %s read as f32", t.DType))
@@ -156,7 +156,7 @@ func (d *Device) ints(t runtime.Tensor) []int32 {
 	return unsafe.Slice((*int32)(unsafe.Pointer(unsafe.SliceData(x))), len(x))
 }
 
-// Send copies the tensor to the peer's arena, or has the stream that the transfer says do so.
+// Send copies the tensor to the peer's arena, or lets the stream of the transfer do so.
 func (d *Device) Send(t *runtime.Transfer) error {
 	if t.Stream != runtime.Compute {
 		d.stream(t.Stream).give(work{send: t})
@@ -181,7 +181,7 @@ func (d *Device) send(t *runtime.Transfer) error {
 	return nil
 }
 
-// Recv waits for the message that the peer writes to this arena.
+// Recv waits until the peer has written the message to this arena.
 func (d *Device) Recv(t *runtime.Transfer) error {
 	defer d.pool.Offer()
 	wire, received := d.wire(t)
@@ -193,8 +193,8 @@ func (d *Device) Recv(t *runtime.Transfer) error {
 	return nil
 }
 
-// wire returns the counter of messages sent over a wire, and that of messages
-// this rank has taken from it.
+// wire returns the counter of messages sent over a wire, and how many of them this rank has
+// received.
 func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	for len(d.wires) <= t.Wire {
 		d.wires, d.received = append(d.wires, nil), append(d.received, 0)
@@ -206,8 +206,8 @@ func (d *Device) wire(t *runtime.Transfer) (sent *counter, received *int64) {
 	return d.wires[t.Wire], &d.received[t.Wire]
 }
 
-// Close ends what the device runs; the last to close frees the arenas, as ranks read
-// those of others. After a failure a stream may still do so, and they stay.
+// Close stops what the device runs. The last device to close frees all arenas, because ranks read
+// those of others. After a failure a stream may still do so, and the arenas stay.
 func (d *Device) Close() error {
 	for _, s := range d.beside {
 		s.close()

@@ -9,9 +9,12 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// exchange moves what members of a collective end with: those of this machine, or of them
-// one share of so many, which is one or the number of members. Memory is read once and
-// written once.
+// The data movement of collectives within a machine, once all members have entered. One rank makes
+// all of it, or each member makes a share. Either way every element is computed by the same
+// operations in the same order.
+
+// exchange computes what the members of this machine end with. shares is 1, or the number of
+// members; in that case it computes the given share. Memory is read once and written once.
 func (d *Device) exchange(c *runtime.Collective, share, shares int) error {
 	switch t, op := c.Members[0].In.DType, c.Node.Op; {
 	case op == ir.OpAllReduce:
@@ -31,8 +34,8 @@ func (d *Device) exchange(c *runtime.Collective, share, shares int) error {
 	return nil
 }
 
-// element is the type of the numbers in a tensor that communicates. Integers go as
-// words, and floating-point numbers of two bytes by their bits.
+// element is the type by which elements of a tensor are moved: 4-byte words, fixed point, or the
+// bits of two-byte numbers.
 type element interface{ float32 | int64 | uint16 }
 
 // elems returns the elements of a tensor of a rank.
@@ -41,17 +44,17 @@ func elems[E element](b *Backend, rank int, t *runtime.Tensor) []E {
 	return unsafe.Slice((*E)(unsafe.Pointer(unsafe.SliceData(x))), t.Slab.Elems())
 }
 
-// took counts elements that a member takes from others.
+// took counts elements that a member receives from others.
 func (d *Device) took(m *runtime.Member, elems int) {
 	d.backend.devices[m.Rank].moved.Add(int64(elems) * m.In.DType.Size())
 }
 
-// reduceToAll makes a share of the elements of an all_reduce. It takes members by their places:
-// copies of their descriptions would cost a small one more than its numbers.
+// reduceToAll computes a share of the elements of an all_reduce for all members. It takes members
+// by pointer: copying their descriptions would cost a small collective more than its numbers.
 func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
 	b, k := d.backend, len(c.Members)
 	n := int(c.Members[0].Out.Slab.Elems())
-	for i := range c.Members { // as if each made a share whole for all
+	for i := range c.Members { // counted as if each member computed a share for all others
 		if own := codegen.ReduceShare(n, k, i).Len; shares == 1 || i == share {
 			d.took(&c.Members[i], n-own+(k-1)*own)
 		}
@@ -76,8 +79,8 @@ func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
 		kernel.Combine(d.pool, c.Attr.Reduce == ir.Max, d.outs, d.ins)
 		return nil
 	}
-	var made []float32                                         // by the first member of this machine
-	from, to := int64(lo)*t.Size()/4, (int64(hi)*t.Size()+3)/4 // in words: a share begins with a line
+	var made []float32                                         // by the first member on this machine
+	from, to := int64(lo)*t.Size()/4, (int64(hi)*t.Size()+3)/4 // in words; a share begins at a cache line
 	for i := range c.Members {
 		m := &c.Members[i]
 		if b.devices[m.Rank].away {
@@ -100,11 +103,10 @@ func (d *Device) reduceToAll(c *runtime.Collective, share, shares int) error {
 	return nil
 }
 
-// lineElems is a number of elements of any type that fills lines of cache.
+// lineElems is a number of elements that fills whole cache lines whatever the type.
 const lineElems = 32
 
-// reducePart makes a member's result of a reduce_scatter of numbers that are not
-// added as they are.
+// reducePart computes a member's result of a reduce_scatter of fixed-point or two-byte numbers.
 func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 	me := &c.Members[position]
 	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
@@ -121,9 +123,9 @@ func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 // unitElems is how many elements of a collective are worth a unit of work.
 const unitElems = 16384
 
-// inUnits makes a collective by runs of elements that lie together, in units of about as many elements: so many
-// for each member, each of which takes a share of the elements. Of several shares of the
-// collective, each is what one member ends with.
+// inUnits makes a collective in units of about unitElems elements, which the cores of the pool
+// share: the result of each member is divided into d.split units. If the collective has several
+// shares, each is the result of one member.
 func (d *Device) inUnits(c *runtime.Collective, share, shares int) {
 	k := len(c.Members)
 	n, made := int(c.Members[0].Out.Slab.Elems()), k/shares // members
@@ -146,8 +148,8 @@ func (d *Device) inUnits(c *runtime.Collective, share, shares int) {
 	}
 }
 
-// doUnit makes a unit. Those that follow each other take the same elements, as far as members end with them, so
-// that a core reads again what it has near.
+// doUnit makes a unit. Consecutive units read the same elements for different members, as far as
+// these end with them, so that a core finds them in its cache.
 func (d *Device) doUnit(unit int) {
 	c, position, part := d.current, d.first+unit%d.made, unit/d.made
 	switch {
@@ -163,7 +165,7 @@ func (d *Device) doUnit(unit int) {
 	}
 }
 
-// gatherUnit fills a part of a member's result from what the members hold of it.
+// gatherUnit copies a part of a member's result from the operands of the members.
 func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int) {
 	me, k, taken := &c.Members[position], len(c.Members), 0
 	out := elems[E](d.backend, me.Rank, &me.Out)
@@ -171,13 +173,13 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 	for i := range k {
 		at := i
 		if d.made == 1 {
-			at = (position + i) % k // members that each make a share read different ones
+			at = (position + i) % k // members that each make a share start at different operands
 		}
 		m := &c.Members[at]
 		in := elems[E](d.backend, m.Rank, &m.In)
 		passed := runtime.EachRunOf(m.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
 			if &out[to] == &in[from] {
-				return // it is in its place
+				return // it is in place
 			}
 			for end := to + n; to < end; to, from = to+blockElems, from+blockElems { // long copies bypass the caches
 				copy(out[to:min(to+blockElems, end)], in[from:])
@@ -191,8 +193,8 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 	d.took(me, taken)
 }
 
-// reduceUnit makes a part of a member's result of a reduce_scatter of words. ins has
-// room for the members' operands.
+// reduceUnit computes a part of a member's result of a reduce_scatter of float32. ins has room for
+// the operands.
 func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]float32) {
 	me, taken := &c.Members[position], 0
 	out := elems[float32](d.backend, me.Rank, &me.Out)
@@ -208,9 +210,9 @@ func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]f
 	d.took(me, taken)
 }
 
-// part returns the elements of a unit, of all that a member ends with.
+// part returns the range of elements of unit i, of all elements of a member's result.
 func (d *Device) part(i, all int) (lo, hi int) { return all * i / d.split, all * (i + 1) / d.split }
 
-// blockElems is how many elements are reduced at a time where they are converted, to
+// blockElems is how many elements are reduced at a time where they must be converted, so that they
 // stay in cache.
 const blockElems = 1 << 15

@@ -11,8 +11,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestExchangeOfShortRuns: what lies together in rows of 64 elements is exchanged by all cores, in units of about as
-// many elements whatever share of the heads a rank has.
+// TestExchangeOfShortRuns: runs of 64 elements are exchanged by all cores, in units of similar size
+// whatever share of the heads a rank has.
 func TestExchangeOfShortRuns(t *testing.T) {
 	const ranks, threads, rows, width = 4, 2, 256, 64
 	heads := ir.Axis{Size: ranks} // six of them

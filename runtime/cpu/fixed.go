@@ -11,6 +11,9 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
+// Ops of train.reproducible, whose sums are in fixed point: each sequence's term is summed in
+// float32 and added as an integer (package ir/exact).
+
 // fixed returns the elements of a fixed-point tensor.
 func (d *Device) fixed(t runtime.Tensor) []int64 {
 	if t.DType != ir.Q64 {
@@ -20,15 +23,15 @@ func (d *Device) fixed(t runtime.Tensor) []int64 {
 	return unsafe.Slice((*int64)(unsafe.Pointer(unsafe.SliceData(x))), len(x)/2)
 }
 
-// fixedSum is result i of an op that adds it up in fixed point.
+// fixedSum is result i of an op that is summed in fixed point.
 type fixedSum struct {
 	sum  []int64
-	term []float32 // scratch for one sequence's term
-	frac int
+	term []float32 // scratch for the term of one sequence
+	frac int       // number of fraction bits
 }
 
-// fixedSum starts the sum, at zero unless the kernel adds to what is there. The
-// scratch of result i is the device's: it is valid until the next sum of that index.
+// fixedSum starts the sum of result i, at zero unless the kernel accumulates. Its scratch belongs
+// to the device and is valid until the next sum of that index.
 func (d *Device) fixedSum(k *runtime.Kernel, i int) fixedSum {
 	s := fixedSum{sum: d.fixed(k.Results[i]), frac: ir.Frac(k.Node.Attr)}
 	if !k.Accum[i] {
@@ -44,7 +47,7 @@ func (d *Device) fixedSum(k *runtime.Kernel, i int) fixedSum {
 	return s
 }
 
-// add adds one sequence's term.
+// add adds the term of one sequence. The error says what overflows.
 func (d *Device) add(s fixedSum, term []float32) error {
 	if kernel.AddAsFixed(d.pool, s.sum, term, s.frac) {
 		return nil
@@ -61,8 +64,8 @@ func (d *Device) add(s fixedSum, term []float32) error {
 
 var errFixedSum = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
 
-// reduceFixed sets dst to the sum of as many elements from the given index of the
-// members' operands.
+// reduceFixed sets dst to the sum over the members of len(dst) elements of their operands, from
+// index from on.
 func (d *Device) reduceFixed(c *runtime.Collective, dst []int64, from int) error {
 	if d.block == nil {
 		d.block = make([]int64, blockElems)
@@ -83,8 +86,8 @@ func (d *Device) reduceFixed(c *runtime.Collective, dst []int64, from int) error
 	return nil
 }
 
-// sequences returns how many sequences the part of the first operand has, and
-// the rows of each in the further leading dimensions up to dimension end.
+// sequences returns how many sequences the first operand has here, and the rows of each: the
+// product of the dimensions from 1 up to end.
 func sequences(k *runtime.Kernel, end int) (n, rows int) {
 	local := k.Args[0].Slab.Local
 	return local[0], int(ir.Elems(local[1:end]))
@@ -142,8 +145,8 @@ func rmsNormGradFixed(d *Device, k *runtime.Kernel) error {
 	})
 }
 
-// normGradFixed runs the gradient of a norm over n elements on the rows at to end of
-// one sequence after another, and adds up what it leaves for weight and bias in dw.
+// normGradFixed computes the gradient of a norm over n elements sequence by sequence, and adds up
+// the terms that grad leaves in dw for weight and bias. A sequence has rows at to end.
 func (d *Device) normGradFixed(k *runtime.Kernel, grad func(dx, dy []float32, dw [2][]float32, n, at, end int)) error {
 	shape := k.Args[0].Slab.Local
 	batch, rows := sequences(k, len(shape)-1)
@@ -166,8 +169,8 @@ func (d *Device) normGradFixed(k *runtime.Kernel, grad func(dx, dy []float32, dw
 	return nil
 }
 
-// embeddingGradFixed is embeddingGrad with every row of dy a term of its own: a
-// sequence touches few rows of the table.
+// embeddingGradFixed is embeddingGrad with every row of dy as a term of its own, because a sequence
+// touches few rows of the table.
 func embeddingGradFixed(d *Device, k *runtime.Kernel) error {
 	table, ids := k.Results[0], d.ints(k.Args[0])
 	if err := checkIDs("id", ids, 0, table.Slab.Global[0]); err != nil {

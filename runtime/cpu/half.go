@@ -8,16 +8,14 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Values of two bytes an element are stored so and computed in float32: a launch
-// widens its operands into scratch memory, runs the float32 kernel on that, and
-// rounds the results to nearest even into the arena. So every op has one kernel,
-// every sum inside it is float32, and a result is rounded once.
+// Two-byte types are stored as such and computed in float32. A launch widens its operands into
+// scratch memory, runs the float32 kernel there, and rounds the results to nearest even into the
+// arena. So every op has one kernel, all sums inside it are float32, and a result is rounded once.
 
-// scratchBase is the offset of the first byte of scratch memory, far beyond any
-// arena.
+// scratchBase is the offset that stands for the first byte of scratch memory, far beyond any arena.
 const scratchBase = int64(1) << 60
 
-// formatOf returns the kernels' word for a type of two bytes.
+// formatOf returns the kernels' name of a two-byte type.
 func formatOf(d ir.DType) kernel.Format {
 	if d == ir.F16 {
 		return kernel.F16
@@ -25,7 +23,7 @@ func formatOf(d ir.DType) kernel.Format {
 	return kernel.BF16
 }
 
-// halves returns the elements of a tensor of two bytes an element.
+// halves returns the elements of a two-byte tensor.
 func (d *Device) halves(t runtime.Tensor) []uint16 {
 	n := t.Slab.Elems()
 	if n == 0 {
@@ -34,7 +32,7 @@ func (d *Device) halves(t runtime.Tensor) []uint16 {
 	return unsafe.Slice((*uint16)(unsafe.Pointer(&d.arenas[t.Space][t.Offset/4])), n)
 }
 
-// isHalf reports whether any operand or result has two bytes an element.
+// isHalf reports whether any operand or result is of a two-byte type.
 func isHalf(k *runtime.Kernel) bool {
 	for i := range k.Args {
 		if k.Args[i].DType.Half() {
@@ -49,7 +47,7 @@ func isHalf(k *runtime.Kernel) bool {
 	return false
 }
 
-// launchHalf runs a kernel on operands or results of two bytes an element.
+// launchHalf runs a kernel with two-byte operands or results.
 func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
 	switch k.Node.Op {
 	case ir.OpCast:
@@ -79,7 +77,7 @@ func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
 		if !r.DType.Half() {
 			continue
 		}
-		// One that takes the place of an operand does so here too.
+		// A result at the place of an operand has the same place as its copy.
 		at := -1
 		for j := range k.Args {
 			if k.Args[j].Offset == r.Offset && k.Args[j].DType == r.DType {
@@ -116,8 +114,8 @@ func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
 	return nil
 }
 
-// reduceHalf is reduce for floating-point numbers of two bytes: they are added in
-// float32 and the sum is rounded once.
+// reduceHalf is reduceFixed for two-byte types: they are added in float32, and the sum is rounded
+// once.
 func (d *Device) reduceHalf(c *runtime.Collective, dst []uint16, from int) {
 	format := formatOf(c.Members[c.Position].In.DType)
 	for len(dst) > 0 {
@@ -143,7 +141,7 @@ func (d *Device) reduceHalf(c *runtime.Collective, dst []uint16, from int) {
 	}
 }
 
-// floatBlock is the block of a reduction as 2*blockElems floats.
+// floatBlock returns the block of a reduction as 2*blockElems floats.
 func (d *Device) floatBlock() []float32 {
 	if d.block == nil {
 		d.block = make([]int64, blockElems)
@@ -151,7 +149,7 @@ func (d *Device) floatBlock() []float32 {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(d.block))), 2*blockElems)
 }
 
-// convert sets a tensor to another of other type, which lies elsewhere.
+// convert copies a tensor to another place and type.
 func (d *Device) convert(to, from runtime.Tensor) {
 	switch {
 	case to.DType == from.DType:

@@ -7,21 +7,21 @@ import (
 	"unsafe"
 )
 
-// hostFile is a file mapped into memory. The zero hostFile is none.
+// hostFile is a file mapped into memory. The zero hostFile has no file.
 type hostFile struct {
 	file   *os.File
 	memory []byte
 }
 
-// mapped returns the host arena with room for n words, in a file of HostDir, with
-// what the device's arena held before.
+// mapped returns the host arena with room for n words, in a file of HostDir, with its contents
+// kept.
 func (d *Device) mapped(n int) ([]float32, error) {
 	if d.file.file == nil {
 		if err := os.MkdirAll(d.backend.opts.HostDir, 0o777); err != nil {
 			return nil, fmt.Errorf("cpu: host arena: %w", err)
 		}
-		// Its own, as another job may have the same directory, and without a name, so that nothing stays of a process that is
-		// killed.
+		// The file is unique, as another job may use the same directory, and has no name, so that
+		// nothing is left of a process that is killed.
 		f, err := os.CreateTemp(d.backend.opts.HostDir, fmt.Sprintf("rank-%d.*.host", d.rank))
 		if err != nil {
 			return nil, fmt.Errorf("cpu: host arena: %w", err)
@@ -37,9 +37,8 @@ func (d *Device) mapped(n int) ([]float32, error) {
 	return unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(d.file.memory))), n), nil
 }
 
-// grow makes the file bytes long and maps it anew. What is new is written, not
-// left as a hole: on a full disk a write fails, where a mapped hole would end the
-// process.
+// grow makes the file bytes long and maps it again. It writes the new part instead of leaving a
+// hole: on a full disk a write fails, whereas a store to a mapped hole would kill the process.
 func (h *hostFile) grow(bytes int) error {
 	if err := h.unmap(); err != nil {
 		return err
@@ -69,7 +68,7 @@ func (h *hostFile) unmap() error {
 	return unmapFile(memory)
 }
 
-// close unmaps the file and gives it back.
+// close unmaps and closes the file.
 func (h *hostFile) close() error {
 	if h.file == nil {
 		return nil

@@ -71,7 +71,7 @@ var launches = [...]launch{
 	ir.OpStash:      copyBetween,
 }
 
-// Launch runs a kernel.
+// Launch runs a kernel on the compute stream.
 func (d *Device) Launch(k *runtime.Kernel) error {
 	if err := d.Check(k); err != nil {
 		return err
@@ -104,7 +104,7 @@ func (d *Device) Check(k *runtime.Kernel) error {
 		}
 	}
 	for i, t := range k.Results {
-		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice || op == ir.OpRows // whatever the elements are
+		moved := op == ir.OpFold || op == ir.OpUnfold || op == ir.OpSlice || op == ir.OpRows // it only moves elements, of any type
 		if !known(t.DType) || t.DType == ir.I32 && !moved {
 			return fmt.Errorf("cpu: no kernel for %s with result %d of %s", op, i, t.DType)
 		}
@@ -112,24 +112,23 @@ func (d *Device) Check(k *runtime.Kernel) error {
 	return nil
 }
 
-// known reports the element types that kernels read.
+// known reports whether kernels can read an element type.
 func known(d ir.DType) bool { return d.Float() || d == ir.I32 || d == ir.Q64 }
 
-// arg and result return the elements of an operand and of a result.
+// arg returns the elements of an operand, result those of a result.
 func (d *Device) arg(k *runtime.Kernel, i int) []float32    { return d.floats(k.Args[i]) }
 func (d *Device) result(k *runtime.Kernel, i int) []float32 { return d.floats(k.Results[i]) }
 
-// rows returns the product of the leading dimensions of a part, and its last.
+// rows returns the product of the leading dimensions of a part, and its last dimension.
 func rows(t runtime.Tensor) (rows, cols int) { return split(t, 1) }
 
-// split returns the elements of the leading dimensions of a part, and those of
-// its last n.
+// split returns how many elements the leading dimensions of a part have, and how many its last n.
 func split(t runtime.Tensor, n int) (rows, cols int) {
 	at := len(t.Slab.Local) - n
 	return int(ir.Elems(t.Slab.Local[:at])), int(ir.Elems(t.Slab.Local[at:]))
 }
 
-// lastOffset is where a part starts in the last dimension of the whole.
+// lastOffset returns the offset of a part in the last dimension.
 func lastOffset(t runtime.Tensor) int { return t.Slab.Offset[len(t.Slab.Offset)-1] }
 
 func add(d *Device, k *runtime.Kernel) error {
@@ -172,7 +171,7 @@ func sumTo(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// expand repeats x over y by copying what is there already.
+// expand repeats x over y. It doubles what is filled.
 func expand(d *Device, k *runtime.Kernel) error {
 	x, y := d.arg(k, 0), d.result(k, 0)
 	for n := copy(y, x); n > 0 && n < len(y); n *= 2 {
@@ -203,7 +202,7 @@ func sqrt(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// cast moves a value between types: launchHalf has made both f32.
+// cast converts a value between types. launchHalf has widened both to f32.
 func cast(d *Device, k *runtime.Kernel) error {
 	if k.Accum[0] {
 		kernel.AddInto(d.pool, d.result(k, 0), d.arg(k, 0))
@@ -238,8 +237,8 @@ func clipScale(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// adamW updates weight and moments in place, moving them first where the new
-// values have places of their own.
+// adamW updates weight and moments in place. If the new values have other places it copies the old
+// ones there first.
 func adamW(d *Device, k *runtime.Kernel) error {
 	a := k.Node.Attr.(ir.AdamWAttr)
 	for i := range k.Results {
@@ -262,7 +261,7 @@ func adamW(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// slice cuts the rank's part out of a value it holds more of.
+// slice copies the rank's part of a value that it holds more of.
 func slice(d *Device, k *runtime.Kernel) error {
 	if k.Results[0].DType == ir.Q64 {
 		copyPart(k, d.fixed(k.Results[0]), d.fixed(k.Args[0]))
@@ -272,7 +271,7 @@ func slice(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// copyPart copies what two parts of a value have in common, unless it is there.
+// copyPart copies what two parts of a value have in common, except what is in place.
 func copyPart[E element](k *runtime.Kernel, y, x []E) {
 	runtime.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) {
 		if n > 0 && &y[to] != &x[from] {
@@ -281,7 +280,8 @@ func copyPart[E element](k *runtime.Kernel, y, x []E) {
 	})
 }
 
-// toPartial makes a whole value a sum of which the first rank holds all.
+// toPartial makes a replicated value a partial sum, of which the first rank holds all and the
+// others zeros.
 func toPartial(d *Device, k *runtime.Kernel) error {
 	if y := d.words(k.Results[0]); k.Position > 0 {
 		clear(y)

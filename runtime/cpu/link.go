@@ -15,14 +15,17 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// link is a connection with another process, over which both send messages: a byte for the kind,
-// two numbers, the bytes that follow and how many those are.
+// Messages between processes of a world. Within a machine they only wake ranks that have parked;
+// between machines they carry counts and bytes of arenas. See others.go.
+
+// link is a connection with another process. Each message has a kind, two numbers, and a number of
+// bytes that follow.
 type link struct {
 	rank    int
 	conn    net.Conn
 	done    atomic.Bool   // this process sends no more
-	timeout time.Duration // of a wait until the other takes bytes
-	stopped chan struct{} // closed when nothing is waited for any more
+	timeout time.Duration // bound on a wait for the other process to receive bytes
+	stopped chan struct{} // closed when the run has failed
 
 	mu   sync.Mutex
 	head [25]byte
@@ -30,10 +33,10 @@ type link struct {
 
 // The kinds of messages.
 const (
-	kindCount   byte = iota // counter a has come to b
-	kindAwait               // tell when counter a has come to b
-	kindPut                 // over wire a, to offset b of the arena
-	kindOperand             // of a collective of group a, of the member at position b
+	kindCount   byte = iota // counter a has reached b
+	kindAwait               // request: tell me when counter a has reached b
+	kindPut                 // a message of wire a, for offset b of the arena
+	kindOperand             // operand of a collective of group a, of the member at position b
 )
 
 func newLink(b *Backend, conn net.Conn, rank int) *link {
@@ -54,10 +57,10 @@ func (l *link) send(kind byte, a, b int, parts ...[]byte) error {
 	return l.write(append(net.Buffers{l.head[:]}, parts...))
 }
 
-// look is how often who sends looks whether the other takes bytes, and whether the run has failed.
+// look is how often a blocked sender checks for progress and for failure of the run.
 const look = 100 * time.Millisecond
 
-// write sends what is in buffers. A message of which the other has taken a part is the last.
+// write sends buffers. If it fails after a part was received, the link is closed.
 func (l *link) write(buffers net.Buffers) error {
 	for last := time.Now(); ; {
 		if err := l.conn.SetWriteDeadline(time.Now().Add(min(look, l.timeout))); err != nil {
@@ -83,18 +86,18 @@ func (l *link) write(buffers net.Buffers) error {
 	}
 }
 
-// end says that nothing more comes. After a failure nothing more is wanted either.
+// end says that this process sends no more. After a failure it also receives no more.
 func (l *link) end(failed bool) {
 	l.done.Store(true)
 	if tcp, ok := l.conn.(*net.TCPConn); ok && !failed {
-		_ = tcp.CloseWrite() // the reader closes it when the other has ended, too
+		_ = tcp.CloseWrite() // the reader closes the connection when the other process has ended too
 		return
 	}
 	l.conn.Close()
 }
 
-// listen takes messages of all links, each in a goroutine, until they end. A link that breaks
-// is a failure of the job.
+// listen receives the messages of all links, each in a goroutine, until they end. A link that
+// breaks is a failure of the job.
 func (o *others) listen() {
 	if o == nil {
 		return
@@ -106,7 +109,7 @@ func (o *others) listen() {
 		o.start(func() {
 			err := o.read(l)
 			if !errors.Is(err, io.EOF) && !l.done.Load() {
-				_ = o.Peers.Lost(l.rank, l.conn.RemoteAddr(), err) // it is the job's
+				_ = o.Peers.Lost(l.rank, l.conn.RemoteAddr(), err) // the job reports it
 			}
 			if l.done.Load() {
 				l.conn.Close()
@@ -115,7 +118,7 @@ func (o *others) listen() {
 	}
 }
 
-// read takes messages of a link.
+// read receives the messages of a link.
 func (o *others) read(l *link) error {
 	in := bufio.NewReaderSize(l.conn, 1<<16)
 	var head [25]byte
@@ -141,7 +144,8 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 		c := o.counter(a)
 		c.least[l.rank].Store(int64(b))
 		if now := c.n.Load(); now >= int64(b) {
-			// Not by who reads: a long message on its way there may wait for one on its way here to be read.
+			// Not by the reading goroutine: a long message on its way out may wait for the other
+			// side to have a message read here.
 			o.start(func() { o.ring(l.rank, c, now) })
 		}
 	case kindPut:

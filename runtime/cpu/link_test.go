@@ -12,15 +12,15 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestReaderDoesNotWait: who reads a connection goes on where it has an answer to give while a long message is on its way there:
-// that may wait for one on its way here to be read.
+// TestReaderDoesNotWait: a reader with an answer to send continues reading while a long message is
+// being sent there, because that may wait for another one to be read here.
 func TestReaderDoesNotWait(t *testing.T) {
 	s := &several{node: func(rank int) string { return fmt.Sprint(rank) }, threads: func(int) int { return 1 }}
 	devices, err := s.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
 	require.NoError(t, err)
 	require.NoError(t, devices[0].Record(runtime.Compute))
 	back := s.backends[0].others.links[1]
-	back.mu.Lock() // as who sends it does
+	back.mu.Lock() // as its sender does
 	asked, next := s.backends[0].devices[0].events, s.backends[0].devices[1].events
 	require.NoError(t, s.backends[1].others.links[0].send(kindAwait, asked.id, 1))
 	require.NoError(t, s.backends[1].others.links[0].send(kindCount, next.id, 5))
@@ -33,7 +33,8 @@ func TestReaderDoesNotWait(t *testing.T) {
 	}
 }
 
-// TestLateAnswer: who answers late, when another has answered for it and more is asked for, leaves that to be answered.
+// TestLateAnswer: an answer that comes late, after another one and a new request, leaves the new
+// request to be answered.
 func TestLateAnswer(t *testing.T) {
 	s := &several{node: func(rank int) string { return fmt.Sprint(rank) }, threads: func(int) int { return 1 }}
 	devices, err := s.Open(runtime.World{Ranks: 2, Timeout: 10 * time.Second})
@@ -53,10 +54,10 @@ func TestLateAnswer(t *testing.T) {
 	}
 }
 
-// TestWhoReadsNothing: to send to a process that stands still takes no longer than any other wait, and its error names the rank.
-// Abort ends it at once.
+// TestWhoReadsNothing: sending to a process that does not read is bounded like any other wait, and
+// the error names the rank. Abort ends it at once.
 func TestWhoReadsNothing(t *testing.T) {
-	const n = 16 << 20 // more than connections hold
+	const n = 16 << 20 // more than a connection buffers
 	for name, c := range map[string]struct {
 		timeout time.Duration
 		send    func(d runtime.Device, c *runtime.Collective) error
@@ -81,7 +82,7 @@ func TestWhoReadsNothing(t *testing.T) {
 			require.NoError(t, err)
 			all, _, _ := collectives(t, devices, ir.OpAllReduce, n)
 			still := s.backends[1].others
-			still.mu.Lock() // for which who reads waits, once there is a message of a counter
+			still.mu.Lock() // on which the reader waits once a counter's message has come
 			require.NoError(t, s.backends[0].others.links[1].send(kindCount, 0, 0))
 			over := make(chan error, 1)
 			go func() { over <- c.send(devices[0], all[0]) }()

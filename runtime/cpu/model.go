@@ -54,8 +54,8 @@ func embeddingGrad(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// checkIDs refuses ids outside [lo, hi): on a part of a table they would look
-// like rows of another part.
+// checkIDs returns an error for ids outside [lo, hi). On a rank with a part of a table they would
+// look like rows of another part.
 func checkIDs(what string, ids []int32, lo, hi int) error {
 	for i, id := range ids {
 		if int(id) < lo || int(id) >= hi {
@@ -85,7 +85,7 @@ func layerNormGrad(d *Device, k *runtime.Kernel) error {
 	var db []float32
 	if len(k.Results) > 2 {
 		db = d.result(k, 2)
-		// The kernel adds to both or to none.
+		// The kernel adds to both results or to none.
 		switch accum = k.Accum[1] || k.Accum[2]; {
 		case !accum:
 		case !k.Accum[1]:
@@ -141,8 +141,7 @@ func rope(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// maskKey names the mask of a dropout site, whose last two operands are seed and
-// step.
+// maskKey identifies the mask of a dropout op, whose last two operands are seed and step.
 func (d *Device) maskKey(k *runtime.Kernel) kernel.MaskKey {
 	n := len(k.Args)
 	seed, step := d.ints(k.Args[n-2])[0], d.ints(k.Args[n-1])[0]
@@ -166,14 +165,14 @@ func dropout(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// attentionShape is the shape of attention of packed queries, keys and values
-// [B,...,G+2,NH,D] to keys that lie in a tensor [B,T,...,NH,D], which may be the same.
+// attentionShape describes attention of packed queries, keys and values [B,...,G+2,NH,D] to keys in
+// a tensor [B,T,...,NH,D], which may be the same.
 func attentionShape(qkv, keys runtime.Tensor) kernel.AttentionShape {
 	s := keys.Slab.Local
 	return kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4], G: qkv.Slab.Local[2] - 2}
 }
 
-// headShape is attentionShape, and where its part of the mask lies.
+// headShape is attentionShape with the part of the mask.
 func (d *Device) headShape(k *runtime.Kernel, qkv, keys runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
 	s := keys.Slab
 	drop := kernel.DropoutArgs{P: k.Node.Attr.(ir.DropoutAttr).P}
@@ -183,8 +182,8 @@ func (d *Device) headShape(k *runtime.Kernel, qkv, keys runtime.Tensor) (kernel.
 	return attentionShape(qkv, keys), drop
 }
 
-// only has attention do the queries of every group that its result [B,T,G,NH,D], or a
-// value like it, holds.
+// only restricts attention to the query groups that its result [B,T,G,NH,D], or a value like it,
+// holds.
 func only(shape *kernel.AttentionShape, o runtime.Tensor) {
 	if s := o.Slab; len(s.Local) == 5 {
 		shape.First, shape.Count = s.Offset[2], s.Local[2]
@@ -205,8 +204,8 @@ func attentionGrad(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// attentionDecode updates the cache [B,T,2,NH,D] in place, moving it first where
-// the new one has a place of its own.
+// attentionDecode updates the cache [B,T,2,NH,D] in place. If the new cache has another place it
+// copies it there first.
 func attentionDecode(d *Device, k *runtime.Kernel) error {
 	shape, pos := attentionShape(k.Args[0], k.Args[1]), int(d.ints(k.Args[2])[0])
 	if pos < 0 || pos >= shape.T {
@@ -241,7 +240,7 @@ func rowPick(d *Device, k *runtime.Kernel) error {
 	return nil
 }
 
-// checkTargets refuses targets beyond the vocabulary; negative ones are ignored
+// checkTargets returns an error for targets beyond the vocabulary. Negative targets are ignored
 // tokens.
 func checkTargets(targets []int32, logits runtime.Tensor) error {
 	const lowest = -1 << 31

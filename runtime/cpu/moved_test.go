@@ -14,8 +14,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestMoved checks that ranks take from each other exactly the bytes that the
-// program counts.
+// TestMoved checks that ranks receive from each other exactly the bytes that the program counts.
 func TestMoved(t *testing.T) {
 	for _, d := range []ir.DType{ir.F32, ir.BF16} {
 		t.Run(d.String(), func(t *testing.T) { testMoved(t, d) })

@@ -16,45 +16,47 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// others are the processes of a world, as one of them sees the others; nil in a world of one.
+// others are the processes of a world, as one of them sees them. It is nil in a world of one
+// process.
 //
-// Processes of one machine share memory: each maps the arenas of all, and a table of the
-// counters. So what ranks of one process do to each other's arenas and counters, they do as
-// well; a link between any two processes is used only to wake one that has parked. A process
-// of another machine gets messages instead, in order: bytes of an arena, and counts. Then the
-// arena of its rank that this process has is a place for copies.
+// Processes of one machine share memory. Each maps the arenas of all of them, and a table of the
+// counters. So ranks use each other's arenas and counters as if they were in one process. A link
+// between two such processes is used only to wake a parked rank.
+//
+// A process on another machine gets messages instead, in order: bytes of arenas, and counts. This
+// process has an arena for its rank too, as a place for copies of operands.
 type others struct {
 	runtime.World
 	backend *Backend
-	self    int   // rank
-	local   []int // ranks of this machine
-	beside  []int // of these, who may run on processors of this process, it itself among them
-	links   []*link
+	self    int     // rank of this process
+	local   []int   // ranks on this machine, including this one
+	beside  []int   // of those, the ranks that may run on processors of this process, including this one
+	links   []*link // by rank
 
-	memory  window         // of the own arena
+	memory  window         // the arena of this process
 	table   window         // of counters
-	windows []window       // all that is mapped
-	users   sync.WaitGroup // of what is mapped: who reads the links, and the streams
+	windows []window       // arenas of other ranks, by rank
+	users   sync.WaitGroup // goroutines that use mapped memory: link readers and streams
 
 	mu       sync.Mutex
-	counters map[int]*counter // by id
-	inbox    map[place][][]byte
+	counters map[int]*counter   // by id
+	inbox    map[place][][]byte // operands that have arrived
 }
 
-// place is where a message to a collective belongs.
+// place is the collective operand that a message holds.
 type place struct{ group, position int }
 
-// The kinds of counters. Their numbers follow each other in the table.
+// The kinds of counters. In the table the counters of a kind have consecutive numbers.
 type counterKind uint8
 
 const (
-	eventID counterKind = iota // streams for each rank
+	eventID counterKind = iota // one per stream and rank
 	wireID                     // by Transfer.Wire
 	groupID                    // by Collective.Group: arrivals, done, and entered by position
 )
 
-// How many wires and groups of ranks a world has room for. The table is a file with holes:
-// only what is used takes memory.
+// How many wires and groups a world has room for. The table is a sparse file: only used counters
+// take memory.
 const (
 	maxWires  = 1 << 20
 	maxGroups = 1 << 16
@@ -71,11 +73,11 @@ func (o *others) base(kind counterKind) (first, count int) {
 	return streams*o.Ranks + maxWires, maxGroups * (2 + o.Ranks)
 }
 
-// stride is the bytes of a counter in the table, in whole lines of cache: its count, and what
-// each process waits for.
+// stride is how many bytes a counter has in the table, in whole cache lines: its count, and for
+// each process the smallest count that is waited for there.
 func (o *others) stride() int { return (8*(1+o.Ranks) + 63) / 64 * 64 }
 
-// counter returns a counter, which all processes of the machine share.
+// counter returns a counter, which all processes on the machine share.
 func (b *Backend) counter(kind counterKind, i int) *counter {
 	o := b.others
 	if o == nil {
@@ -103,7 +105,7 @@ func (o *others) counter(id int) *counter {
 	return c
 }
 
-// meet maps the memory of the processes of this machine, and connects with all.
+// meet maps the memory of the processes on this machine, and connects with all processes.
 func meet(b *Backend) (*others, error) {
 	peers := b.world.Peers
 	if peers == nil || peers.World() == 1 {
@@ -118,7 +120,7 @@ func meet(b *Backend) (*others, error) {
 	err := o.mapAll(ctx)
 	var conns []net.Conn
 	if err == nil {
-		conns, err = peers.Connect(ctx) // and by then all have mapped
+		conns, err = peers.Connect(ctx) // by then all processes have mapped their memory
 	}
 	if err != nil {
 		return nil, peers.Fail(fmt.Errorf("cpu: rank %d: %w", o.self, errors.Join(err, o.unmap())))
@@ -131,12 +133,12 @@ func meet(b *Backend) (*others, error) {
 	return o, nil
 }
 
-// together reports whether there are other processes on this machine.
+// together reports whether there are other processes of the world on this machine.
 func (o *others) together() bool { return o != nil && len(o.local) > 1 }
 
-// mapAll maps the arenas of the processes of this machine, and the table, which the first
-// makes. They are files without names, found by the process that holds them: nothing stays
-// when the processes end, however they do.
+// mapAll maps the arenas of the processes on this machine, and the table of counters, which the
+// first of them makes. Both are files without names, which others open through the process that
+// holds them. So nothing stays behind when the processes end, in whatever way.
 func (o *others) mapAll(ctx context.Context) (err error) {
 	if o.together() {
 		first, count := o.base(groupID)
@@ -180,8 +182,8 @@ func (o *others) mapAll(ctx context.Context) (err error) {
 	return nil
 }
 
-// share returns how many of so many processors, all on which this process may run, are its own: at least one. Launchers
-// such as mpirun and srun may have given it some where no other runs.
+// share returns how many of the processors on which this process may run are its own, at least one.
+// A launcher such as mpirun or srun may have given it some on which no other process runs.
 func (o *others) share(processors int) int {
 	if !o.together() {
 		return processors
@@ -190,13 +192,13 @@ func (o *others) share(processors int) int {
 	return max(1, (processors+n-1-slices.Index(o.beside, o.self))/n)
 }
 
-// patience is how long a rank looks for what another process does before it parks. To be woken
-// takes two system calls and a turn of the system's scheduler, which can be milliseconds; while
-// every process has a core of its own, nobody else has a use for it.
+// patience is how long a rank polls for another process before it parks. To be woken takes two
+// system calls and a turn of the system's scheduler, which can be milliseconds; and while every
+// process has a core of its own, no other can use this one.
 const patience = 2 * time.Millisecond
 
-// linger waits for a moment longer until c has reached n, which it reports, unless the core is
-// wanted.
+// linger polls a little longer for c to reach n, and reports whether it has. It stops if another
+// rank wants the core.
 func (o *others) linger(d *Device, c *counter, n int64) bool {
 	if !o.together() || len(o.beside) > goruntime.GOMAXPROCS(0) {
 		return false
@@ -209,7 +211,8 @@ func (o *others) linger(d *Device, c *counter, n int64) bool {
 	return false
 }
 
-// lookInto gives the device of another process's rank its arena as it is seen from here.
+// lookInto gives the device of another process's rank its arena as mapped here, or a place for
+// copies.
 func (o *others) lookInto(d *Device) error {
 	w := &o.windows[d.rank]
 	if d.away = !slices.Contains(o.local, d.rank); d.away {
@@ -222,7 +225,7 @@ func (o *others) lookInto(d *Device) error {
 	return nil
 }
 
-// arena returns n words of shared memory for the own rank. What was there stays.
+// arena returns n words of shared memory for this process's rank, and keeps their contents.
 func (o *others) arena(n int) ([]float32, error) {
 	if err := o.memory.resize(4 * int64(n)); err != nil {
 		return nil, err
@@ -230,7 +233,7 @@ func (o *others) arena(n int) ([]float32, error) {
 	return o.memory.words(n), nil
 }
 
-// leader returns the first member that is on one machine with a rank.
+// leader returns the first member of a collective that is on the same machine as a rank.
 func (o *others) leader(c *runtime.Collective, rank int) int {
 	for _, m := range c.Members {
 		if o.Peers.Machine(m.Rank) == o.Peers.Machine(rank) {
@@ -240,7 +243,7 @@ func (o *others) leader(c *runtime.Collective, rank int) int {
 	return rank
 }
 
-// give sends the operands of a member to another machine's leader.
+// give sends the operands of a member to the leader of another machine.
 func (o *others) give(leader int, c *runtime.Collective, position int) error {
 	parts := [][]byte{bytesOf(o.backend.operand(c, position))}
 	for _, more := range c.More {
@@ -249,7 +252,7 @@ func (o *others) give(leader int, c *runtime.Collective, position int) error {
 	return o.deliver(leader, kindOperand, c.Group, position, parts...)
 }
 
-// take puts the operands of a member of another machine, which have come, in their places.
+// take copies the operands of a member on another machine, which have arrived, to its arena here.
 func (o *others) take(c *runtime.Collective, position int) error {
 	at := place{c.Group, position}
 	o.mu.Lock()
@@ -271,12 +274,13 @@ func (b *Backend) operand(c *runtime.Collective, position int) []float32 {
 	return b.devices[m.Rank].words(m.In)
 }
 
-// put sends a tensor to its place in the arena of another machine's rank.
+// put sends a tensor to its place in the arena of a rank on another machine.
 func (o *others) put(t *runtime.Transfer, src []float32) error {
 	return o.deliver(t.Peer, kindPut, t.Wire, int(t.Remote), bytesOf(src))
 }
 
-// deliver sends what another process needs. It fails as a wait for it does, or with the first failure of the job.
+// deliver sends data to another process. It fails like a wait for that process, or with the first
+// failure of the job.
 func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
 	l := o.links[rank]
 	err := l.send(kind, a, b, parts...)
@@ -287,26 +291,26 @@ func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
 	return o.Peers.Lost(rank, l.conn.RemoteAddr(), err)
 }
 
-// ring wakes those of another process who wait for a count that has been reached.
+// ring wakes ranks of another process that wait for a count that has been reached.
 func (o *others) ring(process int, c *counter, n int64) {
 	if !slices.Contains(o.local, process) {
-		// What it waits for was kept here for it, and it is told once. It may have been told meanwhile, and wait for more.
+		// Its request is kept here and answered once. It may have been answered meanwhile and
+		// replaced by a later one.
 		if least := c.least[process].Load(); least == 0 || least > n || !c.least[process].CompareAndSwap(least, 0) {
 			return
 		}
 	}
-	_ = o.links[process].send(kindCount, c.id, int(n)) // who has gone waits for nothing
+	_ = o.links[process].send(kindCount, c.id, int(n)) // a process that has gone waits for nothing
 }
 
-// await asks the process of a rank of another machine to tell when a counter of it has
-// reached n.
+// await asks the process of a rank on another machine to tell when its counter has reached n.
 func (o *others) await(rank int, c *counter, n int64) {
 	if o != nil && !slices.Contains(o.local, rank) && c.n.Load() < n {
-		_ = o.links[rank].send(kindAwait, c.id, int(n)) // who waits for one that has gone hears of that
+		_ = o.links[rank].send(kindAwait, c.id, int(n)) // a wait for a process that has gone learns of that elsewhere
 	}
 }
 
-// start has a goroutine use what is mapped.
+// start starts a goroutine that may use mapped memory.
 func (o *others) start(f func()) {
 	if o == nil {
 		go f()
@@ -315,9 +319,9 @@ func (o *others) start(f func()) {
 	o.users.Go(f)
 }
 
-// close ends the links. The memory goes when they and the streams have ended: a process that has not
-// come so far may still ring, and a stream wake those it has done its work for, but nobody has work in
-// progress unless the run has failed.
+// close ends the links. It unmaps memory only when link readers and streams have ended: a process
+// that is behind may still ring, and a stream may still wake ranks it has served. Other work is in
+// progress only if the run has failed; then memory stays mapped.
 func (o *others) close(failed bool) {
 	if o == nil {
 		return
@@ -330,7 +334,7 @@ func (o *others) close(failed bool) {
 	if !failed {
 		go func() {
 			o.users.Wait()
-			_ = o.unmap() // it is of no consequence for a run that has ended
+			_ = o.unmap() // without consequence for a run that has ended
 		}()
 	}
 }

@@ -15,14 +15,14 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
-	rendezvous "github.com/autopar/autopar/launch" // launch is what runs a kernel here
+	rendezvous "github.com/autopar/autopar/launch" // in this package launch runs a kernel
 	"github.com/autopar/autopar/launch/launchtest"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
 )
 
-// several is a backend for each rank, joined as those of several processes are, here in one. Ranks
-// for which node says the same share memory.
+// several is a backend for each rank, connected like several processes, but in this one. Ranks with
+// the same node share memory.
 type several struct {
 	node     func(rank int) string
 	threads  func(rank int) int
@@ -30,7 +30,7 @@ type several struct {
 	peers    []*rendezvous.Peers
 }
 
-// oneMachine is of processes that share memory and cores.
+// oneMachine is processes that share memory and cores.
 func oneMachine() *several {
 	return &several{node: func(int) string { return "" }, threads: func(int) int { return 0 }}
 }
@@ -49,7 +49,7 @@ func (s *several) Open(world runtime.World) ([]runtime.Device, error) {
 	for r := range n {
 		ranks.Go(func() {
 			w := world
-			w.Timeout = max(w.Timeout, time.Minute) // to meet
+			w.Timeout = max(w.Timeout, time.Minute) // enough to connect
 			var opened []runtime.Device
 			s.peers[r], errs[r] = rendezvous.Join(ctx, rendezvous.Place{Rank: r, World: n, Addr: addr, Node: s.node(r)})
 			if errs[r] != nil {
@@ -97,8 +97,8 @@ func TestConformanceOfProcesses(t *testing.T) {
 	}
 }
 
-// shared returns the lines of this process's memory map about what processes share, but for some: those of others may go
-// meanwhile.
+// shared returns the lines of this process's memory map about shared memory, except for some: those
+// of others may disappear meanwhile.
 func shared(t *testing.T, but []string) (lines []string) {
 	maps, err := os.ReadFile("/proc/self/maps")
 	if err != nil {
@@ -112,7 +112,7 @@ func shared(t *testing.T, but []string) (lines []string) {
 	return lines
 }
 
-// TestSharedMemoryGoes checks that what processes share is unmapped when they have closed.
+// TestSharedMemoryGoes checks that shared memory is unmapped when all processes have closed.
 func TestSharedMemoryGoes(t *testing.T) {
 	before := shared(t, nil)
 	s := oneMachine()
@@ -128,7 +128,8 @@ func TestSharedMemoryGoes(t *testing.T) {
 	require.Eventually(t, func() bool { return len(shared(t, before)) == 0 }, time.Minute, time.Millisecond)
 }
 
-// TestSharedMemoryWaits: it stays until a stream that has said that its work is done has woken whoever waits for that.
+// TestSharedMemoryWaits: it stays mapped until a stream that has announced the end of its work has
+// woken whoever waits for that.
 func TestSharedMemoryWaits(t *testing.T) {
 	before := shared(t, nil)
 	s := oneMachine()
@@ -136,7 +137,7 @@ func TestSharedMemoryWaits(t *testing.T) {
 	require.NoError(t, err)
 	done := s.backends[0].devices[0].stream(runtime.Communication).events
 	done.least[0].Store(1)
-	done.mu.Lock() // as who is about to wait does
+	done.mu.Lock() // as one does that is about to wait
 	require.NoError(t, devices[0].Record(runtime.Communication))
 	require.Eventually(t, func() bool { return done.n.Load() == 1 }, time.Minute, time.Millisecond)
 	for _, d := range devices {
@@ -149,8 +150,8 @@ func TestSharedMemoryWaits(t *testing.T) {
 	require.Eventually(t, func() bool { return len(shared(t, before)) == 0 }, time.Minute, time.Millisecond)
 }
 
-// TestLateOperand has the last rank write what it brings to a collective just before it enters, long after the others have, and
-// counts what each takes.
+// TestLateOperand has the last rank write its operand of a collective just before it enters, long
+// after the others have, and counts what each receives.
 func TestLateOperand(t *testing.T) {
 	cores := func(n int) runtime.Backend {
 		b, err := New(Options{Threads: n})
@@ -159,7 +160,7 @@ func TestLateOperand(t *testing.T) {
 	}
 	for name, backend := range map[string]runtime.Backend{"two cores": cores(2), "a core each": cores(3), "processes": oneMachine()} {
 		t.Run(name, func(t *testing.T) {
-			const n = 200_001 // each rank makes a share, but on two cores
+			const n = 200_001 // each rank makes a share, except on two cores
 			devices, err := backend.Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 			require.NoError(t, err)
 			all, _, _ := collectives(t, devices, ir.OpAllReduce, n)

@@ -1,9 +1,7 @@
 package cpu
 
 import (
-	"fmt"
 	"math"
-	goruntime "runtime"
 	"sync"
 	"time"
 
@@ -11,49 +9,53 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// streams is how many streams a rank has, and beside how many of those a goroutine.
+// Streams and events. The compute stream of a rank is the goroutine that calls its device. Every
+// other stream is a queue with a goroutine. An event is a count: event n of a stream has happened
+// when the stream's counter is at least n.
+
+// streams is how many streams a rank has, beside how many of them have a goroutine.
 const (
 	streams = int(runtime.Host)
 	beside  = streams - 1
 )
 
-// stream is a stream of a rank beside its compute stream: a goroutine, started when it is
-// first given work and asleep without any, that does what it is given in order.
+// stream is a stream of a rank other than its compute stream. Its goroutine starts with the first
+// work, does work in order, and sleeps while there is none.
 type stream struct {
 	of   runtime.Stream
-	lane *Device // over the rank's arena, with what a goroutine needs for itself
+	lane *Device // a device over the rank's arenas, with a pool and scratch of its own
 
 	mu      sync.Mutex
 	given   *sync.Cond
-	queue   []work // from head on
+	queue   []work // from index head on
 	head    int
 	started bool
 	closed  bool
-	err     error // the first failure; nothing is done after it
+	err     error // the first failure; after it the stream only records events
 
-	events *counter // recorded
+	events *counter // how many it has recorded
 }
 
-// work is one thing that a stream does: a collective, a send, a wait for a counter, or,
-// with none of them, making the next event.
+// work is one thing that a stream does: a collective, a send, or a wait for a counter. If none is
+// set it is the record of an event.
 type work struct {
 	collective *runtime.Collective
 	send       *runtime.Transfer
 	until      *counter
 	n          int64
-	rank       int // whose counter it is
+	rank       int // rank of the counter
 }
 
-// stream returns a stream of the rank beside its compute stream.
+// stream returns a stream of the rank other than its compute stream.
 func (d *Device) stream(s runtime.Stream) *stream { return d.beside[s-1] }
 
-// open makes the stream ready for work of a rank.
+// open prepares the stream of a rank.
 func (s *stream) open(d *Device) {
 	s.lane = &Device{backend: d.backend, rank: d.rank, pool: d.backend.cores.NewPool(d.rank), timer: stopped()}
 	s.given = sync.NewCond(&s.mu)
 }
 
-// give adds to the end of the queue.
+// give appends work to the queue.
 func (s *stream) give(w work) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,7 +70,7 @@ func (s *stream) give(w work) {
 	s.given.Signal()
 }
 
-// take returns the next of the queue when there is one, and false at the end.
+// take waits for the next work and returns it, or false when the stream is closed.
 func (s *stream) take() (work, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,13 +107,11 @@ func (s *stream) serve() {
 	}
 }
 
-// do does one thing, and turns a panic into an error with the place of the panic.
+// do does one piece of work. It turns a panic into an error with the stack.
 func (s *stream) do(w work) (err error) {
 	defer func() {
 		if x := recover(); x != nil {
-			stack := make([]byte, 4096)
-			stack = stack[:goruntime.Stack(stack, false)]
-			err = fmt.Errorf("panic: %v\n%s", x, stack)
+			err = runtime.Panicked(x)
 		}
 		if err != nil && w.node() != nil {
 			err = &runtime.StreamError{Stream: s.of, Node: w.node(), Err: err}
@@ -134,7 +134,7 @@ func (s *stream) do(w work) (err error) {
 	return err
 }
 
-// node is what is to be done, nil if it is no instruction.
+// node returns the instruction, or nil if the work is none.
 func (w *work) node() *ir.Node {
 	switch {
 	case w.collective != nil:
@@ -145,14 +145,14 @@ func (w *work) node() *ir.Node {
 	return nil
 }
 
-// failure returns why the stream does nothing any more.
+// failure returns the first failure of the stream.
 func (s *stream) failure() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// close ends the goroutine when it has done what it is doing.
+// close ends the goroutine after the work in progress.
 func (s *stream) close() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +160,8 @@ func (s *stream) close() {
 	s.given.Signal()
 }
 
-// Record makes the next event of a stream. On the compute stream it has happened
-// at once.
+// Record makes the next event of a stream. On the compute stream it has happened when Record
+// returns.
 func (d *Device) Record(s runtime.Stream) error {
 	if s != runtime.Compute {
 		d.stream(s).give(work{})
@@ -171,8 +171,8 @@ func (d *Device) Record(s runtime.Stream) error {
 	return nil
 }
 
-// Wait waits for an event. Other streams wait in their own goroutines; the compute stream is
-// the caller.
+// Wait waits for an event. With stream Compute it blocks the caller; other streams wait in their
+// goroutines.
 func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	of := d.backend.devices[e.Rank]
 	c := of.events
@@ -187,7 +187,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 		}
 		return nil
 	case of == d && e.Stream != runtime.Compute:
-		// Whatever the stream waits for ends in time: it needs no limit of its own.
+		// Every wait of the stream itself is bounded, so this wait needs no bound of its own.
 		if err := d.waitFor(c, e.N, math.MaxInt64, nil); err != nil {
 			return err
 		}
@@ -195,7 +195,7 @@ func (d *Device) Wait(s runtime.Stream, e runtime.Event) error {
 	}
 	d.backend.others.await(e.Rank, c, e.N)
 	err := d.wait(c, e.N, func() []int { return []int{e.Rank} })
-	if s == runtime.Host { // nothing more to do for now
+	if s == runtime.Host { // the rank has nothing to do for now
 		d.pool.Leave()
 	}
 	return err

@@ -10,25 +10,29 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// counter counts what has happened and wakes those who wait for it. The numbers may
-// be in memory that processes share.
+// How ranks wait for each other. Everything that a rank waits for is a counter that only grows:
+// events, messages, arrivals at collectives. A waiting rank first lends its core, then polls for a
+// moment, then parks.
+
+// counter is a count that ranks can wait for. Its numbers may be in memory that processes share.
 type counter struct {
-	id     int // for other processes
+	id     int // number of the counter, in messages to other processes
 	n      *atomic.Int64
-	least  []atomic.Int64 // by process: what the first of those parked there waits for; 0 for none
-	others *others        // nil when there are none
-	mu     sync.Mutex
-	parked []parked // in this process
+	least  []atomic.Int64 // by process: the smallest count that a rank parked there waits for, 0 if none
+	others *others        // nil in a world of one process
+	mu     sync.Mutex     // guards parked
+	parked []parked       // ranks of this process
 }
 
-// parked is a rank that waits for a count.
+// parked is a rank that waits until a counter has reached want.
 type parked struct {
 	pool *kernel.Pool
 	want int64
 }
 
-// newCounter returns a counter of ranks of one process. Its count has lines of cache of its own, as it has in the table
-// that processes share: one who waits for it reads it all the time.
+// newCounter returns a counter for ranks of one process. The count has cache lines of its own,
+// because waiting ranks read it all the time. (Counters in the table that processes share are laid
+// out so too.)
 func newCounter() *counter {
 	own := new(struct {
 		_ [lineBytes]byte
@@ -38,10 +42,11 @@ func newCounter() *counter {
 	return &counter{n: &own.n, least: make([]atomic.Int64, 1)}
 }
 
-// lineBytes keeps apart what different ranks write: processors fetch lines of cache of 64 bytes in pairs.
+// lineBytes keeps what different ranks write on different cache lines, which processors fetch in
+// pairs of 64 bytes.
 const lineBytes = 128
 
-// add counts some more, wakes those who wait for it, and returns the count.
+// add adds to the count, wakes ranks whose wait is over, and returns the new count.
 func (c *counter) add(more int64) int64 {
 	n := c.n.Add(more)
 	for process := range c.least {
@@ -57,7 +62,7 @@ func (c *counter) add(more int64) int64 {
 	return n
 }
 
-// wake wakes those of this process whose wait is over.
+// wake wakes the ranks of this process whose wait is over.
 func (c *counter) wake() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -72,7 +77,7 @@ func (c *counter) wake() {
 	c.note()
 }
 
-// note keeps what the first of those parked waits for.
+// note updates the smallest count that this process waits for.
 func (c *counter) note() {
 	least := int64(0)
 	for _, p := range c.parked {
@@ -87,7 +92,8 @@ func (c *counter) note() {
 	c.least[self].Store(least)
 }
 
-// park has a pool that awaits the n-th be woken, unless that has happened.
+// park registers a pool to be woken at count n. It returns false if the count has reached n
+// already.
 func (c *counter) park(pool *kernel.Pool, n int64) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -99,7 +105,7 @@ func (c *counter) park(pool *kernel.Pool, n int64) bool {
 	return false
 }
 
-// unpark ends the wait of a pool, which will not be woken any more.
+// unpark removes a pool that stops waiting.
 func (c *counter) unpark(pool *kernel.Pool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -111,15 +117,15 @@ func (c *counter) remove(pool *kernel.Pool) {
 	c.note()
 }
 
-// wait returns when c has reached n. late makes the error of a wait that takes
-// too long.
+// wait waits until c has reached n, at most for the world's timeout. late lists the ranks to blame
+// in the error.
 func (d *Device) wait(c *counter, n int64, late func() []int) error {
 	return d.waitFor(c, n, d.backend.world.Timeout, late)
 }
 
-// waitFor waits no longer than the given time. The rank looks for a moment before
-// it parks, as waking a parked goroutine costs tens of microseconds and ranks that
-// are in step meet sooner; parked, it holds no core.
+// waitFor is wait with another timeout. The rank first lends its core and polls for a moment:
+// waking a parked goroutine costs tens of microseconds, and ranks in step meet sooner. A parked
+// rank holds no core.
 func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func() []int) error {
 	if c.n.Load() >= n || d.pool.Lend(c.n, n) || d.backend.others.linger(d, c, n) {
 		return nil
@@ -139,7 +145,7 @@ func (d *Device) waitFor(c *counter, n int64, timeout time.Duration, late func()
 	return &runtime.WaitError{Ranks: late(), After: timeout}
 }
 
-// enter has the rank hold a core: every call that computes or copies starts so.
+// enter acquires a core for the rank. Every call that computes or copies begins with it.
 func (d *Device) enter() error {
 	if d.pool.Enter() {
 		return nil
@@ -165,7 +171,7 @@ func (d *Device) aborted() bool {
 	}
 }
 
-// stopped returns a timer that does not run.
+// stopped returns a timer that is not running.
 func stopped() *time.Timer {
 	t := time.NewTimer(time.Hour)
 	t.Stop()

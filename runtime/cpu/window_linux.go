@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// window is a piece of address space over a file without a name, which may be longer than the
-// file: what the file grows to is there, in every process that maps it. The zero window is none.
+// window is address space mapped over a file without a name. It may be longer than the file: when
+// the file grows, every process that maps it sees the new part. The zero window maps nothing.
 type window struct {
 	file   *os.File
 	memory []byte
 }
 
-// arenaWindow returns the bytes of address space for the arena of each of so many ranks: more
-// than it can grow to, as far as there is address space.
+// arenaWindow returns how many bytes of address space to map for each rank's arena: more than it
+// can grow to, as far as address space allows.
 func arenaWindow(ranks int) int64 {
-	const most = 1 << 46 // half of what a process has
+	const most = 1 << 46 // half of the address space of a process
 	var info unix.Sysinfo_t
 	if err := unix.Sysinfo(&info); err != nil {
 		return most / int64(ranks)
@@ -28,7 +28,8 @@ func arenaWindow(ranks int) int64 {
 	return min(int64(info.Totalram)*int64(info.Unit), most/int64(ranks)) / page * page
 }
 
-// overlap reports whether two processes may run on the same processor, as far as the system tells.
+// overlap reports whether two processes may run on a common processor, or true if the system does
+// not tell.
 func overlap(pid, other int) bool {
 	var a, b unix.CPUSet
 	if unix.SchedGetaffinity(pid, &a) != nil || unix.SchedGetaffinity(other, &b) != nil {
@@ -42,7 +43,7 @@ func overlap(pid, other int) bool {
 	return false
 }
 
-// newWindow makes an empty file.
+// newWindow makes an empty file and maps address space over it.
 func newWindow(name string, bytes int64) (window, error) {
 	fd, err := unix.MemfdCreate("autopar-"+name, unix.MFD_CLOEXEC)
 	if err != nil {
@@ -51,7 +52,7 @@ func newWindow(name string, bytes int64) (window, error) {
 	return mapWindow(os.NewFile(uintptr(fd), name), bytes)
 }
 
-// openWindow maps a file that another process of this user has open.
+// openWindow maps a file that another process of the same user has open.
 func openWindow(pid, fd int, bytes int64) (window, error) {
 	file, err := os.OpenFile(fmt.Sprintf("/proc/%d/fd/%d", pid, fd), os.O_RDWR, 0)
 	if err != nil {
@@ -65,7 +66,7 @@ func mapWindow(file *os.File, bytes int64) (window, error) {
 	if err != nil {
 		return window{}, errors.Join(fmt.Errorf("mapping %d bytes of shared memory: %w", bytes, err), file.Close())
 	}
-	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // all works without
+	_ = unix.Madvise(memory, unix.MADV_HUGEPAGE) // only a hint
 	return window{file, memory}, nil
 }
 

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestProcessorsOfOthers: processes that a launcher has bound to processors of their own do not divide them by the number of
-// processes on the machine.
+// TestProcessorsOfOthers: processes that a launcher has bound to different processors each use all
+// of theirs.
 func TestProcessorsOfOthers(t *testing.T) {
 	var all unix.CPUSet
 	require.NoError(t, unix.SchedGetaffinity(0, &all))

@@ -8,8 +8,8 @@ import (
 	"unsafe"
 )
 
-// window is memory that processes share, which only Linux has: elsewhere every process is taken
-// for a machine of its own (see package launch), and what it has of others are copies.
+// window is memory that processes share, which is implemented only on Linux. Elsewhere package
+// launch treats every process as a machine of its own, and windows are places for copies.
 type window struct{ memory []byte }
 
 func arenaWindow(int) int64 { return 1 << 36 }
@@ -22,7 +22,7 @@ func overlap(int, int) bool { return true }
 
 func openWindow(int, int, int64) (window, error) { return newWindow("", 0) }
 
-// privateWindow is memory of this process alone, of which the system gives what is used.
+// privateWindow is memory of this process alone.
 func privateWindow(bytes int64) (window, error) {
 	words := make([]float32, bytes/4)
 	return window{unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(words))), bytes)}, nil

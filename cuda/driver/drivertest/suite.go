@@ -43,7 +43,7 @@ func Run(t *testing.T, d driver.Driver) {
 	}{{"memory", testMemory}, {"streams", testStreams}, {"graphs", testGraphs}, {"capture refuses", testCaptureRefuses}} {
 		t.Run(part.name, func(t *testing.T) {
 			runtime.LockOSThread()            // a subtest is a goroutine of its own
-			t.Cleanup(runtime.UnlockOSThread) // after those of benches, which need the context
+			t.Cleanup(runtime.UnlockOSThread) // after the cleanups of benches, which need the context
 			require.NoError(t, d.SetCurrent(c))
 			part.test(t, d)
 		})
@@ -78,7 +78,7 @@ func newBench(t *testing.T, d driver.Driver) *bench {
 	return b
 }
 
-// fill makes new random numbers in the host's memory and returns a copy.
+// fill writes new random numbers to the host's memory and returns a copy.
 func (b *bench) fill(seed uint64) []byte {
 	rng := rand.New(rand.NewPCG(seed, 0))
 	for i := range b.host {
@@ -132,7 +132,7 @@ func testStreams(t *testing.T, d driver.Driver) {
 		require.NoError(t, d.Copy(b.at, a.at, size, b.s))
 		require.NoError(t, d.CopyToHost(b.host, b.at, b.s))
 		require.NoError(t, d.RecordEvent(events[1], b.s))
-		require.NoError(t, d.WaitEvent(a.s, events[1])) // before the next round overwrites
+		require.NoError(t, d.WaitEvent(a.s, events[1])) // before the next round overwrites it
 		for start := time.Now(); ; {
 			done, err := d.EventDone(events[1])
 			require.NoError(t, err)
@@ -156,8 +156,7 @@ func testStreams(t *testing.T, d driver.Driver) {
 	require.Error(t, err, "an event without time")
 }
 
-// testGraphs captures copies on two streams, changes what they read, and launches them
-// again and again.
+// testGraphs captures copies on two streams, and launches them again and again with other contents.
 func testGraphs(t *testing.T, d driver.Driver) {
 	a, b := newBench(t, d), newBench(t, d)
 	fork, err := d.CreateEvent(false)
@@ -193,8 +192,7 @@ func testGraphs(t *testing.T, d driver.Driver) {
 	require.NoError(t, d.DestroyExec(x))
 }
 
-// testCaptureRefuses checks what a capture does not take, and that the stream is of use
-// afterwards.
+// testCaptureRefuses checks what a capture refuses, and that the stream can be used afterwards.
 func testCaptureRefuses(t *testing.T, d driver.Driver) {
 	a, b := newBench(t, d), newBench(t, d)
 	e, err := d.CreateEvent(false)

@@ -10,7 +10,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// BLAS returns products by three loops in float64, with columns that lie together.
+// BLAS returns products by three loops in float64, column-major.
 func (d *Driver) BLAS() driver.BLAS { return &blas{d} }
 
 type blas struct{ driver *Driver }
@@ -27,7 +27,7 @@ func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Str
 	return b.product(g, x, y, z, 0, workspace, s)
 }
 
-// With finds that an epilogue is faster apart where M is odd.
+// With runs apart if M is odd, as if that were faster, and else the product with its epilogue.
 func (b *blas) With(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s driver.Stream, apart func() error) error {
 	if g.M%2 > 0 {
 		return apart()
@@ -90,11 +90,11 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 	})
 }
 
-// unpack returns op(a) row by row: a has rows x cols if it is not transposed. Most of what is
-// multiplied is float32, which is worth a loop of its own.
+// unpack returns op(a) row by row. a has rows x cols if it is not transposed. There is a separate
+// loop for float32, the most frequent type.
 func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
 	x := make([]float64, rows*cols)
-	down, across := d.Size(), ld*d.Size() // from element to element, in bytes
+	down, across := d.Size(), ld*d.Size() // bytes from element to element
 	if trans {
 		down, across = across, down
 	}

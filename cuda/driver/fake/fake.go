@@ -1,11 +1,12 @@
-// Package fake is a CUDA driver without CUDA, for tests. Device memory is memory of the
-// process. What a stream is given runs later, in a random order among those that streams
-// and events allow, so a wait that is missing shows as a wrong result; and every access
-// to memory is checked for an order to those before it, so it also shows as a
-// [RaceError] that names both instructions, in whatever order they ran.
+// Package fake is a CUDA driver without CUDA, for tests. Device memory is memory of the process.
 //
-// Device functions cannot run here: [Driver.Run] puts a Go function on a stream in their
-// place. Products and collectives are there: see [Driver.BLAS] and [Driver.Collectives].
+// Work given to a stream runs later, in a random order among the orders that streams and events
+// allow. So a missing wait shows as a wrong result. Besides, every access to memory is checked for
+// a happens-before relation to earlier accesses of the same bytes. So a missing wait also shows as
+// a [RaceError] that names both instructions, in whatever order they ran.
+//
+// Device functions cannot run here: [Driver.Run] puts a Go function on a stream in their place.
+// Products and collectives are implemented: see [Driver.BLAS] and [Driver.Collectives].
 package fake
 
 import (
@@ -18,25 +19,25 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
-// Options of a fake. The zero value is one device of 16 GiB.
+// Options of a fake driver. The zero value is one device of 16 GiB.
 type Options struct {
 	Devices int
 	Memory  int64  // bytes of each device
-	Seed    uint64 // of the order in which work runs
-	// InTurn has a device do its work in the order in which it was given, whatever the streams.
+	Seed    uint64 // of the random order of work
+	// InTurn makes a device do its work in the order in which it was given, whatever the streams.
 	InTurn bool
 	// Major and Minor are the compute capability, and CUDA the driver's version; 0 is 9.0
 	// and 13000.
 	Major, Minor, CUDA int
-	// LoseAfter, when not 0, is after how many pieces of work the device is lost: every
-	// call fails from then on.
+	// LoseAfter, if not 0, is after how many pieces of work the device is lost. Every later call
+	// fails.
 	LoseAfter int
-	// Clock, when set, is how many milliseconds a piece of work takes that reads and writes
-	// so many bytes; without it each takes one. See [Driver.Elapsed].
+	// Clock, if set, returns how many milliseconds a piece of work takes that reads and writes so
+	// many bytes. If nil, each takes one. See [Driver.Elapsed].
 	Clock func(what string, bytes int64) float64
 }
 
-// Driver is the fake. Its methods may be called from any goroutine.
+// Driver is the fake driver. Its methods may be called from any goroutine.
 type Driver struct {
 	opts Options
 
@@ -50,18 +51,18 @@ type Driver struct {
 
 	handles  uintptr
 	streams  map[driver.Stream]*stream
-	order    []*stream // all, also those of graphs
+	order    []*stream // all streams, including those of graphs
 	events   map[driver.Event]*event
 	graphs   map[driver.Graph]*graph
 	execs    map[driver.Exec]*graph
-	host     clock // what the host has waited for
+	host     clock // what the host has waited for: that happens before all that it gives from now on
 	worlds   map[driver.ID]*commWorld
-	changed  *sync.Cond       // a rank has joined one, or a graph is no more
-	stuck    int              // ends of communicators that graphs had captured
-	pending  map[int]*pending // groups of calls, by thread
-	given    int64            // entries of streams
-	ran      int              // pieces of work
-	launched int              // graphs
+	changed  *sync.Cond       // a rank has joined a world, or a graph was destroyed
+	stuck    int              // communicators whose end hangs because graphs had captured them
+	pending  map[int]*pending // NCCL groups of calls, by thread
+	given    int64            // how many entries streams were given
+	ran      int              // how many pieces of work have run
+	launched int              // how many graphs were launched
 	now      float64          // milliseconds that work has taken
 }
 
@@ -95,7 +96,7 @@ func New(opts Options) *Driver {
 	return d
 }
 
-// failed is a refusal, as the real driver words it.
+// failed returns an error as the real driver words it.
 func failed(call string, code int, name string) error {
 	return &driver.Error{Call: call, Code: code, Name: name}
 }
@@ -104,7 +105,7 @@ func invalid(call, format string, args ...any) error {
 	return failed(call, 1, "CUDA_ERROR_INVALID_VALUE: "+fmt.Sprintf(format, args...))
 }
 
-// alive fails once the device is lost.
+// alive returns an error once the device is lost.
 func (d *Driver) alive(call string) error {
 	if d.opts.LoseAfter > 0 && d.ran >= d.opts.LoseAfter {
 		return failed(call, 999, "CUDA_ERROR_UNKNOWN: the device is lost")
@@ -124,18 +125,18 @@ func (d *Driver) device(call string) (int, error) {
 	return int(c - 1), nil
 }
 
-// Version returns that of the options.
+// Version returns the version of the options.
 func (d *Driver) Version() (int, error) { return d.opts.CUDA, nil }
 
 // DeviceCount returns the number of devices.
 func (d *Driver) DeviceCount() (int, error) { return d.opts.Devices, nil }
 
-// DeviceName returns a name.
+// DeviceName returns a made-up name.
 func (d *Driver) DeviceName(device int) (string, error) {
 	return fmt.Sprintf("fake device %d", device), nil
 }
 
-// DeviceMemory returns that of the options.
+// DeviceMemory returns the memory of the options.
 func (d *Driver) DeviceMemory(int) (int64, error) { return d.opts.Memory, nil }
 
 // Attribute knows the compute capability and the limit of shared memory.
@@ -194,22 +195,22 @@ func (d *Driver) MemInfo() (free, total int64, err error) {
 	return d.opts.Memory - d.used[device], d.opts.Memory, nil
 }
 
-// alloc is a piece of memory.
+// alloc is one allocation.
 type alloc struct {
 	base    uint64
 	memory  []byte
 	device  int        // or -1
-	history [][]access // of each page
+	history [][]access // accesses by page
 }
 
-// page is how many bytes have a history of their own, so that few accesses are held against each other.
+// page is how many bytes share a history of accesses. Small pages keep histories short.
 const page = 1024
 
 func newAlloc(bytes int64, device int) *alloc {
 	return &alloc{memory: aligned(bytes), device: device, history: make([][]access, (bytes+page-1)/page)}
 }
 
-// Alloc returns memory that is full of NaNs.
+// Alloc returns memory that is filled with NaNs.
 func (d *Driver) Alloc(bytes int64) (driver.Ptr, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -234,7 +235,7 @@ func (d *Driver) Alloc(bytes int64) (driver.Ptr, error) {
 	return driver.Ptr(a.base), nil
 }
 
-// aligned returns memory that starts at a multiple of 64.
+// aligned returns memory that starts at a multiple of 64 bytes.
 func aligned(bytes int64) []byte {
 	b := make([]byte, bytes+64)
 	skip := -int64(uintptr(unsafe.Pointer(unsafe.SliceData(b)))) & 63
@@ -246,7 +247,7 @@ func (d *Driver) insert(a *alloc) {
 	d.allocs = slices.Insert(d.allocs, at, a)
 }
 
-// find returns the piece that an address lies in, or nil.
+// find returns the allocation that has an address, or nil.
 func (d *Driver) find(p uint64) *alloc {
 	at, found := slices.BinarySearchFunc(d.allocs, p, func(x *alloc, p uint64) int { return int(int64(x.base) - int64(p)) })
 	if !found {
@@ -258,7 +259,7 @@ func (d *Driver) find(p uint64) *alloc {
 	return d.allocs[at]
 }
 
-// Free waits for the device and takes memory back.
+// Free waits for the device and frees memory.
 func (d *Driver) Free(p driver.Ptr) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -296,7 +297,7 @@ func (d *Driver) AllocHost(bytes int64) ([]byte, error) {
 	return a.memory, nil
 }
 
-// FreeHost waits for the device and takes memory of AllocHost back.
+// FreeHost waits for the device and frees memory of AllocHost.
 func (d *Driver) FreeHost(memory []byte) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -311,7 +312,8 @@ func address(memory []byte) uint64 {
 	return uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory))))
 }
 
-// Leaks lists what is still held: allocations, contexts in use, streams and events; and communicators that NCCL would not have ended.
+// Leaks lists what was not freed: allocations, contexts, streams and events, and communicators
+// whose end would hang in NCCL.
 func (d *Driver) Leaks() []string {
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -47,7 +47,8 @@ func newTable(t *testing.T, opts fake.Options) *table {
 	return d
 }
 
-// TestRaces finds accesses without an order, names both, and lets those with one be.
+// TestRaces finds accesses without a happens-before relation, names both, and accepts those with
+// one.
 func TestRaces(t *testing.T) {
 	const zero = 0
 	for name, tt := range map[string]struct {
@@ -105,7 +106,7 @@ func TestRaces(t *testing.T) {
 	}
 }
 
-// TestReadsMayMeet lets reads be beside each other.
+// TestReadsMayMeet accepts concurrent reads.
 func TestReadsMayMeet(t *testing.T) {
 	d := newTable(t, fake.Options{})
 	require.NoError(t, d.Copy(d.p+16, d.p, 8, d.s[0]))
@@ -137,8 +138,8 @@ func TestOrders(t *testing.T) {
 	}
 }
 
-// TestWrongUse refuses memory that is not there, threads without a context, and what
-// would wait for ever.
+// TestWrongUse refuses memory that is not allocated, threads without a context, and waits that
+// would never end.
 func TestWrongUse(t *testing.T) {
 	d := newTable(t, fake.Options{})
 	require.ErrorContains(t, d.Set8(d.p+60, 0, 8, d.s[0]), "no memory at")
@@ -148,7 +149,7 @@ func TestWrongUse(t *testing.T) {
 
 	done := make(chan error)
 	go func() {
-		runtime.LockOSThread() // and dies with the goroutine
+		runtime.LockOSThread() // the thread ends with the goroutine
 		_, err := d.Alloc(1)
 		done <- err
 	}()

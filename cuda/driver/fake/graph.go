@@ -4,18 +4,18 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
-// graph is work that streams have noted, in the order it was given.
+// graph is the work that streams recorded in a capture, in the order in which it was given.
 type graph struct {
-	members []*stream // while it is captured; the first began
-	clocks  []clock   // of its streams, counting by their index
+	members []*stream // streams that take part in the capture; the first began it
+	clocks  []clock   // their vector clocks, which count by their index
 	nodes   []node
-	spoilt  bool      // by a call that a capture does not take
-	private []*stream // on which it runs
+	spoilt  bool      // by a call that a capture does not allow
+	private []*stream // streams on which it runs
 	start   *event
 	ends    []*event
 }
 
-// node is a piece of work of a graph, or recording an event, or waiting for one.
+// node is one piece of work of a graph, or the record of an event, or a wait for one.
 type node struct {
 	stream        int
 	kind          kind
@@ -27,7 +27,7 @@ type node struct {
 	event         *event
 }
 
-// BeginCapture makes a stream note its work.
+// BeginCapture makes a stream record its work.
 func (d *Driver) BeginCapture(s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -52,8 +52,8 @@ func (g *graph) enter(st *stream) {
 	g.clocks = append(g.clocks, nil)
 }
 
-// waitCaptured notes that a stream waits for an event of the same capture, and adds the
-// stream to it.
+// waitCaptured records that a stream waits for an event of the same capture, and adds the stream to
+// it.
 func (d *Driver) waitCaptured(st *stream, ev *event) error {
 	g := ev.capture
 	if g == nil || st.capture != nil && st.capture != g {
@@ -67,8 +67,8 @@ func (d *Driver) waitCaptured(st *stream, ev *event) error {
 	return nil
 }
 
-// EndCapture returns what was noted. All streams that came to take part must have been
-// waited for.
+// EndCapture returns the recorded work. The first stream must have waited for all streams that take
+// part.
 func (d *Driver) EndCapture(s driver.Stream) (driver.Graph, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -102,7 +102,7 @@ func (d *Driver) EndCapture(s driver.Stream) (driver.Graph, error) {
 	return h, nil
 }
 
-// DestroyGraph drops a graph.
+// DestroyGraph destroys a graph.
 func (d *Driver) DestroyGraph(g driver.Graph) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -138,8 +138,8 @@ func (d *Driver) Instantiate(h driver.Graph) (driver.Exec, error) {
 	return x, nil
 }
 
-// LaunchGraph gives a graph's work to its streams, between what the stream was given
-// before and what it is given later.
+// LaunchGraph gives the graph's work to its private streams, ordered after what the stream was
+// given before and before what it is given later.
 func (d *Driver) LaunchGraph(x driver.Exec, s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()

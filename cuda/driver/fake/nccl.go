@@ -11,21 +11,21 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Collectives returns NCCL among the ranks of this process. Work of a communicator runs
-// when the streams of all its ranks have come to it, as on GPUs.
+// Collectives returns NCCL among the ranks of this process. The work of a communicator runs when
+// the streams of all its ranks have come to it, as on GPUs.
 func (d *Driver) Collectives() driver.Collectives { return collectives{d} }
 
 type collectives struct{ *Driver }
 
-// commWorld is a communicator: what its ranks have posted, by their count of calls.
+// commWorld is a communicator, with the work that its ranks have posted.
 type commWorld struct {
 	ranks  int
 	joined int
-	posts  map[int64][]*post // by rank
+	posts  map[int64][]*post // by rank, in the order of its calls
 	broken bool
 }
 
-// post is the work of one rank's group of calls.
+// post is the work of one group of calls of one rank.
 type post struct {
 	ops    []commOp
 	stream *stream
@@ -42,7 +42,7 @@ type commOp struct {
 	peer       int // or root
 }
 
-// pending is the group of calls that a thread is making.
+// pending is the group of calls that a thread is making, between GroupStart and GroupEnd.
 type pending struct {
 	depth int
 	comm  *comm
@@ -50,7 +50,7 @@ type pending struct {
 	ops   []commOp
 }
 
-// comm is a rank's part.
+// comm is a rank's part in a communicator.
 type comm struct {
 	*Driver
 	world *commWorld
@@ -168,9 +168,9 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 	return c.add(s, n)
 }
 
-// exchange moves the data of all ranks' calls.
+// exchange moves the data of the matching posts of all ranks.
 func (d *Driver) exchange(posts []*post) error {
-	var sums [][]commOp // the calls that all make together, by rank
+	var sums [][]commOp // the collectives, each with the calls of all ranks
 	sent := map[[2]int][]commOp{}
 	for rank, p := range posts {
 		sums = append(sums, nil)
@@ -215,9 +215,9 @@ func (d *Driver) exchange(posts []*post) error {
 	return nil
 }
 
-// together makes one collective of all ranks.
+// together makes one collective, given the calls of all ranks.
 func (d *Driver) together(ops []commOp) {
-	whole := make([][]byte, len(ops)) // copies, since operands may be in place of results
+	whole := make([][]byte, len(ops)) // copies, because results may overwrite operands
 	for rank, op := range ops {
 		whole[rank] = append([]byte(nil), d.Memory(op.send)...)
 	}
@@ -248,7 +248,8 @@ func (d *Driver) together(ops []commOp) {
 	}
 }
 
-// combine sets element i of sum, which may be the first of the terms.
+// combine sets element i of sum, which may be the first of the terms, to the reduction of the
+// terms.
 func combine(by ir.Reduction, d ir.DType, sum []byte, terms [][]byte, i int64) {
 	if d == ir.Q64 {
 		var n uint64
@@ -301,11 +302,11 @@ func (c *comm) Recv(p driver.Ptr, n int64, d ir.DType, peer int, s driver.Stream
 	return c.call(s, commOp{op: "recv", recv: Range{p, n * d.Size()}, peer: peer})
 }
 
-// Failure is never.
+// Failure returns nil: the fake network does not fail.
 func (c *comm) Failure() error { return nil }
 
-// captured reports whether a graph that is not destroyed has work of the communicator. NCCL counts those, and neither ends nor
-// aborts a communicator while there are any.
+// captured reports whether a graph that is not destroyed has work of the communicator. While there
+// is one, NCCL neither closes nor aborts the communicator.
 func (c *comm) captured() bool {
 	has := func(g *graph) bool {
 		return g != nil && slices.ContainsFunc(g.nodes, func(n node) bool { return n.comm == c })
@@ -323,10 +324,11 @@ func (c *comm) captured() bool {
 	return slices.ContainsFunc(c.order, func(s *stream) bool { return has(s.capture) })
 }
 
-// patience is how long the fake waits where NCCL waits for ever.
+// patience is how long the fake waits where NCCL would wait for ever.
 const patience = 10 * time.Second
 
-// Abort lets work in progress end without its effect, and waits until the graphs that captured the communicator are destroyed.
+// Abort drops work in progress, and waits until the graphs that captured the communicator are
+// destroyed.
 func (c *comm) Abort() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -345,7 +347,7 @@ func (c *comm) Abort() error {
 	return c.end("ncclCommAbort")
 }
 
-// Close fails where NCCL would wait for ever: streams wait for their work, but graphs are to be destroyed before.
+// Close returns an error where NCCL would wait for ever: it must follow the destruction of graphs.
 func (c *comm) Close() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -6,9 +6,8 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
-// clock says how much of each stream's work comes before something: entry i counts the
-// work of stream i. See Lamport 1978, and Flanagan and Freund 2009 (FastTrack) for its
-// use in finding races.
+// clock is a vector clock: entry i is how many pieces of work of stream i happen before something.
+// See Lamport 1978, and Flanagan and Freund 2009 (FastTrack) for its use in finding races.
 type clock []int64
 
 func (c clock) at(stream int) int64 {
@@ -18,7 +17,7 @@ func (c clock) at(stream int) int64 {
 	return 0
 }
 
-// join makes c come after o, too.
+// join makes c include all that happens before o.
 func (c *clock) join(o clock) {
 	for len(*c) < len(o) {
 		*c = append(*c, 0)
@@ -44,7 +43,7 @@ type Range struct {
 	Bytes int64
 }
 
-// access is a piece of work that touched memory.
+// access is a piece of work that accessed memory.
 type access struct {
 	lo, hi uint64
 	write  bool
@@ -62,16 +61,16 @@ func (a *access) String() string {
 	return fmt.Sprintf("%s, which %s [%d, %d) of 0x%x", a.what, verb, a.lo-a.base, a.hi-a.base, a.base)
 }
 
-// RaceError is two pieces of work on the same memory, one of which writes, with no order
-// between them.
+// RaceError is two pieces of work on the same memory, at least one of which writes, without a
+// happens-before relation between them.
 type RaceError struct{ First, Second string }
 
 func (e *RaceError) Error() string {
 	return fmt.Sprintf("fake: race: no order between %s and %s", e.First, e.Second)
 }
 
-// touch notes that the stream's latest work reads or writes a range, and fails unless
-// everything that is not to run beside it comes before it.
+// touch records that the stream's latest work reads or writes a range. It returns a [RaceError]
+// unless all conflicting accesses before happen before it.
 func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 	if r.Bytes == 0 {
 		return nil
@@ -90,14 +89,15 @@ func (d *Driver) touch(s *stream, what string, r Range, write bool) error {
 	return nil
 }
 
-// touchIn is touch of what lies in a page from an address on, which has been touched before by those of its history.
+// touchIn is touch for one page, given the page's history. The access covers the page from an
+// address on.
 func (d *Driver) touchIn(history *[]access, s *stream, now access, from uint64) error {
 	lo, hi := max(now.lo, from), min(now.hi, from+page)
 	kept, all := 0, *history
 	for i := range all {
 		old := &all[i]
 		if old.n <= d.host.at(old.stream) {
-			continue // before all that is given from here on
+			continue // happens before all work from now on
 		}
 		if old.lo < hi && lo < old.hi {
 			before := old.n <= s.clock.at(old.stream)
@@ -105,7 +105,7 @@ func (d *Driver) touchIn(history *[]access, s *stream, now access, from uint64) 
 				return &RaceError{old.String(), now.String()}
 			}
 			if before && lo <= max(old.lo, from) && min(old.hi, from+page) <= hi && (now.write || !old.write) {
-				continue // who comes after this one comes after that one
+				continue // whatever comes after this access also comes after that one
 			}
 		}
 		if kept != i {

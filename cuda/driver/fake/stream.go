@@ -7,6 +7,10 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 )
 
+// Streams and events. A stream is a queue of entries; whenever the host calls the driver, the fake
+// may run the first entry of a random stream that is ready. Vector clocks (order.go) follow streams
+// and events.
+
 // stream is a queue of work.
 type stream struct {
 	id      int
@@ -14,23 +18,23 @@ type stream struct {
 	clock   clock
 	queue   []*entry
 	label   string
-	failure error // of work that ran, for whoever waits next
+	failure error // of work that ran; the next wait returns it
 
-	capture *graph // what it notes its work in
-	index   int    // there
+	capture *graph // the capture that it takes part in
+	index   int    // its index in the capture
 }
 
-// entry is something given to a stream: work, or recording an event, or waiting for one.
+// entry is one piece of work of a stream, or the record of an event, or a wait for one.
 type entry struct {
 	kind    kind
-	n       int64 // entries of all streams before it
+	n       int64 // how many entries all streams were given before it
 	what    string
 	bytes   int64 // read and written
 	run     func() error
-	ready   func() bool // nil is always
+	ready   func() bool // nil is always ready
 	event   *event
 	version int64
-	adopts  *stream // whose failure becomes this stream's: one of a graph
+	adopts  *stream // a stream of a graph, whose failure becomes this stream's
 }
 
 type kind uint8
@@ -41,15 +45,15 @@ const (
 	wait
 )
 
-// event is how often it was recorded, and how many of those have happened.
+// event counts how often it was recorded, and how many of those records have happened.
 type event struct {
 	recorded, happened int64
 	clock              clock
 	by                 *stream
-	when               float64 // milliseconds, when it happened last
+	when               float64 // milliseconds on the fake clock, of its last record
 	timed              bool
 
-	capture  *graph // it was recorded in last
+	capture  *graph // the capture in which it was last recorded
 	captured clock
 }
 
@@ -77,7 +81,7 @@ func (d *Driver) CreateStream() (driver.Stream, error) {
 	return h, nil
 }
 
-// DestroyStream drops a stream. Its work is done still.
+// DestroyStream destroys a stream after its work.
 func (d *Driver) DestroyStream(s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -127,7 +131,7 @@ func (d *Driver) DestroyEvent(e driver.Event) error {
 	return nil
 }
 
-// RecordEvent makes an event happen when what the stream has been given is done.
+// RecordEvent makes an event happen when the stream has done what it was given.
 func (d *Driver) RecordEvent(e driver.Event, s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -159,7 +163,7 @@ func (d *Driver) record(st *stream, ev *event) {
 	d.push(st, &entry{kind: record, event: ev, version: ev.recorded})
 }
 
-// WaitEvent holds a stream back.
+// WaitEvent makes later work of a stream wait for an event.
 func (d *Driver) WaitEvent(s driver.Stream, e driver.Event) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -188,7 +192,7 @@ func (d *Driver) wait(st *stream, ev *event) {
 	}
 }
 
-// EventDone reports whether an event has happened, and lets some work run first.
+// EventDone reports whether an event has happened, after letting some work run.
 func (d *Driver) EventDone(e driver.Event) (bool, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -220,8 +224,8 @@ func (d *Driver) EventDone(e driver.Event) (bool, error) {
 	return true, err
 }
 
-// Elapsed returns what the work between two events took, all streams one after another,
-// by the clock of the options.
+// Elapsed returns how long the work between two events took by the fake clock, which runs all
+// streams one after another.
 func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -239,7 +243,7 @@ func (d *Driver) Elapsed(from, to driver.Event) (float32, error) {
 	return float32(b.when - a.when), nil
 }
 
-// SyncStream runs what the stream waits for.
+// SyncStream runs work until the stream is idle.
 func (d *Driver) SyncStream(s driver.Stream) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -262,7 +266,7 @@ func (d *Driver) SyncStream(s driver.Stream) error {
 	return err
 }
 
-// Label says what the stream is given work for next.
+// Label tells what the next work of a stream is for.
 func (d *Driver) Label(s driver.Stream, what string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -271,13 +275,13 @@ func (d *Driver) Label(s driver.Stream, what string) {
 	}
 }
 
-// Run puts a Go function on a stream in place of a device function. It reads and writes
-// these ranges only, with [Driver.Memory].
+// Run puts a Go function on a stream in place of a device function. It may access only these
+// ranges, through [Driver.Memory].
 func (d *Driver) Run(s driver.Stream, what string, reads, writes []Range, do func() error) error {
 	return d.give(s, what, reads, writes, do)
 }
 
-// Memory returns the memory at an address, for use within [Driver.Run]'s functions.
+// Memory returns the memory at an address. Only functions of [Driver.Run] may use it.
 func (d *Driver) Memory(r Range) []byte {
 	if r.Bytes == 0 {
 		return nil
@@ -287,14 +291,14 @@ func (d *Driver) Memory(r Range) []byte {
 	return a.memory[at : at+uint64(r.Bytes)]
 }
 
-// give adds work to a stream, or to the graph that it notes its work in.
+// give adds work to a stream, or to the graph that it records.
 func (d *Driver) give(s driver.Stream, what string, reads, writes []Range, do func() error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.add(s, node{what: what, reads: reads, writes: writes, do: do})
 }
 
-// add adds work to a stream, or to the graph that it notes its work in.
+// add adds a node to a stream, or to the graph that it records.
 func (d *Driver) add(s driver.Stream, n node) error {
 	what := n.what
 	if _, err := d.device(what); err != nil {
@@ -316,7 +320,7 @@ func (d *Driver) add(s driver.Stream, n node) error {
 	return d.issue(st, n)
 }
 
-// issue adds work to a queue.
+// issue adds a node to the queue of a stream.
 func (d *Driver) issue(st *stream, n node) error {
 	st.clock.join(d.host)
 	st.clock.tick(st.id)
@@ -335,7 +339,7 @@ func (d *Driver) issue(st *stream, n node) error {
 	if n.meet != nil {
 		n.meet(st, e)
 	}
-	for d.rng.IntN(4) == 0 && d.runOne() { // the device does not always lag behind
+	for d.rng.IntN(4) == 0 && d.runOne() { // sometimes the device keeps up with the host
 	}
 	return nil
 }
@@ -346,7 +350,8 @@ func (d *Driver) push(s *stream, e *entry) {
 	s.queue = append(s.queue, e)
 }
 
-// turn reports whether the device may do the first of a stream's queue.
+// turn reports whether the first entry of a stream has its turn: always, unless the device works in
+// turn.
 func (d *Driver) turn(s *stream) bool {
 	if len(s.queue) == 0 {
 		return false
@@ -359,7 +364,7 @@ func (d *Driver) turn(s *stream) bool {
 	return true
 }
 
-// runnable reports whether the first of a stream's queue can be done.
+// runnable reports whether the first entry of a stream can run.
 func (d *Driver) runnable(s *stream) bool {
 	if !d.turn(s) {
 		return false
@@ -373,7 +378,7 @@ func (d *Driver) runnable(s *stream) bool {
 	return true
 }
 
-// runOne does the first of a random stream's queue, if any can be.
+// runOne runs the first entry of a random stream, if any can run.
 func (d *Driver) runOne() bool {
 	n := 0
 	var chosen *stream
@@ -406,7 +411,7 @@ func (d *Driver) runOne() bool {
 	return true
 }
 
-// spend lets the clock run for a piece of work.
+// spend advances the clock by a piece of work.
 func (d *Driver) spend(what string, bytes int64) {
 	if d.opts.Clock == nil {
 		d.now++
@@ -415,7 +420,7 @@ func (d *Driver) spend(what string, bytes int64) {
 	}
 }
 
-// until runs work until something is so.
+// until runs work until a condition holds.
 func (d *Driver) until(call string, so func() bool) error {
 	for !so() {
 		if !d.runOne() {

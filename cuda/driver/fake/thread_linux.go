@@ -2,5 +2,5 @@ package fake
 
 import "syscall"
 
-// thread names the calling thread: contexts are current on one.
+// thread returns the number of the calling thread: a context is current on one thread.
 func thread() int { return syscall.Gettid() }

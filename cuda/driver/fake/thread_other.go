@@ -2,5 +2,6 @@
 
 package fake
 
-// thread is one for all where threads have no names: a context is then current for all.
+// thread returns the same for all threads on systems that do not number them: a context is then
+// current on all.
 func thread() int { return 0 }

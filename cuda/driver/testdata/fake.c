@@ -1,8 +1,8 @@
-// Libraries in the shape of libcuda, NVRTC, cuBLASLt and NCCL, for tests of how they are
-// called. Every function notes its name and its arguments as words.
+// Stand-ins for libcuda, NVRTC, cuBLASLt and NCCL, for tests of how they are called. Every function
+// records its name and its arguments as words.
 //
-// With HOLLOW they serve whole programs instead: there are two GPUs with memory, from and
-// to which copies are made at once, events have times, and device functions do nothing.
+// Compiled with HOLLOW they serve whole programs instead: there are two GPUs with memory, copies
+// happen at once, events have times, and device functions do nothing.
 #include <dlfcn.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -17,7 +17,7 @@
 static char text[1 << 16];
 static size_t at;
 
-// fake_log copies out what was noted since the last time.
+// fake_log copies out what was recorded since the last call.
 int fake_log(char *out, size_t size) {
 	size_t n = at < size ? at : size - 1;
 	memcpy(out, text, n);
@@ -26,7 +26,7 @@ int fake_log(char *out, size_t size) {
 	return (int)n;
 }
 
-static int fail_name_code; // the next call of fail_name fails with this
+static int fail_name_code; // the code that the next call of fail_name returns
 static char fail_name[64];
 int fake_fail(const char *name, int code) {
 	snprintf(fail_name, sizeof fail_name, "%s", name);
@@ -139,7 +139,7 @@ int cuLaunchKernel(H f, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsi
 #ifdef HOLLOW
 	return 0;
 #endif
-	// Parameters as the function has them: an address, an int, a float and a long.
+	// Parameters as the function declares them: an address, an int, a float and a long.
 	float x;
 	memcpy(&x, params[2], 4);
 	NOTE("cuLaunchKernel", W(f), gx, gy, gz, bx, by, bz, shared, W(s), *(uint64_t *)params[0], *(unsigned *)params[1], (uint64_t)(x * 4), *(uint64_t *)params[3], W(extra));

@@ -15,19 +15,19 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Engine is an engine of the CUDA backend on a fake driver whose kernels are those of package kernel, run by a worker on copies of
-// what they read.
+// Engine is an engine of the CUDA backend on a fake driver. A worker on the CPU runs the kernels of
+// package kernel on copies of what they read.
 type Engine struct {
 	fake *fake.Driver
 
 	mu     sync.Mutex
 	worker *Worker
-	runs   map[string]int // launches, by function
+	runs   map[string]int // how often each function was launched
 }
 
 var _ cuda.Engine = (*Engine)(nil)
 
-// NewEngine starts a worker, until the test is over.
+// NewEngine starts a worker, which ends with the test.
 func NewEngine(t *testing.T, d *fake.Driver) *Engine {
 	return &Engine{fake: d, worker: Start(t, Build(t)), runs: map[string]int{}}
 }
@@ -39,22 +39,21 @@ func (e *Engine) Runs() map[string]int {
 	return e.runs
 }
 
-// Close leaves the worker to the next backend on the same fake.
+// Close does nothing: the next backend on the same fake uses the worker.
 func (e *Engine) Close() error { return nil }
 
-// Check says why there are no kernels.
+// Check returns an error if there are no kernels for a group.
 func (e *Engine) Check(g kernel.Group) error {
 	_, err := kernel.Launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
 	return err
 }
 
-// Load has nothing to wait for.
+// Load does nothing: all kernels are compiled.
 func (e *Engine) Load() error { return nil }
 
-// Scratch is that of package kernel.
 func (e *Engine) Scratch(g kernel.Group) int64 { return kernel.Scratch(g) }
 
-// Prepare has the launches of a group run as one piece of work.
+// Prepare runs the launches of a group as one piece of work of the fake driver.
 func (e *Engine) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (func(s driver.Stream) error, error) {
 	w := work{name: fmt.Sprint("kernel ", g[0].Node.Name), scratch: fake.Range{At: scratch, Bytes: kernel.Scratch(g)}}
 	lies := func(t runtime.Tensor) fake.Range { return fake.Range{At: driver.Ptr(at(t)), Bytes: t.Bytes()} }
@@ -76,7 +75,7 @@ func (e *Engine) Prepare(g kernel.Group, at kernel.Place, scratch driver.Ptr) (f
 	return func(s driver.Stream) error { return e.run(s, &w) }, nil
 }
 
-// Reduce launches the kernel of loopback collectives.
+// Reduce launches the kernel for loopback collectives.
 func (e *Engine) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver.Ptr, in []driver.Ptr, elems int64) error {
 	reduce, bytes := kernel.Reduce, elems*d.Size()
 	if by == ir.Max {
@@ -94,7 +93,7 @@ func (e *Engine) Reduce(s driver.Stream, by ir.Reduction, d ir.DType, out driver
 	return e.run(s, &w)
 }
 
-// Exceeds and Void guard sums of fixed-point numbers by NCCL.
+// Exceeds and Void guard fixed-point sums by NCCL.
 func (e *Engine) Exceeds(s driver.Stream, flag, x driver.Ptr, elems, limit int64) error {
 	w := work{name: "exceeds", reads: []fake.Range{{At: x, Bytes: 8 * elems}, {At: flag, Bytes: 8}}, writes: []fake.Range{{At: flag, Bytes: 8}}}
 	w.launches = []kernel.Launch{kernel.Exceeds(e.place(&w, uint64(flag)), e.place(&w, uint64(x)), elems, limit)}
@@ -108,7 +107,7 @@ func (e *Engine) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
 	return e.run(s, &w)
 }
 
-// work is what runs at a time.
+// work is launches that run as one piece of work.
 type work struct {
 	name          string
 	launches      []kernel.Launch
@@ -116,10 +115,11 @@ type work struct {
 	scratch       fake.Range
 }
 
-// far is where scratch memory is in the worker's arena, after a copy of the ranges as they lie in the fake's memory.
+// far is where scratch memory lies in the worker's arena: behind the copies of the ranges, which
+// lie as in the fake's memory.
 const far = 2 << 30
 
-// offset is where an address is in the worker's arena. What lies in other allocations is at distances of its own.
+// offset maps an address to the worker's arena. It keeps distances only within one allocation.
 func (w *work) offset(at uint64) int64 {
 	low := uint64(math.MaxUint64)
 	for _, r := range append(w.reads[:len(w.reads):len(w.reads)], w.writes...) {
@@ -138,7 +138,8 @@ func (e *Engine) run(s driver.Stream, w *work) error {
 	return e.fake.Run(s, w.name, w.reads, writes, func() error { return e.work(w) })
 }
 
-// work runs launches on copies of what they read. What they do not write stays poison, and so does what follows scratch memory.
+// work runs launches on copies of what they read. Memory that they do not write stays poisoned, and
+// so does what follows scratch memory.
 func (e *Engine) work(w *work) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()

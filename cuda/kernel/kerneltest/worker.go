@@ -1,5 +1,5 @@
-// Package kerneltest runs the kernels of package kernel on the CPU, for tests: compiled by g++ with a shim in place of what the
-// device has, in a process of their own.
+// Package kerneltest runs the kernels of package kernel on the CPU, for tests. g++ compiles them
+// with a shim that replaces primitives.cu, and they run in a process of their own.
 package kerneltest
 
 import (
@@ -36,8 +36,8 @@ var source string
 
 var compiling sync.Mutex
 
-// Build compiles all programs, once for each text of them, and returns the path of the worker. The test is skipped where there is
-// no compiler.
+// Build compiles all programs, each once per version of its text, and returns the path of the
+// worker. It skips the test if there is no compiler.
 func Build(t *testing.T) string {
 	t.Helper()
 	compiler, err := exec.LookPath("g++")
@@ -63,7 +63,8 @@ func Build(t *testing.T) string {
 
 	dir := t.TempDir()
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "shim.h"), []byte(shim), 0o644))
-	// compiled has the compiler make what is named after all that it depends on, once.
+	// compiled runs the compiler unless its output exists. Its name has a hash of all that it
+	// depends on.
 	compiled := func(name string, depends []string, args ...string) string {
 		hash := sha256.Sum256([]byte(strings.Join(append(append([]string{compiler}, args...), depends...), "\x00")))
 		made := filepath.Join(cache, name+"-"+hex.EncodeToString(hash[:8]))
@@ -110,7 +111,7 @@ func Build(t *testing.T) string {
 	return worker
 }
 
-// forget removes what nobody has made or used for a week.
+// forget removes files that were neither made nor used for a week.
 func forget(t *testing.T, cache string) {
 	entries, err := os.ReadDir(cache)
 	require.NoError(t, err)
@@ -121,7 +122,7 @@ func forget(t *testing.T, cache string) {
 	}
 }
 
-// functionsOf lists the namespaces and names of the device functions of a program, by the text that defines them.
+// functionsOf lists the device functions of a program, with their namespaces, from its text.
 func functionsOf(program string) (functions []string) {
 	space := regexp.MustCompile(`(?m)^#define TYPE (\w+)$`)
 	text := regexp.MustCompile(`(?m)^#define \w*KERNEL.*$`).ReplaceAllString(kernel.Portable(program), "")
@@ -138,7 +139,8 @@ func functionsOf(program string) (functions []string) {
 	return functions
 }
 
-// names lists what KERNEL defines, once macros that name a function by their argument are taken apart.
+// names lists the functions that KERNEL defines, including those whose macros name them by an
+// argument.
 func names(body string) (names []string) {
 	for _, m := range regexp.MustCompile(`KERNEL\((\w+)(##(\w+))?, `).FindAllStringSubmatchIndex(body, -1) {
 		name := body[m[2]:m[3]]
@@ -155,7 +157,7 @@ func names(body string) (names []string) {
 	return names
 }
 
-// offers is the text that makes a program's functions known to the worker.
+// offers returns code that makes a program's functions known to the worker.
 func offers(program string) string {
 	var b strings.Builder
 	for i, f := range functionsOf(program) {
@@ -167,14 +169,14 @@ func offers(program string) string {
 // Worker is a process that runs device functions.
 type Worker struct {
 	Base    uint64 // address of its arena
-	Reverse bool   // run blocks and threads in the opposite order
+	Reverse bool   // runs blocks and threads in the opposite order
 
 	in   *bufio.Writer
 	out  *bufio.Reader
 	died func() string
 }
 
-// Start starts a worker that Build has made, until the test is over.
+// Start starts a worker that Build has made. It ends with the test.
 func Start(t *testing.T, path string) *Worker {
 	t.Helper()
 	cmd := exec.Command(path)
@@ -196,7 +198,7 @@ func Start(t *testing.T, path string) *Worker {
 
 func (w *Worker) put(x any) { _ = binary.Write(w.in, binary.LittleEndian, x) }
 
-// Bytes are some of the arena.
+// Bytes is a range of the arena, with its data.
 type Bytes struct {
 	At   int64
 	Data []byte
@@ -215,7 +217,7 @@ func (w *Worker) Poison(at, n int64) {
 	w.put([]uint64{uint64(at), uint64(n)})
 }
 
-// Read copies bytes of the arena to where they are wanted.
+// Read copies ranges of the arena to their data.
 func (w *Worker) Read(all ...Bytes) error {
 	for _, b := range all {
 		w.put([]byte{'r'})
@@ -232,7 +234,7 @@ func (w *Worker) Read(all ...Bytes) error {
 	return nil
 }
 
-// Launch runs device functions one after another, and waits for them.
+// Launch runs device functions one after another and waits for them.
 func (w *Worker) Launch(all ...kernel.Launch) error {
 	for _, l := range all {
 		w.put([]byte{'l'})
@@ -245,7 +247,7 @@ func (w *Worker) Launch(all ...kernel.Launch) error {
 		w.put(l.Sizes)
 		w.put(w.Reverse)
 	}
-	_ = w.in.Flush() // where it fails there is no answer
+	_ = w.in.Flush() // if it fails, there is no answer
 	var refused error
 	for _, l := range all {
 		var n uint32

@@ -5,16 +5,17 @@ import (
 	"testing"
 )
 
-// perSequence is an operation on a batch of sequences of T positions that works on each alone.
+// perSequence is an operation on a batch of sequences of T positions that treats each sequence
+// independently.
 type perSequence struct {
 	name    string
-	in, out []int // elements a sequence
-	// run works on n sequences of the batch, first the number of the first.
+	in, out []int // elements per sequence
+	// run works on n sequences of the batch, of which first is the first.
 	run func(p *Pool, first, n int, in, out [][]float32)
 }
 
-// perSequenceOps are the operations of forward and backward pass but the sums over the batch, with C of width, F and V columns,
-// and H heads of D.
+// perSequenceOps are the operations of the forward and backward pass except sums over the batch,
+// with width C, F and V columns, and H heads of D elements.
 func perSequenceOps(T, C, F, V, H, D int, weights [][]float32, ids []int32) []perSequence {
 	drop := func(first int) DropoutArgs {
 		return DropoutArgs{P: 0.2, Key: MaskKey{Seed: 1, Op: 2, Step: 3}, BatchOffset: first, GlobalHeads: H}
@@ -66,8 +67,9 @@ func perSequenceOps(T, C, F, V, H, D int, weights [][]float32, ids []int32) []pe
 	}
 }
 
-// A sequence gets the same bits alone as in a batch, at any place of it: what train.reproducible stands on. Sequences are at
-// least 4 long, as MatMulNT has a way of its own for up to dotRows rows.
+// A sequence has the same bits alone as in a batch, at any place in it, which train.reproducible
+// relies on. Sequences have at least 4 positions, because MatMulNT treats up to dotRows rows
+// differently.
 func TestSequencesAlone(t *testing.T) {
 	const batch = 7
 	rnd := random(t, 91)
@@ -84,7 +86,7 @@ func TestSequencesAlone(t *testing.T) {
 					p := newPool(threads, set)
 					want := op.on(p, 0, batch, in)
 					for at := 0; at < batch; {
-						n := min(1+at%3, batch-at) // 1, 2 and 3 together
+						n := min(1+at%3, batch-at) // 1, 2 and 3 sequences together
 						for i, got := range op.on(p, at, n, in) {
 							for j, x := range got {
 								if w := want[i][at*op.out[i]+j]; math.Float32bits(x) != math.Float32bits(w) {

@@ -7,30 +7,34 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Tile of the attention scores that one worker holds at a time: queries, a number of quads, by keys.
+// The tile of attention scores that a worker holds at a time: tileQueries (a multiple of scoreQuad)
+// by tileKeys.
 const (
 	tileQueries = 48
 	tileKeys    = 256
 )
 
-// scoreStride is the distance between rows of a tile of at most m keys: not a power of two, or the rows of a column would all
-// want the same few places of the cache.
+// scoreStride is the distance between rows of a tile of at most m keys. It is not a power of two,
+// because then the rows of a column would compete for the same few cache sets.
 func scoreStride(m int) int { return scoreLine(m) + scoreAlign }
 
-// queryTile is what a tile of scores is of: n positions of query g of head u, from position i in row at on.
+// queryTile is the queries of a tile: n positions from i on, in rows from at on, of query g of head
+// u.
 type queryTile struct{ u, g, at, i, n int }
 
-// AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of keys and values of D
-// elements, and to each the heads of G queries (grouped-query attention: Ainslie et al., "GQA", 2023). G of 0 is 1, as many
-// heads of queries as of keys and values. Packed tensors hold for each position the H heads of the first query of every
-// group, of the second, and so on, of the keys and of the values: [B,T,G+2,H,D]. Of G packed queries Attention and
-// AttentionGrad may do some: Count of them, from First on; Count of 0 is all.
+// AttentionShape is the size of a causal self-attention: B sequences of T positions, H heads of D
+// elements for keys and values, and for each of them G query heads (grouped-query attention:
+// Ainslie et al., "GQA", 2023). G of 0 is 1, as many query heads as heads of keys and values.
+// Packed tensors [B,T,G+2,H,D] hold for each position the H heads of the first query of every
+// group, those of the second, and so on, and then those of the keys and of the values. Attention
+// and AttentionGrad may compute only Count of the G packed queries, from First on. Count of 0 is
+// all.
 type AttentionShape struct{ B, T, H, D, G, First, Count int }
 
-// packed is the number of queries that share a head of keys and values.
+// packed is the number of query heads that share a head of keys and values.
 func (s AttentionShape) packed() int { return max(s.G, 1) }
 
-// group is how many of them are to be done.
+// group is how many of them are computed.
 func (s AttentionShape) group() int {
 	if s.Count > 0 {
 		return s.Count
@@ -38,12 +42,13 @@ func (s AttentionShape) group() int {
 	return s.packed()
 }
 
-// parts is the number of parts of packed queries, keys and values.
+// parts is the number of parts of a packed tensor.
 func (s AttentionShape) parts() int { return s.packed() + 2 }
 
-// DropoutArgs describes the dropout of attention probabilities. The mask of position i of query g of head h, and key j, is
-// that of element (((b*G + g)*GlobalHeads + h)*T + i)*T + j, with b and h counted in the global batch and heads: BatchOffset
-// and HeadOffset are those of this part's first. The zero value means no dropout.
+// DropoutArgs describes the dropout of attention probabilities. The mask for position i of query g
+// of head h and key j is that of element (((b*G + g)*GlobalHeads + h)*T + i)*T + j, where b and h
+// count in the global batch and heads. BatchOffset and HeadOffset are the first of this part. The
+// zero value means no dropout.
 type DropoutArgs struct {
 	P                                    float64
 	Key                                  MaskKey
@@ -60,8 +65,8 @@ func (s AttentionShape) check(function string, drop DropoutArgs) {
 	}
 }
 
-// checkOperands panics on a wrong length of packed queries, keys and values at so many rows of each sequence, of the log-sums
-// of their attention, or of what is shaped like its result.
+// checkOperands panics if a length is wrong: of packed queries, keys and values with rows rows per
+// sequence, of log-sums, or of tensors shaped like the result.
 func (s AttentionShape) checkOperands(function string, rows int, qkv, lse []float32, results ...[]float32) {
 	n := s.B * rows * s.H
 	checkLen(function, "qkv", qkv, s.parts()*n*s.D)
@@ -71,10 +76,11 @@ func (s AttentionShape) checkOperands(function string, rows int, qkv, lse []floa
 	}
 }
 
-// Attention computes causal multi-head attention, o = dropout(softmax(q k^T / sqrt(D))) v, for q, k and v packed as
-// qkv[B,T,G+2,H,D]. It sets o[B,T,G,H,D] and lse[B,G,H,T], the logarithm of each row's sum of exponentials, which
-// AttentionGrad needs. It works through tiles of scores with running maxima and sums, skipping those above the diagonal (Dao et al.,
-// "FlashAttention", 2022), and never holds more than one tile per thread.
+// Attention computes causal multi-head attention, o = dropout(softmax(q k^T / sqrt(D))) v, with q,
+// k and v packed as qkv[B,T,G+2,H,D]. It sets o[B,T,G,H,D], and lse[B,G,H,T] to the logarithm of
+// each row's sum of exponentials, which AttentionGrad needs. It works through tiles of scores with
+// running maxima and sums, skips tiles above the diagonal (Dao et al., "FlashAttention", 2022), and
+// never holds more than one tile per thread.
 func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("Attention", drop)
 	shape.checkOperands("Attention", shape.T, qkv, lse, o)
@@ -89,20 +95,20 @@ func Attention(p *Pool, o, lse, qkv []float32, shape AttentionShape, drop Dropou
 	p.run(t, shape.B*shape.H, 1)
 }
 
-// heads is what forward and backward pass share; a unit of work is one head of keys and values of one sequence, with all
-// its queries. T positions are attended to.
+// heads is what the forward and backward pass share. A unit of work is one head of keys and values
+// of one sequence with all its queries. T is the number of positions of keys.
 type heads struct {
 	AttentionShape
 	drop    DropoutArgs
 	mask    mask
-	queries []ir.Run // the rows of the queries that are here, by position
-	rows    int      // of queries
-	keys    []ir.Run // all rows of keys and values, by position; nil if rows are positions
+	queries []ir.Run // rows of the queries on this rank, by position
+	rows    int      // how many rows of queries there are
+	keys    []ir.Run // all rows of keys and values, by position; nil if row i is position i
 
 	whole [1]ir.Run // queries of Attention
 }
 
-// inOrder says that row i of queries, keys and values is position i.
+// inOrder sets row i of queries, keys and values to be position i.
 func (s *heads) inOrder() {
 	s.whole[0] = ir.Run{Len: s.T}
 	s.queries, s.rows, s.keys = s.whole[:], s.T, nil
@@ -114,22 +120,23 @@ type packed struct {
 	rows, parts, part int
 }
 
-// query returns the part of query g, of a tensor in which x is the part of the first.
+// query returns the part of query g. x is the part of the first query.
 func (x packed) query(g int) packed {
 	x.part += g
 	return x
 }
 
-// queryHead numbers the heads [B,G,H] of queries.
+// queryHead returns the index of a query head in [B,G,H].
 func (s *heads) queryHead(u, g int) int { return (u/s.H*s.group()+g)*s.H + u%s.H }
 
-// head returns the view of row 0 on of head u of a packed tensor.
+// head returns the view of head u of a packed tensor, from row 0 on.
 func (s *heads) head(x packed, u int) matrix {
 	b, h := u/s.H, u%s.H
 	return matrix{x.data[((b*x.rows*x.parts+x.part)*s.H+h)*s.D:], x.parts * s.H * s.D, 1}
 }
 
-// ordered returns the rows of keys or values by position, copied to buf [T,D] where they lie otherwise.
+// ordered returns the rows of keys or values in the order of positions. If they lie otherwise it
+// copies them to buf [T,D].
 func (s *heads) ordered(buf []float32, x matrix) matrix {
 	if s.keys == nil {
 		return x
@@ -150,8 +157,9 @@ func (s *heads) room() int {
 	return s.T * s.D
 }
 
-// factors returns the dropout multipliers of four rows of scores, from row r of a tile on, and the distance between the rows: of
-// the keys from j on that each sees, m at most. Without dropout there are none.
+// factors returns the dropout factors of four rows of scores, from row r of a tile on, and the
+// distance between the rows. They are for the keys from j on that each row sees, at most m. Without
+// dropout it returns nil.
 func (s *heads) factors(w *worker, buf []float32, q queryTile, r, j, m int) (f []float32, ld int) {
 	if s.drop.P == 0 {
 		return nil, 0
@@ -159,26 +167,27 @@ func (s *heads) factors(w *worker, buf []float32, q queryTile, r, j, m int) (f [
 	b, h := q.u/s.H+s.drop.BatchOffset, q.u%s.H+s.drop.HeadOffset
 	head := (uint64(b)*uint64(s.packed())+uint64(s.First+q.g))*uint64(s.drop.GlobalHeads) + uint64(h)
 	ld = factorStride(m)
-	if n := min(m, q.i+r+scoreQuad-j); n > 0 { // of the last row
+	if n := min(m, q.i+r+scoreQuad-j); n > 0 { // for the last row, which sees most
 		start := (head*uint64(s.T)+uint64(q.i+r))*uint64(s.T) + uint64(j)
 		w.isa.dropoutRows(buf, ld, n, start, uint64(s.T), &s.mask.key, uint32(s.mask.threshold), s.mask.scale)
 	}
 	return buf[scoreAlign:], ld
 }
 
-// factorStride is the distance between rows of factors of m keys: the first of a row is aligned.
+// factorStride is the distance between rows of factors for m keys. The first factor of each row is
+// aligned.
 func factorStride(m int) int { return scoreLine(scoreAlign + maskRoom(m)) }
 
 // factorRoom is the size of a buffer for factors.
 func factorRoom(m int) int { return scoreQuad * factorStride(m) }
 
-// packedSize is the room for a T by D matrix or its transpose in panels.
+// packedSize is the room for a T by D matrix, or its transpose, packed in panels.
 func (s *heads) packedSize(width int) int {
 	up := func(n int) int { return (n + width - 1) / width * width }
 	return max(up(s.T)*s.D, s.T*up(s.D))
 }
 
-// eachTile calls f with the tiles of at most n queries of head u.
+// eachTile calls f with tiles of at most n queries of head u.
 func (s *heads) eachTile(u, n int, f func(q queryTile)) {
 	for g := range s.group() {
 		for _, run := range s.queries {
@@ -206,10 +215,10 @@ type attentionTask struct {
 	q, k, v packed
 }
 
-// attentionRows is the memory of one worker for the rows of a tile of scores.
+// attentionRows is a worker's memory for the rows of a tile of scores.
 type attentionRows struct {
-	top, total  []float32 // largest score and sum of exponentials so far
-	peaks, sums []float32 // of four rows
+	top, total  []float32 // largest score and sum of exponentials so far, by row
+	peaks, sums []float32 // the same for four rows of the current tile
 	factors     []float32
 }
 
@@ -252,13 +261,14 @@ func (t *attentionTask) tile(w *worker, x queryTile, keys, values, scores []floa
 	t.finish(w, x, rows, o)
 }
 
-// softmax replaces the scores of m keys from j on by their exponentials over those of the largest so far of each row, with
-// dropout. It adds up the sums before dropout and brings what o holds to the new largest.
+// softmax replaces the scores of m keys from j on by their exponentials relative to the largest
+// score so far of each row, with dropout. It adds to the sums before dropout, and rescales what o
+// holds to the new maximum.
 func (t *attentionTask) softmax(w *worker, x queryTile, j, m int, scores []float32, ld int, s *attentionRows, o matrix) {
 	scale := float32(1 / math.Sqrt(float64(t.D)))
 	for r := 0; r < x.n; r += scoreQuad {
 		rows, top, total := scores[r*ld:], s.top[r:], s.total[r:]
-		seen := x.i + r - j + 1 // keys up to the first of the four queries itself
+		seen := x.i + r - j + 1 // how many keys the first of the four queries sees
 		w.isa.maxRows(s.peaks, rows, ld, seen, m)
 		for i := range s.peaks {
 			s.peaks[i] *= scale
@@ -271,7 +281,7 @@ func (t *attentionTask) softmax(w *worker, x queryTile, j, m int, scores []float
 		for i := range min(scoreQuad, x.n-r) {
 			if j > 0 {
 				if s.peaks[i] != top[i] {
-					// A larger maximum: what was summed so far counts for less.
+					// There is a larger maximum: scale down what was summed so far.
 					shrink := float32(math.Exp(float64(top[i] - s.peaks[i])))
 					total[i] *= shrink
 					out := o.data[(r+i)*o.rs:][:t.D]
@@ -284,7 +294,8 @@ func (t *attentionTask) softmax(w *worker, x queryTile, j, m int, scores []float
 	}
 }
 
-// finish sets the results of a tile's queries, which may be what o holds.
+// finish divides the results of a tile's queries by their sums, and sets their log-sums. o may be
+// the result itself.
 func (t *attentionTask) finish(w *worker, x queryTile, s *attentionRows, o matrix) {
 	to := t.head(t.o.query(x.g), x.u).at(x.at, 0)
 	lse := t.lse[t.queryHead(x.u, x.g)*t.rows+x.at:]
@@ -294,10 +305,11 @@ func (t *attentionTask) finish(w *worker, x queryTile, s *attentionRows, o matri
 	}
 }
 
-// The elements (r, s) of a tile that the causal mask leaves are those with s <= r + offset. What the three products below
-// skip, tile by tile of the matrix product, is beyond it: results that nobody reads, or terms that are zero.
+// The causal mask keeps the elements (r, s) of a tile with s <= r + offset. The products below skip
+// tiles of the matrix product that lie beyond it: results that nobody reads, or terms that are
+// zero.
 
-// productsBelow sets c[n,m] = a[n,k] b[k,m] as far as the mask leaves it. Panels of b are as packed.
+// productsBelow sets c[n,m] = a[n,k] b[k,m] where the mask keeps it. Panels of b are as packed.
 func (w *worker) productsBelow(offset, n, m, k int, a matrix, b, c []float32, ldc int) {
 	rows, width := w.isa.rows, w.isa.cols
 	for j := 0; j < m; j += width {
@@ -309,7 +321,7 @@ func (w *worker) productsBelow(offset, n, m, k int, a matrix, b, c []float32, ld
 	}
 }
 
-// productsOfLower sets c[n,d] = tile[n,m] b[m,d], or adds it with acc.
+// productsOfLower sets c[n,d] = tile[n,m] b[m,d], or adds that with acc.
 func (w *worker) productsOfLower(offset, n, d, m int, tile []float32, ld int, b []float32, panelB int, c []float32, ldc int, acc bool) {
 	rows, width := w.isa.rows, w.isa.cols
 	for j := 0; j < d; j += width {

@@ -2,9 +2,9 @@ package kernel
 
 import "math"
 
-// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv from that of Attention's result, do[B,T,G,H,D]: what the
-// queries that are done contribute to it. qkv, o and lse
-// are Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
+// AttentionGrad sets dqkv[B,T,G+2,H,D] to the gradient of qkv, given the gradient do[B,T,G,H,D] of
+// Attention's result. It is the contribution of the queries that are computed. qkv, o and lse are
+// Attention's; shape and drop must be the same. Probabilities are recomputed tile by tile from lse.
 func AttentionGrad(p *Pool, dqkv, do, qkv, o, lse []float32, shape AttentionShape, drop DropoutArgs) {
 	shape.check("AttentionGrad", drop)
 	shape.checkOperands("AttentionGrad", shape.T, qkv, lse, o, do)
@@ -30,7 +30,7 @@ type attentionGradTask struct {
 	dq, dk, dv packed
 }
 
-// attentionGradScratch is the memory of one worker: the operands that are right-hand matrices, packed, and two tiles.
+// attentionGradScratch is a worker's memory: packed right-hand matrices, and two tiles.
 type attentionGradScratch struct {
 	keysT, valuesT []float32 // transposed, all keys
 	keys           []float32 // all keys
@@ -79,7 +79,7 @@ func (t *attentionGradTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// clearOthers sets the gradient of the queries of head u that are not to be done.
+// clearOthers clears the gradient of the queries of head u that are not computed.
 func (t *attentionGradTask) clearOthers(u int) {
 	for g := range t.packed() {
 		if t.group() == t.packed() || g >= t.First && g < t.First+t.group() {
@@ -92,7 +92,8 @@ func (t *attentionGradTask) clearOthers(u int) {
 	}
 }
 
-// tile adds the contribution of a tile's queries to the gradients of the keys and values up to them, and sets their own.
+// tile sets the gradients of a tile's queries, and adds their contribution to the gradients of the
+// keys and values that they see.
 func (t *attentionGradTask) tile(w *worker, x queryTile, s *attentionGradScratch) {
 	width, ld, i, n := w.isa.cols, s.ld, x.i, x.n
 	q, dq := t.head(t.q.query(x.g), x.u).at(x.at, 0), t.head(t.dq.query(x.g), x.u).at(x.at, 0)

@@ -68,7 +68,8 @@ func TestAttention(t *testing.T) {
 		{B: 1, T: 100, H: 3, D: 20}, {B: 1, T: 300, H: 1, D: 33}, {B: 1, T: 600, H: 1, D: 8}, {B: 7, T: 5, H: 3, D: 64},
 		// Grouped queries, with more tiles of queries than one and of keys.
 		{B: 3, T: 7, H: 3, D: 5, G: 2}, {B: 2, T: 33, H: 1, D: 7, G: 5}, {B: 1, T: 100, H: 3, D: 20, G: 3}, {B: 1, T: 300, H: 2, D: 9, G: 2},
-		// Where AMX has tiles: a last block that is partly beyond the end, of positions and of queries, and more than one of keys.
+		// Where AMX tiles are used: a last block that is partly beyond the end, of positions and of
+		// queries, and several of keys.
 		{B: 1, T: 260, H: 1, D: 96}, {B: 1, T: 397, H: 2, D: 64}, {B: 1, T: 201, H: 1, D: 128, G: 2},
 		{B: 1, T: 129, H: 1, D: 192},
 	} {
@@ -79,7 +80,7 @@ func TestAttention(t *testing.T) {
 		n := s.B * s.T * s.H
 		packed, queries := s.parts()*n*s.D, s.group()*n
 		qkv, dout := rnd.floats(packed), rnd.floats(queries*s.D)
-		for j := range qkv { // rising scores make later tiles move the running maximum
+		for j := range qkv { // rising scores make later tiles raise the running maximum
 			qkv[j] *= 1 + float32(j)/float32(len(qkv))
 		}
 		o, lse, dqkv := attentionReference(qkv, dout, s, drop)
@@ -92,8 +93,8 @@ func TestAttention(t *testing.T) {
 	}
 }
 
-// Some of the queries of a group: they attend as they do among all, and what each
-// part leaves of the gradient adds up to the whole.
+// Some query heads of a group attend as they do among all, and the gradients that the parts leave
+// add up to the whole.
 func TestAttentionOfSomeQueries(t *testing.T) {
 	rnd := random(t, 63)
 	s := AttentionShape{B: 2, T: 53, H: 3, D: 7, G: 4}
@@ -115,7 +116,7 @@ func TestAttentionOfSomeQueries(t *testing.T) {
 			for row := range s.B * s.T {
 				copy(o[row*4*part+first*part:][:size], one[row*size:])
 			}
-			term := rnd.floats(len(qkv)) // nothing of which may be left
+			term := rnd.floats(len(qkv)) // nothing of this may remain
 			AttentionGrad(p, term, do, qkv, one, lse, some, drop)
 			AddInto(p, dqkv, term)
 		}
@@ -123,7 +124,8 @@ func TestAttentionOfSomeQueries(t *testing.T) {
 	})
 }
 
-// Queries and keys in runs attend and get gradients as they do in order: of keys all, of queries those here.
+// Queries and keys in runs have the results and gradients that they have in order: all keys, and
+// the queries of the part.
 func TestAttentionOfRuns(t *testing.T) {
 	rnd := random(t, 64)
 	for _, s := range []AttentionShape{{B: 2, T: 53, H: 3, D: 7, G: 2}, {B: 1, T: 400, H: 2, D: 64}} {
@@ -139,7 +141,8 @@ func TestAttentionOfRuns(t *testing.T) {
 		G, part, rows := s.group(), s.H*s.D, where.rows()
 		qkv, dout := rnd.floats(s.B*s.T*s.parts()*part), make([]float32, s.B*s.T*G*part)
 		here, kv, do := make([]float32, s.B*rows*s.parts()*part), make([]float32, s.B*s.T*2*part), rnd.floats(s.B*rows*G*part)
-		// each calls f with row of queries or keys and position, in units of rows of the whole batch.
+		// each calls f with the row and position of each query or key, in units of rows of the
+		// whole batch.
 		each := func(runs []ir.Run, rows int, f func(row, pos int)) {
 			for b := range s.B {
 				for _, run := range runs {

@@ -1,18 +1,20 @@
 package kernel
 
-// Attention on the tile registers of AMX: see tiles.go. It differs from attention on vectors in its products, of blocks of 32 by
-// 32 scores. Most of what is packed are scores; to leave them as they lie, the gradients of keys and values are summed
-// transposed, [D,T], with scores as right-hand matrices:
+// Attention on the tile registers of AMX: see tiles.go. It differs from attention on vectors in its
+// products, of blocks of 32 by 32 scores. Most of what is packed are scores. So that these need no
+// transposition, the gradients of keys and values are summed transposed, [D,T], with scores as
+// right-hand matrices:
 //
 //	dK^T = Q^T dS,  dV^T = dO^T P
 //
-// Cutting scores into parts takes time, and so do tiles that wait while vectors have their turn (see blockK): measured on
-// 2026-11-21 (a Sapphire Rapids), attention is as fast as on AVX-512 at T 256, D 64 and faster from half as much again on, at
-// T 1024 by a tenth forward and a third backward. Heads that are not whole blocks waste too much.
+// Splitting scores into parts takes time, and tiles wait while vector units work (see blockK).
+// Measured on 2026-11-21 (a Sapphire Rapids), attention is as fast as on AVX-512 at T 256 and D 64,
+// and faster from half as much again on: at T 1024 by a tenth forward and a third backward. If the
+// head size is not a multiple of a block, too much is wasted.
 const (
 	blockQueries = 2 * tileLines // queries of a tile of scores
 	blockKeys    = 256           // and keys
-	blocksFrom   = 3 << 13       // positions times elements of a head
+	blocksFrom   = 3 << 13       // least number of positions times elements of a head
 )
 
 // onTiles reports whether attention is computed on tiles.
@@ -20,7 +22,8 @@ func (s *heads) onTiles(w *worker) bool {
 	return w.isa.tileProducts != nil && s.D%tileLines == 0 && s.D > tileLines && s.T*s.D >= blocksFrom
 }
 
-// blocked are the sizes of attention on tiles, in blocks of 32: positions, elements of a head and keys of a tile of scores.
+// blocked are sizes of attention on tiles, in blocks of 32: positions, elements of a head, keys of
+// a tile of scores.
 type blocked struct{ positions, elements, keys int }
 
 func (s *heads) blocked() blocked {
@@ -32,7 +35,8 @@ func (s *heads) blocked() blocked {
 // seen is how many blocks of the keys [j, j+m) the 32 queries from position i on see.
 func (b blocked) seen(i, j, m int) int { return tileSteps(max(0, min(m, i+tileLines-j))) }
 
-// packBlocks packs rows of so many terms, or columns of a right-hand matrix: for each 32 of them the steps one after the other.
+// packBlocks packs rows with terms terms, or columns of a right-hand matrix: for each 32 of them
+// all steps.
 func (w *worker) packBlocks(dst []float32, x matrix, rows, terms int, left bool) {
 	steps := tileSteps(terms)
 	for r := 0; r < rows; r += tileLines {
@@ -42,20 +46,20 @@ func (w *worker) packBlocks(dst []float32, x matrix, rows, terms int, left bool)
 	}
 }
 
-// tileProduct is isa.tileProducts of what is near.
+// tileProduct is isa.tileProducts without prefetching.
 func (w *worker) tileProduct(panels, steps int, a, b []float32, gap int, c []float32, ldc int, acc bool) {
 	if panels > 0 && steps > 0 {
 		w.isa.tileProducts(panels, steps, a, b, gap, c, ldc, acc, nil, 0, 0, 0)
 	}
 }
 
-// attentionBlocks is the memory of one worker for attention on tiles.
+// attentionBlocks is a worker's memory for attention on tiles.
 type attentionBlocks struct {
 	blocked
-	ld             int       // of scores
-	keysT, values  []float32 // packed, right-hand: columns are keys and elements of values
-	queries, probs []float32 // packed, left-hand: those of a tile, and 32 rows of it
-	scores, out    []float32 // tiles of scores and of the result
+	ld             int       // distance between rows of scores
+	keysT, values  []float32 // packed right-hand matrices, with keys and elements of values as columns
+	queries, probs []float32 // packed left-hand matrices: the queries of a tile, and 32 rows of probabilities
+	scores, out    []float32 // tiles of scores and results
 	rows           attentionRows
 }
 
@@ -78,7 +82,7 @@ func (t *attentionTask) doBlocks(w *worker, lo, hi int) {
 	}
 }
 
-// block is tile on tiles.
+// block is tile for tile registers.
 func (t *attentionTask) block(w *worker, x queryTile, s *attentionBlocks) {
 	size := s.elements * tileLines
 	out := matrix{s.out, size, 1}
@@ -100,20 +104,20 @@ func (t *attentionTask) block(w *worker, x queryTile, s *attentionBlocks) {
 	t.finish(w, x, &s.rows, out)
 }
 
-// attentionGradBlocks is the memory of one worker for the gradient on tiles.
+// attentionGradBlocks is a worker's memory for the gradient on tiles.
 type attentionGradBlocks struct {
 	blocked
-	ld, ldT              int       // of scores, and of sums by element
-	keysT, valuesT, keys []float32 // packed, right-hand: columns are keys, keys, and elements of keys
-	queries, dout        []float32 // packed, left-hand: those of a tile
+	ld, ldT              int       // distances between rows of scores, and of dkT and dvT
+	keysT, valuesT, keys []float32 // packed right-hand matrices, with keys, keys, and elements of keys as columns
+	queries, dout        []float32 // packed left-hand matrices, of a tile
 	queriesT, doutT      []float32 // the same, transposed
 	probs, grads         []float32 // tiles of probabilities and of score gradients
-	left, right          []float32 // 32 rows of them packed left-hand, and a tile right-hand
-	dkT, dvT             []float32 // sums, a row for each element of a head
+	left, right          []float32 // 32 rows of those packed as left-hand matrix, and a tile as right-hand matrix
+	dkT, dvT             []float32 // sums, with a row for each element of a head
 	dq                   []float32 // of a tile
-	delta, lse           []float32 // of its rows
+	delta, lse           []float32 // of the rows of a tile
 	factors              []float32
-	back                 []float32 // rows of sums on the way to their places
+	back                 []float32 // scratch to transpose dkT and dvT
 }
 
 func (t *attentionGradTask) doBlocks(w *worker, lo, hi int) {
@@ -147,7 +151,7 @@ func (t *attentionGradTask) doBlocks(w *worker, lo, hi int) {
 	}
 }
 
-// block is tile on tiles.
+// block is tile for tile registers.
 func (t *attentionGradTask) block(w *worker, x queryTile, s *attentionGradBlocks) {
 	i, n, size, height := x.i, x.n, s.elements*tileLines, tileSteps(x.n)
 	q, dout := t.head(t.q.query(x.g), x.u).at(x.at, 0), t.head(t.dout.query(x.g), x.u).at(x.at, 0)
@@ -166,7 +170,7 @@ func (t *attentionGradTask) block(w *worker, x queryTile, s *attentionGradBlocks
 			w.tileProduct(seen, s.elements, s.dout[first:], s.valuesT[right:], 0, s.grads[scores:], s.ld, false)
 		}
 		t.scoreGrads(w, x, j, columns, s.probs, s.grads, s.ld, s.delta, s.lse, s.factors)
-		for r := n; r < height*tileLines; r++ { // terms of nothing
+		for r := n; r < height*tileLines; r++ { // rows without queries contribute nothing
 			clear(s.probs[r*s.ld:][:columns])
 			clear(s.grads[r*s.ld:][:columns])
 		}
@@ -185,8 +189,9 @@ func (t *attentionGradTask) block(w *worker, x queryTile, s *attentionGradBlocks
 	}
 }
 
-// addTransposed adds x^T, packed, times a tile of scores to sums by element, those of the m keys from j on. Each 32 of the
-// queries, from position i on, may see more keys than those before.
+// addTransposed adds the product of x^T, packed, and a tile of scores to the columns of m keys from
+// j on of sums. Each block of 32 queries, from position i on, may see more keys than the block
+// before.
 func (s *attentionGradBlocks) addTransposed(w *worker, sums, x, scores []float32, i, j, m, height int) {
 	for c := range tileSteps(m) {
 		w.packBlocks(s.right[c*height*tileFloat:], matrix{scores[c*tileLines:], 1, s.ld}, tileLines, height*tileLines, false)
@@ -195,7 +200,7 @@ func (s *attentionGradBlocks) addTransposed(w *worker, sums, x, scores []float32
 		from := 0
 		for h := range height {
 			seen := s.seen(i+h*tileLines, j, m)
-			if seen > from { // by these queries and those after
+			if seen > from { // keys seen by these queries and all later ones
 				w.tileProduct(seen-from, height-h, x[(e*height+h)*tileFloat:], s.right[(from*height+h)*tileFloat:], h*tileFloat,
 					sums[e*tileLines*s.ldT+from*tileLines:], s.ldT, true)
 				from = seen
@@ -204,7 +209,7 @@ func (s *attentionGradBlocks) addTransposed(w *worker, sums, x, scores []float32
 	}
 }
 
-// putTransposed sets the rows of keys or values from sums by element.
+// putTransposed sets the rows of keys or values to the columns of transposed sums.
 func (t *attentionGradTask) putTransposed(w *worker, to matrix, sums []float32, s *attentionGradBlocks) {
 	runs := t.keys
 	if runs == nil {

@@ -8,9 +8,8 @@ import (
 	"time"
 )
 
-// The products of one layer of two models, as tokens, inputs and outputs of the linear maps: nanoGPT's CPU configuration
-// and its "baby GPT".
-// Beside them one of GPT-2's of 124M parameters.
+// The products of one layer of two models, as tokens, inputs and outputs of the linear layers:
+// nanoGPT's CPU configuration and its "baby GPT". Also one of GPT-2's with 124M parameters.
 var linears = []struct {
 	name    string
 	m, k, n int
@@ -33,7 +32,7 @@ func eachSet(b *testing.B, run func(b *testing.B, p *Pool)) {
 	}
 }
 
-// The rate that shares refer to, on all cores.
+// The peak rate of all cores that the planner's efficiencies refer to.
 func BenchmarkPeak(b *testing.B) {
 	p := NewPool(goruntime.GOMAXPROCS(0))
 	defer p.Close()
@@ -66,7 +65,7 @@ func BenchmarkMatMul(b *testing.B) {
 					if p.isa.name == "portable" && flop > 1e10 {
 						b.Skip("takes minutes")
 					}
-					// In turn, as the clock of the processor changes from one millisecond to the next.
+					// In turns, because the clock of the processor varies from one millisecond to the next.
 					var products, peaks []float64
 					for b.Loop() {
 						start := time.Now()
@@ -88,7 +87,8 @@ func BenchmarkMatMul(b *testing.B) {
 	}
 }
 
-// The gradient of a weight of tensors that the cores have just written, each the rows of some tokens, as in a step.
+// The gradient of a weight from tensors that the cores have just written, each the rows of some
+// tokens, as in a step.
 func BenchmarkWeightGrad(b *testing.B) {
 	rnd := random(b, 4)
 	for _, l := range linears[:10] {

@@ -7,8 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// allMagnitudes are numbers of every exponent and of either sign: each 16381st float32 from zero over the subnormal ones to
-// the largest, with the infinities and NaN, and the two for which GELU by erf is furthest off of all those from 2^-10 to 2.
+// allMagnitudes are numbers of every exponent and both signs: every 16381st float32 from zero
+// through the denormals to the largest, infinities and NaN, and the two with the largest error of
+// GELU by erf among those from 2^-10 to 2.
 func allMagnitudes() []float32 {
 	var x []float32
 	for bits := uint32(0); bits < 0x7f800000; bits += 16381 {
@@ -20,7 +21,7 @@ func allMagnitudes() []float32 {
 	return append(x, math.MaxFloat32, -math.MaxFloat32, inf, -inf, float32(math.NaN()))
 }
 
-// ulps returns how far got is from want, in units in the last place of want as a float32.
+// ulps returns the distance of got from want, in units in the last place of want as a float32.
 func ulps(got float32, want float64) float64 {
 	_, exponent := math.Frexp(want)
 	return math.Abs(float64(got)-want) / math.Ldexp(1, exponent-24)
@@ -55,18 +56,18 @@ func TestMathBounds(t *testing.T) {
 		}
 		for _, set := range instructionSets() {
 			f.run(set)
-			var most float64 // of the bound
+			var most float64 // as a share of the bound
 			var at float32
 			for i, v := range x {
 				switch {
 				case math.IsNaN(want[i]) || math.IsInf(float64(v), -1):
-					// Zero times infinity may be either.
+					// Zero times infinity may be zero or NaN.
 					require.True(t, y[i] != y[i] || y[i] == 0 && math.IsInf(float64(v), -1), "%s: %s(%v) is %v", set.name, f.name, v, y[i])
 				case want[i] > math.MaxFloat32:
 					require.True(t, math.IsInf(float64(y[i]), 1), "%s: %s(%v) is %v", set.name, f.name, v, y[i])
-				case math.Abs(want[i]) < 0x1p-121 && v < -1: // exponentials below the normal numbers, or their inverses above the largest
+				case math.Abs(want[i]) < 0x1p-121 && v < -1: // exponentials below the normal numbers, or their inverses beyond the largest
 					require.InDelta(t, want[i], y[i], 0x1p-121, "%s: %s(%v)", set.name, f.name, v)
-				case math.Abs(want[i]) < 0x1p-126: // half of a subnormal number, rounded
+				case math.Abs(want[i]) < 0x1p-126: // half of a denormal's last place
 					require.InDelta(t, want[i], y[i], 0x1p-147, "%s: %s(%v)", set.name, f.name, v)
 				default:
 					if share := ulps(y[i], want[i]) / f.bound(float64(v)); !(share <= most) {
@@ -80,8 +81,8 @@ func TestMathBounds(t *testing.T) {
 	}
 }
 
-// Derivatives are right for every float32, too: at most 2e-6 off, and zero or one where they are that to the last bit, however
-// large the number.
+// Derivatives hold for every float32 too: at most 2e-6 off, and exactly zero or one where they are
+// so to the last bit, however large the number.
 func TestDerivativeBounds(t *testing.T) {
 	x := allMagnitudes()
 	ones, got, other := make([]float32, len(x)), make([]float32, len(x)), make([]float32, len(x))

@@ -1,11 +1,11 @@
 package kernel
 
-// combineBlock is how many elements Combine takes at a time, so that a sum is still in the first-level cache when it is
-// written to the last of its places.
+// combineBlock is how many elements Combine takes at a time, so that a sum is still in the
+// first-level cache when it is copied to the last output.
 const combineBlock = 2048
 
-// Combine sets every one of outs to the sum of ins in their order, or to their maximum, element by element. An out may be one
-// of the ins; otherwise all are disjoint. Memory is read once and written once.
+// Combine sets all outs to the elementwise sum of ins in their order, or to their maximum. An out
+// may be one of the ins; otherwise all are disjoint. Memory is read once and written once.
 func Combine(p *Pool, largest bool, outs, ins [][]float32) {
 	for _, x := range ins {
 		checkLen("Combine", "one of ins", x, len(outs[0]))
@@ -18,12 +18,13 @@ func Combine(p *Pool, largest bool, outs, ins [][]float32) {
 	p.run(&p.task.combine, len(outs[0]), max(combineElems/len(ins), 1))
 }
 
-// combineElems is how many elements of all ins are worth a chunk: half of one of two tensors of 64 KiB, which two ranks
-// make a half of each (runtime/cpu), costs more by the second core than it saves.
+// combineElems is how many elements of all ins are worth a chunk. Two tensors of 64 KiB, of which
+// two ranks make a half each (runtime/cpu), are not worth dividing further: a second core would
+// cost more than it saves.
 const combineElems = 1 << 15
 
-// CombineAlone is Combine to one place, which is none of ins, by the calling goroutine alone: for the function that [Pool.Each]
-// calls.
+// CombineAlone is Combine to one output, which is none of ins, in the calling goroutine alone. It
+// is for functions that [Pool.Each] calls.
 func CombineAlone(p *Pool, largest bool, out []float32, ins [][]float32) {
 	f := p.combination(largest)
 	for lo := 0; lo < len(out); lo += combineBlock {
@@ -45,7 +46,7 @@ type combineTask struct {
 }
 
 func (t *combineTask) do(w *worker, lo, hi int) {
-	acc := w.scratch(combineBlock) // not yet to a place that may be one of ins
+	acc := w.scratch(combineBlock) // an out may be one of ins, so it is written last
 	for ; lo < hi; lo += combineBlock {
 		end := min(lo+combineBlock, hi)
 		dst := t.outs[0][lo:end]
@@ -56,7 +57,7 @@ func (t *combineTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// combineTo sets dst to the combination of ins from element lo on, by way of acc.
+// combineTo sets dst to the combination of elements lo and on of ins. acc is scratch memory.
 func combineTo(dst, acc []float32, ins [][]float32, lo int, f func(dst, a, b []float32)) {
 	hi, last := lo+len(dst), len(ins)-1
 	if last == 0 {

@@ -6,8 +6,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Context is where the queries and keys of context-parallel attention lie: Queries the rows of qkv that are here, Keys all
-// rows of kv, by position (see ir.FoldRuns).
+// Context says where queries and keys of context-parallel attention lie: Queries are the rows of
+// qkv on this rank, Keys all rows of kv, both by position (see ir.FoldRuns).
 type Context struct{ Queries, Keys []ir.Run }
 
 // rows returns the number of rows of queries.
@@ -29,12 +29,12 @@ func (c Context) check(function string, shape AttentionShape) {
 	}
 }
 
-// place makes the rows of a context those of the heads.
+// place takes the rows of a context.
 func (s *heads) place(c Context) {
 	s.queries, s.rows, s.keys = c.Queries, c.rows(), c.Keys
 }
 
-// putBack writes gradients by position to the rows of keys or values.
+// putBack copies gradients in the order of positions to the rows of keys or values.
 func (s *heads) putBack(to matrix, by []float32) {
 	for _, run := range s.keys {
 		for i := range run.Len {
@@ -43,9 +43,9 @@ func (s *heads) putBack(to matrix, by []float32) {
 	}
 }
 
-// AttentionKV is Attention of the queries of qkv[B,Q,G+2,H,D] to the keys and values of kv[B,T,2,H,D], with the rows of both
-// placed by where. It sets o[B,Q,G,H,D] and lse[B,G,H,Q]. Tiles above the diagonal are skipped: the work is what the causal
-// mask leaves of the queries here.
+// AttentionKV is Attention of the queries of qkv[B,Q,G+2,H,D] to the keys and values of
+// kv[B,T,2,H,D]. where gives the positions of the rows of both. It sets o[B,Q,G,H,D] and
+// lse[B,G,H,Q]. Tiles above the diagonal are skipped.
 func AttentionKV(p *Pool, o, lse, qkv, kv []float32, shape AttentionShape, where Context, drop DropoutArgs) {
 	const name = "AttentionKV"
 	shape.check(name, drop)
@@ -63,8 +63,9 @@ func AttentionKV(p *Pool, o, lse, qkv, kv []float32, shape AttentionShape, where
 	p.run(t, shape.B*shape.H, 1)
 }
 
-// AttentionKVGrad sets dq[B,Q,G,H,D] to the gradient of AttentionKV's queries, and dkv[B,T,2,H,D] to what they contribute to
-// that of all keys and values. The other operands are as in AttentionGrad.
+// AttentionKVGrad sets dq[B,Q,G,H,D] to the gradient of AttentionKV's queries, and dkv[B,T,2,H,D]
+// to their contribution to the gradient of all keys and values. The other operands are as in
+// AttentionGrad.
 func AttentionKVGrad(p *Pool, dq, dkv, do, qkv, kv, o, lse []float32, shape AttentionShape, where Context, drop DropoutArgs) {
 	const name = "AttentionKVGrad"
 	shape.check(name, drop)
@@ -85,7 +86,8 @@ func AttentionKVGrad(p *Pool, dq, dkv, do, qkv, kv, o, lse []float32, shape Atte
 	p.run(t, shape.B*shape.H, 1)
 }
 
-// CopyRows copies rows of n elements, strides apart, from one tensor to another, as parts of packed tensors lie.
+// CopyRows copies rows of n elements from one tensor to another. The strides are the distances
+// between rows.
 func CopyRows(p *Pool, rows, n int, to []float32, toStride int, from []float32, fromStride int) {
 	p = p.orInline()
 	p.task.copyRows = copyRowsTask{n: n, to: to, from: from, toStride: toStride, fromStride: fromStride}

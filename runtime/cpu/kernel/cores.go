@@ -9,33 +9,35 @@ import (
 	"time"
 )
 
-// spinTime is how long an idle thread looks for work before it parks. Waking a parked goroutine costs tens of microseconds where
-// its processor still runs, and 200 in a virtual machine whose processor has halted: as much as a matrix product. One that looks
-// for as long as waking takes loses at most twice what it must.
+// spinTime is how long an idle thread polls for work before it parks. Waking a parked goroutine
+// costs tens of microseconds if its processor is running, and 200 in a virtual machine whose
+// processor has halted: as much as a matrix product. A thread that polls as long as waking takes
+// loses at most twice the unavoidable time.
 const spinTime = 200 * time.Microsecond
 
-// quantum is how long a pool keeps its core while others wait for one, at least.
+// quantum is how long a pool may keep its core while others wait for one.
 const quantum = 10 * time.Millisecond
 
-// Cores are the processors that the pools of a process share. Whoever computes holds a core: the goroutine of a pool, for as
-// long as it has something to do, or else a helper, which takes chunks of the operation that any pool is in. A pool that waits
-// for another takes chunks, too, and gives its core away when a pool with work has none. So never more goroutines compute than
-// there are cores, and none of these is idle while there is a chunk to take.
+// Cores are the processors that the pools of a process share. Whoever computes holds a core. The
+// goroutine of a pool holds one while it has work. A core that no pool holds goes to a helper, a
+// goroutine that takes chunks of the operation of any pool. A pool that waits for another rank lets
+// its core take chunks too, and gives the core up if a pool with work has none. So no more
+// goroutines compute than there are cores, and no core is idle while there is a chunk to take.
 //
-// The scratch memory of operations belongs to the core, so that it does not grow with the number of pools.
+// Scratch memory of operations belongs to cores, so that it does not grow with the number of pools.
 type Cores struct {
 	isa   isa
 	all   []*worker
-	pools atomic.Pointer[[]*Pool] // all; a new list each time one opens or closes
+	pools atomic.Pointer[[]*Pool] // all open pools; replaced by a new list when one opens or closes
 
-	free   atomic.Int32 // cores that nobody holds
-	wanted atomic.Int32 // pools that wait for a core
+	free   atomic.Int32 // number of idle cores
+	wanted atomic.Int32 // number of pools that wait for a core
 
 	mu     sync.Mutex
-	idle   []*worker      // cores that nobody holds, that used last at the end
-	queue  []*Pool        // pools that wait for a core, in the order they came
-	asleep []chan *worker // of helpers, which wait for a core
-	serial uint64         // of the pool opened last
+	idle   []*worker      // cores that nobody holds, the last used at the end
+	queue  []*Pool        // pools that wait for a core, in order
+	asleep []chan *worker // channels of helpers that wait for a core
+	serial uint64         // number of pools opened so far
 	closed bool
 	exited sync.WaitGroup
 }
@@ -43,25 +45,25 @@ type Cores struct {
 // worker is a core: what one thread computes with.
 type worker struct {
 	isa  *isa
-	last bool // takes the last chunk of a job, not the first: see Pool.state
+	last bool // takes chunks from the end of a job, not the front: see Pool.state
 	buf  []float32
 
-	packed       []float32                     // right-hand matrix of the product in flight
-	packedSerial uint64                        // number of the column block: see productTask
+	packed       []float32                     // packed right-hand matrix of the current product
+	packedSerial uint64                        // number of its column block: see productTask
 	lines        [tileSide * tileSlice]float32 // see packSide
 
-	holder *Pool                // nil for a helper or nobody; of Cores.mu
-	offer  atomic.Pointer[Pool] // the holder, while it computes nothing
+	holder *Pool                // nil for a helper or nobody; guarded by Cores.mu
+	offer  atomic.Pointer[Pool] // the holder while it computes nothing
 }
 
-// scratch returns n float32 of the worker's memory with undefined contents. A task calls it once a chunk: a second call
-// returns the same memory.
+// scratch returns n float32 of the worker's memory with undefined contents. A task calls it once
+// per chunk, because a second call returns the same memory.
 func (w *worker) scratch(n int) []float32 {
 	w.buf = grow(w.buf, n)
 	return w.buf
 }
 
-// grow returns a slice of n elements with undefined contents, s itself where it is large enough.
+// grow returns a slice of n elements with undefined contents: s itself if it is large enough.
 func grow[E any](s []E, n int) []E {
 	if cap(s) < n {
 		return make([]E, n)
@@ -69,7 +71,7 @@ func grow[E any](s []E, n int) []E {
 	return s[:n]
 }
 
-// NewCores returns a number of cores, at least 1. Close ends their helpers.
+// NewCores returns n cores, at least 1. Close ends their helpers.
 func NewCores(n int) *Cores { return newCores(n, bestISA()) }
 
 func newCores(n int, set isa) *Cores {
@@ -83,7 +85,7 @@ func newCores(n int, set isa) *Cores {
 	c.idle = slices.Clone(c.all)
 	c.free.Store(int32(n))
 	c.pools.Store(new([]*Pool))
-	for range n - 1 { // the pool whose operation it is holds a core
+	for range n - 1 { // the pool of an operation holds a core itself
 		given := make(chan *worker, 1)
 		c.asleep = append(c.asleep, given)
 		c.exited.Go(func() { c.help(given) })
@@ -112,7 +114,7 @@ func (c *Cores) NewPool(id int) *Pool {
 	p := &Pool{cores: c, isa: c.isa, id: id, granted: make(chan *worker, 1)}
 	p.caller.wake = make(chan struct{}, 1)
 	c.serial++
-	p.task.product.serial = c.serial << 40 // products of different pools differ; 0 is what a new worker has packed
+	p.task.product.serial = c.serial << 40 // numbers of products differ between pools; a new worker has packed number 0
 	pools := append(slices.Clone(*c.pools.Load()), p)
 	c.pools.Store(&pools)
 	return p
@@ -131,8 +133,9 @@ func (c *Cores) Holders() []int {
 	return ids
 }
 
-// Enter has the pool hold a core, and reports whether it does: without one free it has to [Pool.Await] its turn. A pool that
-// has held one for long gives it up to those that wait.
+// Enter makes the pool hold a core, and reports whether it does. If none is free the pool is queued
+// and must call [Pool.Await]. A pool that has held its core for a quantum gives it up if others
+// wait.
 func (p *Pool) Enter() bool {
 	c := p.cores
 	if p.retake(); p.core != nil {
@@ -152,7 +155,8 @@ func (p *Pool) Enter() bool {
 	return true
 }
 
-// Wake is called by another pool for one that is in Await or about to be: what it waits for is there, so it wants a core.
+// Wake is called by another pool for one that is in Await or about to be. What it waits for has
+// happened, so it needs a core.
 func (p *Pool) Wake() {
 	c := p.cores
 	c.mu.Lock()
@@ -164,7 +168,7 @@ func (p *Pool) Wake() {
 	}
 }
 
-// take returns a core that nobody holds, or that its holder offers, or nil. The caller holds c.mu.
+// take returns an idle core, or one that its holder offers, or nil. The caller holds c.mu.
 func (c *Cores) take() *worker {
 	if n := len(c.idle); n > 0 {
 		w := c.idle[n-1]
@@ -193,8 +197,9 @@ func (p *Pool) grant(w *worker) {
 	p.granted <- w
 }
 
-// next returns the place in the queue of the pool that gets a core: the first that held it last, whose tensors it has near. One
-// that is passed over for another takes whichever comes next. The caller holds c.mu.
+// next returns the queue index of the pool that gets a core: the first one that held this core
+// last, whose tensors are in its cache. A pool that is passed over takes any core from then on. The
+// caller holds c.mu.
 func (c *Cores) next(w *worker) int {
 	at := max(0, slices.IndexFunc(c.queue, func(p *Pool) bool { return p.home == w || p.home == nil }))
 	if at > 0 {
@@ -203,8 +208,8 @@ func (c *Cores) next(w *worker) int {
 	return at
 }
 
-// Offer says that the pool's goroutine computes nothing at the moment. The pool keeps its core, and likely has it still when it
-// enters again, but another may take it.
+// Offer says that the pool's goroutine computes nothing at the moment. The pool keeps its core, and
+// likely still has it when it enters again, but another pool may take it.
 func (p *Pool) Offer() {
 	if p.core != nil && !p.offered {
 		p.offered = true
@@ -212,7 +217,7 @@ func (p *Pool) Offer() {
 	}
 }
 
-// retake ends an offer: the pool holds no core if another has taken it.
+// retake ends an offer. The pool holds no core if another has taken it.
 func (p *Pool) retake() {
 	if p.offered {
 		p.offered = false
@@ -222,9 +227,9 @@ func (p *Pool) retake() {
 	}
 }
 
-// Await returns true when the pool holds a core, for which it has been queued by Enter or is by Wake, or false when stop is
-// closed before or the time is over: then the caller sees to it that Wake is not called any more, and calls Withdraw. It uses
-// the timer.
+// Await returns true when the pool holds a core, for which Enter has queued it or Wake will. It
+// returns false if stop is closed or the time is over before; the caller must then ensure that Wake
+// is not called any more, and call Withdraw. It uses the timer.
 func (p *Pool) Await(stop <-chan struct{}, timeout time.Duration, timer *time.Timer) bool {
 	deadline := time.Now().Add(timeout)
 	defer timer.Stop()
@@ -245,7 +250,8 @@ func (p *Pool) Await(stop <-chan struct{}, timeout time.Duration, timer *time.Ti
 	}
 }
 
-// again looks for a core for a pool that is queued: one whose holder has offered it since may not come back soon.
+// again looks for a core for a pool that is queued: one that was offered since may not be retaken
+// soon.
 func (p *Pool) again() {
 	c := p.cores
 	c.mu.Lock()
@@ -260,7 +266,7 @@ func (p *Pool) again() {
 	}
 }
 
-// Withdraw ends a wait that Await has given up.
+// Withdraw ends a wait after Await has returned false.
 func (p *Pool) Withdraw() {
 	c := p.cores
 	c.mu.Lock()
@@ -291,8 +297,9 @@ func (p *Pool) Leave() {
 	p.core = nil
 }
 
-// Lend waits until n has reached want, or for a moment at most, and reports whether it has. Meanwhile the pool's core computes
-// for others. When a pool with work waits for a core, or this one holds none, Lend returns at once.
+// Lend waits until n has reached want, but only for a moment, and reports whether it has. Meanwhile
+// the pool's core computes for other pools. Lend returns at once if a pool with work waits for a
+// core, or if this pool holds none.
 func (p *Pool) Lend(n *atomic.Int64, want int64) bool {
 	if p.retake(); p.core == nil {
 		return n.Load() >= want
@@ -303,8 +310,8 @@ func (p *Pool) Lend(n *atomic.Int64, want int64) bool {
 // Wanted reports whether a pool with work waits for a core.
 func (c *Cores) Wanted() bool { return c.wanted.Load() > 0 }
 
-// serve computes chunks of any pool's operation until n, unless it is nil, has reached want, which it reports, a pool wants the
-// core, or there has been no chunk for a moment.
+// serve computes chunks of any pool's operation. It returns true when n, unless it is nil, has
+// reached want, and false when a pool wants the core or there has been no chunk for spinTime.
 func (c *Cores) serve(w *worker, n *atomic.Int64, want int64) bool {
 	var since time.Time
 	for {
@@ -328,7 +335,8 @@ func (c *Cores) serve(w *worker, n *atomic.Int64, want int64) bool {
 	}
 }
 
-// put gives a core to whom it does most good: a pool that waits for one, or a helper. The caller holds c.mu.
+// put gives a core to a pool that waits for one, or else makes it idle, for a helper. The caller
+// holds c.mu.
 func (c *Cores) put(w *worker) {
 	w.holder = nil
 	if len(c.queue) > 0 {
@@ -340,13 +348,15 @@ func (c *Cores) put(w *worker) {
 	}
 	c.idle = append(c.idle, w)
 	c.free.Add(1)
-	// A pool that publishes an operation looks for free cores after it, as this looks for an operation after the core is free.
+	// A pool publishes an operation and then looks for idle cores. Here it is the other way round:
+	// the core is made idle first, then operations are looked for. So one of the two sees the
+	// other.
 	if c.open() != nil {
 		c.rouse()
 	}
 }
 
-// rouse gives a core that nobody holds to a helper, if there are both, and reports whether it did. The caller holds c.mu.
+// rouse gives an idle core to a helper, and reports whether there were both. The caller holds c.mu.
 func (c *Cores) rouse() bool {
 	cores, helpers := len(c.idle), len(c.asleep)
 	if cores == 0 || helpers == 0 || c.closed {
@@ -358,7 +368,7 @@ func (c *Cores) rouse() bool {
 	return true
 }
 
-// summon gives helpers the cores that nobody holds, up to n.
+// summon gives up to n idle cores to helpers.
 func (c *Cores) summon(n int) {
 	if c.free.Load() == 0 {
 		return
@@ -369,7 +379,7 @@ func (c *Cores) summon(n int) {
 	}
 }
 
-// open returns a pool in an operation of which nobody has taken some chunk, or nil.
+// open returns a pool whose operation has chunks that nobody has taken, or nil.
 func (c *Cores) open() *Pool {
 	for _, p := range *c.pools.Load() {
 		if p.left() > 0 {
@@ -379,7 +389,7 @@ func (c *Cores) open() *Pool {
 	return nil
 }
 
-// help computes whenever it is given a core.
+// help is the goroutine of a helper: it computes whenever it is given a core.
 func (c *Cores) help(given chan *worker) {
 	for w := range given {
 		c.serve(w, nil, 0)

@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// enter has a pool hold a core, as a rank does.
+// enter makes a pool hold a core, as a rank does.
 func enter(t *testing.T, p *Pool) {
 	if !p.Enter() {
 		timer := time.NewTimer(time.Hour)
@@ -21,7 +21,7 @@ func enter(t *testing.T, p *Pool) {
 	}
 }
 
-// busyTask notes how many chunks are computed at once, and by which cores.
+// busyTask records how many chunks are computed at once, and by which cores.
 type busyTask struct {
 	now, most atomic.Int32
 }
@@ -34,8 +34,8 @@ func (b *busyTask) do(w *worker, lo, hi int) {
 	b.now.Add(-1)
 }
 
-// TestPoolsShareCores: however many pools compute, no more chunks are in work at once than there are cores, each on a core of its
-// own, and all pools finish.
+// TestPoolsShareCores: however many pools compute, no more chunks are computed at once than there
+// are cores, each on its own core, and all pools finish.
 func TestPoolsShareCores(t *testing.T) {
 	for cores := 1; cores <= 3; cores++ {
 		c := NewCores(cores)
@@ -65,12 +65,12 @@ func TestPoolsShareCores(t *testing.T) {
 	}
 }
 
-// helpedTask has every core but one wait until that one has computed a chunk.
+// helpedTask makes every core but one wait until that one has computed a chunk.
 type helpedTask struct {
 	by     *worker // that one
 	helped chan struct{}
 	once   sync.Once
-	late   atomic.Bool // it has not come for a minute
+	late   atomic.Bool // it has not come within a minute
 }
 
 func (h *helpedTask) do(w *worker, lo, hi int) {
@@ -85,8 +85,8 @@ func (h *helpedTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// TestWaitingPoolHelps: a pool that waits computes chunks of another's operation with its core, and returns when what it waits
-// for is there.
+// TestWaitingPoolHelps: a pool that waits computes chunks of another's operation, and returns when
+// its wait is over.
 func TestWaitingPoolHelps(t *testing.T) {
 	c := NewCores(2)
 	defer c.Close()
@@ -108,7 +108,8 @@ func TestWaitingPoolHelps(t *testing.T) {
 	waiting.Close()
 }
 
-// TestWaitingPoolGivesWay: with a pool queued, one that waits does not keep its core; a pool that is woken has one.
+// TestWaitingPoolGivesWay: if a pool is queued, one that waits gives up its core. A pool that is
+// woken gets one.
 func TestWaitingPoolGivesWay(t *testing.T) {
 	c := NewCores(1)
 	defer c.Close()
@@ -122,7 +123,7 @@ func TestWaitingPoolGivesWay(t *testing.T) {
 	require.True(t, second.Await(nil, time.Minute, timer))
 	require.Equal(t, []int{1}, c.Holders())
 
-	// One that gives up waiting takes no core with it, even if it was granted meanwhile.
+	// A pool that gives up waiting keeps no core, even if it was granted one meanwhile.
 	require.False(t, first.Enter())
 	second.Leave()
 	first.Withdraw()
@@ -135,7 +136,7 @@ func TestWaitingPoolGivesWay(t *testing.T) {
 	first.Withdraw()
 	require.Zero(t, c.wanted.Load())
 
-	// What is offered may be taken, by one that came before the offer, too.
+	// An offered core may be taken, also by a pool that was queued before the offer.
 	require.False(t, first.Enter())
 	go second.Offer()
 	require.True(t, first.Await(nil, time.Minute, timer))
@@ -147,8 +148,8 @@ func TestWaitingPoolGivesWay(t *testing.T) {
 	require.Equal(t, int32(1), c.free.Load())
 }
 
-// TestCoreGoesToWhoHadItLast: of the pools that wait, the first gets a core that held it last; but one that has been passed over
-// once gets the next, whichever it is.
+// TestCoreGoesToWhoHadItLast: of the waiting pools the first that held a core last gets it. A pool
+// that was passed over once gets the next core.
 func TestCoreGoesToWhoHadItLast(t *testing.T) {
 	c := NewCores(2)
 	defer c.Close()
@@ -157,10 +158,10 @@ func TestCoreGoesToWhoHadItLast(t *testing.T) {
 	enter(t, y)
 	core := map[byte]*worker{'x': x.core, 'y': y.core}
 	for _, row := range []struct{ homes, left, served string }{
-		{"yxx", "xxx", "102"},   // the first has waited for one that had the core, and for no more
-		{"yyxyx", "xxy", "201"}, // as has each that has become the first
+		{"yxx", "xxx", "102"},   // the first has been passed over once, and not again
+		{"yyxyx", "xxy", "201"}, // so has each that has become the first
 		{"yyx", "yyy", "012"},
-		{"xxx", "yyy", "012"}, // nobody's
+		{"xxx", "yyy", "012"}, // held by nobody before
 	} {
 		var waiting []*Pool
 		for id, home := range []byte(row.homes) {
@@ -189,7 +190,7 @@ func TestCoreGoesToWhoHadItLast(t *testing.T) {
 	}
 }
 
-// TestSharedCoresKeepTheBits: an operation gives the same bits whoever helps with it.
+// TestSharedCoresKeepTheBits: an operation has the same bits whoever helps with it.
 func TestSharedCoresKeepTheBits(t *testing.T) {
 	const m, n, k = 70, 90, 300
 	rnd := random(t, 5)
@@ -226,7 +227,7 @@ func TestSharedCoresKeepTheBits(t *testing.T) {
 	}
 }
 
-// TestCombine adds up and takes maxima of one to five tensors, to places of their own and in place.
+// TestCombine takes sums and maxima of one to five tensors, to other places and in place.
 func TestCombine(t *testing.T) {
 	rnd := random(t, 6)
 	for ins := 1; ins <= 5; ins++ {

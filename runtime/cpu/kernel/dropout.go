@@ -6,11 +6,13 @@ import (
 	"github.com/autopar/autopar/ir/philox"
 )
 
-// MaskKey names one dropout mask of a run: the seed, the op's key and the training step. See package philox.
+// MaskKey identifies a dropout mask: the seed, the op's key and the training step. See package
+// philox.
 type MaskKey = philox.Key
 
-// Slab says where a dense local tensor lies in the global tensor it is a part of: sizes of the global tensor, and offset
-// and size of the part, one entry a dimension. The zero value, no dimensions, means the tensor is whole.
+// Slab says which part of a global tensor a dense local tensor is: sizes of the global tensor, and
+// offset and size of the part, one entry per dimension. The zero value, with no dimensions, means
+// the whole tensor.
 type Slab struct {
 	Global, Offset, Local []int
 }
@@ -21,12 +23,14 @@ const maxRank = 6
 // dropoutStep is the granularity of isa.dropoutFactors.
 const dropoutStep = 32
 
-// dropoutPiece is the number of elements whose factors are made at a time, to stay in the first-level cache.
+// dropoutPiece is how many elements have their factors made at a time, so that these stay in the
+// first-level cache.
 const dropoutPiece = 1024
 
-// Dropout sets y = x/(1-p0) where the mask keeps an element and zero elsewhere, with p0 the probability of dropping one. The
-// mask is a function of key and of the element's row-major index in the global tensor, so any cut of the tensor gives the
-// same values. y may be x. Applied to the gradient of y with the same key, it gives that of x.
+// Dropout sets y = x/(1-p0) where the mask keeps an element and 0 elsewhere; p0 is the probability
+// of dropping one. The mask is a function of key and of the element's row-major index in the global
+// tensor, so any cut of the tensor gives the same values. y may be x. Applied to the gradient of y
+// with the same key, it gives the gradient of x.
 func Dropout(p *Pool, y, x []float32, p0 float64, key MaskKey, slab Slab) {
 	checkLen("Dropout", "x", x, len(y))
 	p = p.orInline()
@@ -51,8 +55,8 @@ func newMask(p float64, key MaskKey) mask {
 	return mask{key: key, threshold: philox.Threshold(p), scale: float32(1 / (1 - p))}
 }
 
-// factors returns n multipliers, 0 or scale, for the elements start, start+1, ... of the global tensor, in buf, which has
-// room for maskRoom(n).
+// factors returns n factors, 0 or scale, for elements start, start+1, ... of the global tensor. buf
+// has room for maskRoom(n).
 func (m *mask) factors(set *isa, buf []float32, start uint64, n int) []float32 {
 	skip := int(start & 3)
 	set.dropoutFactors(buf[:(skip+n+dropoutStep-1)&^(dropoutStep-1)], start>>2, &m.key, uint32(m.threshold), m.scale)
@@ -65,8 +69,8 @@ type dropoutTask struct {
 	y, x []float32
 	mask mask
 
-	// The slab as runs of contiguous global elements: run sizes[rank] long, sizes[:rank] of them, strides[d] apart in the
-	// global tensor, the first at base.
+	// The slab as runs of contiguous global elements. A run has sizes[rank] elements. There are
+	// sizes[:rank] runs, strides[d] apart in the global tensor, and the first begins at base.
 	rank    int
 	sizes   [maxRank]int
 	strides [maxRank]uint64
@@ -74,7 +78,7 @@ type dropoutTask struct {
 	run     int
 }
 
-// locate fills the slab fields, merging dimensions that are whole with the one before.
+// locate sets these fields. It merges dimensions that are whole with the one before.
 func (t *dropoutTask) locate(s Slab) {
 	rank, n := len(s.Global), 1
 	if len(s.Offset) != rank || len(s.Local) != rank || rank > maxRank {
@@ -110,7 +114,7 @@ func (t *dropoutTask) locate(s Slab) {
 	}
 }
 
-// global returns the global index of the first element of local run r.
+// global returns the global index of the first element of run r.
 func (t *dropoutTask) global(r int) uint64 {
 	at := t.base
 	for d := t.rank - 1; d >= 0; d-- {

@@ -1,13 +1,14 @@
 package kernel
 
-// Chunks of work, in elements: a chunk costs some microseconds, a few times what handing it to a worker does.
+// Chunks of work in elements. A chunk takes some microseconds, a few times as long as handing it to
+// a worker.
 const (
-	grainLight = 16384 // one or two operations an element
-	grainHeavy = 4096  // an exponential an element, or a step of AdamW
+	grainLight = 16384 // one or two operations per element
+	grainHeavy = 4096  // an exponential per element, or a step of AdamW
 )
 
-// sumChunk is the number of elements that a full reduction sums before it adds up in float64. It is fixed, so that the
-// result does not depend on the number of threads.
+// sumChunk is how many elements a full reduction sums before it adds the sum in float64. It is
+// fixed, so that the result does not depend on the number of threads.
 const sumChunk = 8192
 
 // Add sets dst = a + b. dst may be a or b.
@@ -146,7 +147,7 @@ type colSumTask struct {
 }
 
 func (t *colSumTask) do(w *worker, lo, hi int) {
-	// Sums of 64 rows are added up in turn: two short sums round less than one long one.
+	// Sums of 64 rows are added in turn: short sums round less than one long sum.
 	const block = 64
 	cols := len(t.dst)
 	dst := t.dst[lo:hi]
@@ -170,7 +171,7 @@ func SumSquares(p *Pool, x []float32) float64 {
 	return p.reduce(p.isa.sumSquares, x)
 }
 
-// reduce adds up f of each chunk of x, in order.
+// reduce adds f of each chunk of x, in order.
 func (p *Pool) reduce(f func([]float32) float64, x []float32) float64 {
 	chunks := (len(x) + sumChunk - 1) / sumChunk
 	p.sums = grow(p.sums, chunks)

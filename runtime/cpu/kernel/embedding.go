@@ -1,7 +1,8 @@
 package kernel
 
-// Embedding sets row r of y[rows, cols] to row ids[r]-vLo of table[localV, cols], the part of the whole table that starts
-// at row vLo, and to zero where ids[r] is outside that part. len(ids) is rows.
+// Embedding sets row r of y[rows, cols] to row ids[r]-vLo of table[localV, cols], which is the part
+// of the whole table from row vLo on. It clears rows whose id is outside that part. len(ids) is
+// rows.
 func Embedding(p *Pool, cols int, y, table []float32, ids []int32, vLo int) {
 	checkLen("Embedding", "y", y, len(ids)*cols)
 	checkLen("Embedding", "table", table, len(table)/max(cols, 1)*cols)
@@ -27,8 +28,8 @@ func (t *embeddingTask) do(_ *worker, lo, hi int) {
 	}
 }
 
-// EmbeddingGrad adds each row of dy[rows, cols] to row ids[r]-vLo of dtable[localV, cols], in the order of the rows, leaving
-// out ids outside the part. Without acc dtable is cleared first.
+// EmbeddingGrad adds each row of dy[rows, cols] to row ids[r]-vLo of dtable[localV, cols], in the
+// order of the rows, and ignores ids outside the part. Without acc dtable is cleared first.
 func EmbeddingGrad(p *Pool, cols int, dtable, dy []float32, ids []int32, vLo int, acc bool) {
 	checkLen("EmbeddingGrad", "dy", dy, len(ids)*cols)
 	checkLen("EmbeddingGrad", "dtable", dtable, len(dtable)/max(cols, 1)*cols)
@@ -39,7 +40,7 @@ func EmbeddingGrad(p *Pool, cols int, dtable, dy []float32, ids []int32, vLo int
 	p.task.embedGrad = embeddingGradTask{dtable: dtable, dy: dy, ids: ids, cols: cols, vLo: vLo}
 	grain := cols
 	if len(dy) > grainLight {
-		grain = 64 // columns, of all rows: no two chunks touch the same element
+		grain = 64 // columns, with all rows, so that no two chunks touch the same element
 	}
 	p.run(&p.task.embedGrad, cols, grain)
 }

@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fences give operands memory with pages on both sides that nobody may touch.
+// fences allocates operands with inaccessible pages on both sides.
 type fences struct {
 	memory []byte
-	begin  bool // operands begin where the first ends, else end where the last begins
+	begin  bool // the first operand begins at the edge; else the last one ends there
 	used   int  // pages
 }
 
@@ -28,7 +28,7 @@ func fenced[E any](t *testing.T, f *fences, n int) []E {
 	var e E
 	page, size := unix.Getpagesize(), n*int(unsafe.Sizeof(e))
 	first := (f.used + 1) * page
-	end := first + (size+page)/page*page // a page at least
+	end := first + (size+page)/page*page // at least one page
 	f.used = end / page
 	require.NoError(t, unix.Mprotect(f.memory[first:end], unix.PROT_READ|unix.PROT_WRITE))
 	if !f.begin {
@@ -37,13 +37,14 @@ func fenced[E any](t *testing.T, f *fences, n int) []E {
 	return unsafe.Slice((*E)(unsafe.Add(unsafe.Pointer(unsafe.SliceData(f.memory)), first)), n)
 }
 
-// reset takes all operands back.
+// reset frees all operands.
 func (f *fences) reset(t *testing.T) {
 	require.NoError(t, unix.Mprotect(f.memory, unix.PROT_NONE))
 	f.used = 0
 }
 
-// The inner loops neither read nor write beyond their operands, which may lie at either end of what memory there is.
+// The inner loops neither read nor write beyond their operands, at either edge of the accessible
+// memory.
 func TestLoopsStayBetweenFences(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	f := newFences(t, 64)
@@ -77,7 +78,7 @@ func TestLoopsStayBetweenFences(t *testing.T) {
 	}
 }
 
-// So do those of matrix products.
+// Neither do those of matrix products.
 func TestTilesStayBetweenFences(t *testing.T) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	f := newFences(t, 64)

@@ -5,12 +5,12 @@ import (
 	"sync/atomic"
 )
 
-// Fixed point: an int64 n stands for n*2^-frac (package ir, fixed.go, says what for). Numbers are rounded to nearest, ties to
-// even, and added as integers, so the order of additions does not matter. A function that reports that something does not fit
-// leaves a result that is of no use.
+// Fixed point: an int64 n stands for n*2^-frac (fixed.go in package ir says what it is for).
+// Numbers are rounded to nearest, ties to even, and added as integers, so that the order of
+// additions does not matter. If a function reports an overflow, its result is meaningless.
 
-// AddAsFixed adds x in fixed point to dst and reports whether everything fits: no element of x is NaN or infinite, and none
-// nor its sum with dst's is 2^(63-frac) or more in magnitude.
+// AddAsFixed adds x, in fixed point, to dst. It returns false if an element of x is NaN or
+// infinite, or if it or its sum with dst's element is 2^(63-frac) or more in magnitude.
 func AddAsFixed(p *Pool, dst []int64, x []float32, frac int) bool {
 	checkLen("AddAsFixed", "x", x, len(dst))
 	p = p.orInline()
@@ -42,14 +42,14 @@ func addAsFixedGeneric(dst []int64, x []float32, scale float64) bool {
 		n := int64(math.RoundToEven(y))
 		old := dst[i]
 		sum := old + n
-		// Both of one sign and the sum of the other: it wrapped.
+		// If both have one sign and the sum the other, it has wrapped.
 		ok = ok && y < 1<<63 && y > -1<<63 && (old^sum)&(n^sum) >= 0
 		dst[i] = sum
 	}
 	return ok
 }
 
-// AddFixed sets dst += src and reports whether every sum is less than 2^63 in magnitude.
+// AddFixed sets dst += src. It returns false if a sum is 2^63 or more in magnitude.
 func AddFixed(p *Pool, dst, src []int64) bool {
 	p = p.orInline()
 	t := &p.task.addFixed
@@ -90,8 +90,8 @@ func FromFixed(y []float32, x []int64, frac int) {
 	}
 }
 
-// FixedSquares returns the sum of the squares of x in two parts, multiples of 2^-frac and of 2^-2frac. ok is false when a
-// square or the sum is 2^(63-frac) or more.
+// FixedSquares returns the sum of the squares of x in two parts, multiples of 2^-frac and of
+// 2^-2frac. ok is false if a square or the sum is 2^(63-frac) or more.
 func FixedSquares(p *Pool, x []float32, frac int) (coarse, fine int64, ok bool) {
 	p = p.orInline()
 	chunks := (len(x) + sumChunk - 1) / sumChunk
@@ -101,7 +101,7 @@ func FixedSquares(p *Pool, x []float32, frac int) (coarse, fine int64, ok bool) 
 	ok = true
 	for _, s := range p.squares {
 		sum := coarse + s.coarse
-		ok = ok && s.ok && sum >= 0 // neither part of the sum is negative
+		ok = ok && s.ok && sum >= 0 // the terms are not negative, so a negative sum has wrapped
 		coarse = sum
 		fine += s.fine // at most half of 2^-frac each: 2^32 elements do not reach 2^63
 	}

@@ -8,7 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// scaled returns floats of all magnitudes that fixed point of 50 fraction bits tells apart, ties among them.
+// scaled returns floats of all magnitudes that fixed point with 50 fraction bits distinguishes,
+// including ties.
 func (s *source) scaled(n int) []float32 {
 	x := s.floats(n)
 	for i := range x {
@@ -72,7 +73,7 @@ func TestFixedSquares(t *testing.T) {
 		x := rnd.scaled(n)
 		if n%2 == 0 {
 			for i := range x {
-				x[i] /= 1 << 8 // below what the assembly gives up on
+				x[i] /= 1 << 8 // below what makes the assembly give up
 			}
 		}
 		var coarse, fine int64
@@ -112,7 +113,7 @@ func TestFixedSquares(t *testing.T) {
 	}
 }
 
-// TestFromFixed rounds once, in place too.
+// TestFromFixed rounds once, also in place.
 func TestFromFixed(t *testing.T) {
 	rnd := random(t, 83)
 	for _, n := range sizes() {

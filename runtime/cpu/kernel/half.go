@@ -2,7 +2,7 @@ package kernel
 
 import "github.com/autopar/autopar/ir/half"
 
-// Format is one of the floating-point formats of two bytes.
+// Format is a two-byte floating-point format.
 type Format uint8
 
 // The formats.

@@ -14,9 +14,8 @@ func same(a, b float32) bool {
 	return math.Float32bits(a) == math.Float32bits(b) || a != a && b != b
 }
 
-// TestHalf: every instruction set converts as package half does: all 65,536
-// values, and floats of any bits, halfway cases among them, at any length, and
-// writes nothing beyond.
+// TestHalf: every instruction set converts as package half does: all 65,536 values, and floats of
+// any bits including ties, at any length, and it writes nothing beyond.
 func TestHalf(t *testing.T) {
 	formats := []struct {
 		f    Format

@@ -10,9 +10,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Every test of an operation goes through check: it runs on each instruction set with pools of 1, 2 and 3 threads that cut
-// the work as finely as they can, one of them with scratch memory full of NaN, and must agree with a float64 reference within
-// a tolerance and with itself to the bit.
+// Every test of an operation goes through check. It runs on each instruction set, with pools of 1,
+// 2 and 3 threads that divide the work as finely as possible, one of them with scratch memory full
+// of NaN. The result must agree with a float64 reference within a tolerance, and among the runs to
+// the bit.
 func check(t *testing.T, name string, tol float64, want [][]float64, run func(p *Pool) [][]float32) {
 	t.Helper()
 	checkOn(t, instructionSets(), name, tol, want, run)
@@ -52,7 +53,8 @@ func checkOn(t *testing.T, sets []isa, name string, tol float64, want [][]float6
 	}
 }
 
-// nans is what operations before may have left in the memory of a pool of up to three threads.
+// nans are NaNs as earlier operations may have left them in the memory of a pool of up to three
+// threads.
 var nans = func() (x struct {
 	all    []float32
 	memory [7][1 << 16]float32
@@ -61,7 +63,7 @@ var nans = func() (x struct {
 	return x
 }()
 
-// leaveNaN fills the scratch memory of a pool, which nothing may have been computed with, with NaN.
+// leaveNaN fills the scratch memory of an unused pool with NaN.
 func leaveNaN(p *Pool) {
 	next := 0
 	memory := func() []float32 {

@@ -2,34 +2,38 @@ package kernel
 
 import goruntime "runtime"
 
-// isa is one implementation of the inner loops. Loops over vectors take dst first, expect all operands to have dst's (or
-// the first operand's) length, and allow dst to be any of the sources. Lengths were checked by the caller.
+// isa is one implementation of the inner loops. Loops over vectors take dst first, expect all
+// operands to have the length of dst (or of the first operand), and allow dst to be any of the
+// sources. Callers have checked lengths.
 type isa struct {
 	name string
 
-	// rows and cols are the size of the tile of a matrix product that product computes: cols is also the width of the
+	// rows and cols are the size of the tile that product computes. cols is also the width of the
 	// panels in which it expects its right-hand matrix.
 	rows, cols int
-	// left is how many rows of the left-hand matrix a worker takes at a time, right how many bytes of the packed right-hand
-	// one: see blockK.
+	// left is how many rows of the left-hand matrix a worker takes at a time, right how many bytes
+	// of the packed right-hand matrix: see blockK.
 	left, right int
 
 	// product computes c[i*ldc+j] = sum over q of a[i*rsa+q*csa] * b[q*cols+j], or adds it with acc, for i < m <= rows
 	// and j < n <= cols. b is one panel of k rows.
 	product func(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool)
-	// packRows sets dst[q*width+j] = src[q*ld+j] and packCols dst[q*width+j] = src[j*ld+q], for q < k and j < n, and zero
-	// for n <= j < width. k is positive.
+	// packRows sets dst[q*width+j] = src[q*ld+j] and packCols dst[q*width+j] = src[j*ld+q], for q <
+	// k and j < n. Both clear n <= j < width. k is positive.
 	packRows, packCols func(dst, src []float32, ld, k, n, width int)
 
-	// tileProducts, where not nil, takes the place of product in matrix products: see tiles.go. It computes 32 rows and
-	// panels times 32 columns of c, or adds them with acc, from a and b packed by splitTiles, in so many steps of 32 terms.
-	// Between the steps of one panel of b and those of the next lie gap numbers. Meanwhile it fetches, rate cache lines a step, segments of so many lines of next, ldNext apart.
+	// tileProducts, if not nil, replaces product in matrix products: see tiles.go. It computes 32
+	// rows and panels times 32 columns of c, or adds to them with acc, from a and b as splitTiles
+	// packs them, in steps steps of 32 terms. gap is how many numbers lie between the steps of one
+	// panel of b and those of the next. Meanwhile it prefetches next, rate cache lines per step, as
+	// segments of lines cache lines, ldNext numbers apart.
 	tileProducts func(panels, steps int, a, b []float32, gap int, c []float32, ldc int, acc bool, next []float32, lines, ldNext, rate int)
-	// splitTiles packs a tile of each part for each step. Word j of a tile's row i is a pair of parts of the numbers
-	// src[i*ld+j] and src[i*ld+j+pair]; from one step to the next src moves on by step and dst to the next six tiles.
+	// splitTiles packs for each step one tile per part. Word j of row i of a tile is the pair of
+	// parts of the numbers src[i*ld+j] and src[i*ld+j+pair]. From one step to the next src moves on
+	// by step and dst by six tiles.
 	splitTiles func(dst, src []float32, ld, pair, step, steps int)
-	// multiplyAdd does that many rounds of multiplyAddFLOP floating-point operations, in registers: the most that product
-	// could reach.
+	// multiplyAdd does rounds times multiplyAddFLOP floating-point operations in registers: the
+	// most that product could reach.
 	multiplyAdd     func(rounds int)
 	multiplyAddFLOP int
 
@@ -61,14 +65,15 @@ type isa struct {
 	addAsFixed        func(dst []int64, x []float32, scale float64) bool // dst += scale*x, rounded; reports whether all fits
 	fixedSquares      func(x []float32, scale float64) squareSum
 
-	// Loops over four rows of attention scores, ld apart, of which the first seen elements of the first count, one more of each
-	// row after, and never more than m. What is beyond them, up to m rounded up to scoreAlign, is set to zero. Factors, where
-	// there are any, are in rows ldf apart.
+	// Loops over four rows of attention scores, ld apart. Of the first row the first seen elements
+	// count, of each row after it one more, but never more than m. Elements beyond them, up to m
+	// rounded up to scoreAlign, are cleared. f has dropout factors in rows ldf apart, or is empty.
 	maxRows  func(top, x []float32, ld, seen, m int)
 	expRows  func(x []float32, ld, seen, m int, scale float32, shifts, sums, f []float32, ldf int)   // x = exp(scale*x - shift), its sums, then x *= f
 	gradRows func(p, dp []float32, ld, seen, m int, scale float32, lse, delta, f []float32, ldf int) // p = exp(scale*p - lse), dp = scale*p*(dp*f - delta), then p *= f
-	// dropoutRows sets rows of n factors, scoreAlign elements after each row's begin, those of elements start to start+n of the
-	// global tensor and so on, stride apart. It may write 3 before and dropoutStep+2 after them.
+	// dropoutRows sets four rows of n factors. Those of row r are for elements start+r*stride and
+	// on of the global tensor, and begin scoreAlign elements after the row's begin. It may write 3
+	// elements before and dropoutStep+2 after them.
 	dropoutRows func(dst []float32, ld, n int, start, stride uint64, key *MaskKey, threshold uint32, scale float32)
 
 	widen, narrow [2]func(wide []float32, half []uint16) // by Format: wide = half, and back
@@ -80,8 +85,9 @@ func bestISA() isa {
 	return sets[len(sets)-1]
 }
 
-// Arithmetic names how sums and roundings are made here. Two machines with different ones give numbers that differ in
-// their last bits: with vectors sums have another order, and Go fuses products and sums on some architectures only.
+// Arithmetic names how sums and roundings are done here. Machines with different names compute
+// numbers that differ in the last bits: vectors sum in another order, and Go fuses products and
+// sums only on some architectures.
 func Arithmetic() string { return bestISA().name + " on " + goruntime.GOARCH }
 
 // portable is the implementation in plain Go. It is also the reference of the tests.

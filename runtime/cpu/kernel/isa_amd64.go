@@ -17,7 +17,7 @@ func instructionSets() []isa {
 	return sets
 }
 
-// avx2 is the implementation for AVX2 and FMA, processors from about 2013 on.
+// avx2 is the implementation for AVX2 and FMA, which processors have from about 2013 on.
 func avx2() isa {
 	set := isa{
 		name: "avx2",
@@ -77,7 +77,8 @@ func avx2() isa {
 	return set
 }
 
-// eights is a conversion by vectors of eight elements, with the rest in Go.
+// eights makes a conversion of any length from one for vectors of eight elements and one in Go for
+// the rest.
 func eights(vectors, rest func(wide []float32, half []uint16)) func(wide []float32, half []uint16) {
 	return func(wide []float32, half []uint16) {
 		vectors(wide, half)
@@ -86,7 +87,7 @@ func eights(vectors, rest func(wide []float32, half []uint16)) func(wide []float
 	}
 }
 
-// avx512 is avx2 in registers twice as wide, but for what takes little time.
+// avx512 is avx2 with twice as wide registers, except in functions that take little time.
 func avx512() isa {
 	set := avx2()
 	set.name = "avx512"
@@ -104,7 +105,7 @@ func avx512() isa {
 	}
 	set.dropoutRows = func(dst []float32, ld, n int, start, stride uint64, key *MaskKey, threshold uint32, scale float32) {
 		if (start|stride)&3 != 0 {
-			n += 3 // rows begin in the middle of a block of random numbers
+			n += 3 // a row may begin in the middle of a block of random numbers
 		}
 		dropoutRowsAVX512(dst, ld, n, start, stride, key.Seed, key.Op, key.Step, threshold, scale)
 	}
@@ -112,7 +113,7 @@ func avx512() isa {
 	return set
 }
 
-// packCols is isa.packCols: eight columns at a time, and the ragged rest in Go.
+// packCols is isa.packCols: eight columns at a time, and the rest in Go.
 func packCols(dst, src []float32, ld, k, n, width int) {
 	j := 0
 	for ; j+8 <= n; j += 8 {

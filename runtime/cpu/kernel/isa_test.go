@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The inner loops write their results' elements only: a result of each length lies between guards.
+// The inner loops write only their results: a result of each length lies between guards.
 func TestLoopsStayInside(t *testing.T) {
 	rnd := random(t, 71)
 	const guard = 16
@@ -56,7 +56,7 @@ func TestLoopsStayInside(t *testing.T) {
 	}
 }
 
-// What the environment leaves out is not chosen.
+// Instruction sets that the environment excludes are not chosen.
 func TestInstructionSetsLeftOut(t *testing.T) {
 	if os.Getenv("PRINT_ISA") != "" {
 		fmt.Println("isa:", bestISA().name)

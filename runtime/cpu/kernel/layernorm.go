@@ -37,7 +37,7 @@ func RMSNorm(p *Pool, rows, cols int, y, rstd, x, w []float32, eps float32) {
 }
 
 type layerNormTask struct {
-	y, mean, rstd, x, w, b []float32 // without mean it is zero
+	y, mean, rstd, x, w, b []float32 // mean is nil for RMS norm, which has none
 	eps                    float32
 }
 
@@ -57,8 +57,9 @@ func (t *layerNormTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// LayerNormGrad sets dx[rows, cols], and sets dw[cols] and db[cols] or with acc adds to them, from the gradient dy of
-// LayerNorm's result and its operands and statistics. db may be nil. dx may be dy.
+// LayerNormGrad sets dx[rows, cols], and sets dw[cols] and db[cols], or adds to them with acc, from
+// the gradient dy of LayerNorm's result and its operands and statistics. db may be nil. dx may be
+// dy.
 func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
 	checkLen("LayerNormGrad", "dx", dx, rows*cols)
 	checkLen("LayerNormGrad", "dw", dw, cols)
@@ -73,8 +74,8 @@ func LayerNormGrad(p *Pool, rows, cols int, dx, dw, db, dy, x, w, mean, rstd []f
 	p.orInline().normGrad(cols, dx, dw, db, dy, x, w, mean, rstd, acc)
 }
 
-// RMSNormGrad sets dx[rows, cols], and sets dw[cols] or with acc adds to it, from the gradient dy of RMSNorm's result and
-// its operands and statistic. dx may be dy.
+// RMSNormGrad sets dx[rows, cols], and sets dw[cols], or adds to it with acc, from the gradient dy
+// of RMSNorm's result and its operands and statistic. dx may be dy.
 func RMSNormGrad(p *Pool, rows, cols int, dx, dw, dy, x, w, rstd []float32, acc bool) {
 	checkLen("RMSNormGrad", "dx", dx, rows*cols)
 	checkLen("RMSNormGrad", "dw", dw, cols)
@@ -85,10 +86,10 @@ func RMSNormGrad(p *Pool, rows, cols int, dx, dw, dy, x, w, rstd []float32, acc 
 	p.orInline().normGrad(cols, dx, dw, nil, dy, x, w, nil, rstd, acc)
 }
 
-// normGrad is LayerNormGrad, or without mean RMSNormGrad.
+// normGrad is LayerNormGrad, or RMSNormGrad if mean is nil.
 func (p *Pool) normGrad(cols int, dx, dw, db, dy, x, w, mean, rstd []float32, acc bool) {
 	rows := len(rstd)
-	// Each chunk of rows sums its dw and db apart; they are then added up in order.
+	// Each chunk of rows sums its own dw and db; then the sums are added in order.
 	chunk := max(32, (rows+63)/64)
 	chunks := (rows + chunk - 1) / chunk
 	p.partial = grow(p.partial, 2*cols*chunks)
@@ -106,8 +107,8 @@ func (p *Pool) normGrad(cols int, dx, dw, db, dy, x, w, mean, rstd []float32, ac
 }
 
 type layerNormGradTask struct {
-	dx, dy, x, w, mean, rstd []float32 // without mean it is zero
-	partial                  []float32 // chunks of dw then db
+	dx, dy, x, w, mean, rstd []float32 // mean is nil for RMS norm
+	partial                  []float32 // dw and db of each chunk
 	chunk                    int       // rows
 }
 
@@ -127,7 +128,7 @@ func (t *layerNormGradTask) do(w *worker, lo, hi int) {
 			w.isa.normGradParams(dw, db, dy, x, mean, rstd)
 			g, gx := w.isa.normGradSums(dy, x, t.w, mean, rstd)
 			if t.mean == nil {
-				g = 0 // nothing was subtracted, so nothing flows back through it
+				g = 0 // no mean was subtracted, so it has no gradient
 			}
 			w.isa.normGradRow(t.dx[at:end], dy, x, t.w, mean, rstd, g/float32(cols), gx/float32(cols))
 		}

@@ -15,7 +15,7 @@ func TestRMSNorm(t *testing.T) {
 		rows, cols := s[0], s[1]
 		x, w, dy, dw := rnd.floats(rows*cols), rnd.floats(cols), rnd.floats(rows*cols), rnd.floats(cols)
 		for j := range x {
-			x[j] = 2*x[j] + 3 // a mean that must not be taken away
+			x[j] = 2*x[j] + 3 // a mean that must not be subtracted
 		}
 		acc := i%2 == 0
 		y, dx := make([]float64, rows*cols), make([]float64, rows*cols)
@@ -55,7 +55,7 @@ func TestRMSNorm(t *testing.T) {
 	}
 }
 
-// silu returns x times the logistic function of it, and its derivative.
+// silu returns x times its logistic function, and the derivative.
 func silu(x float64) (y, slope float64) {
 	s := 1 / (1 + math.Exp(-x))
 	return x * s, s * (1 + x*(1-s))
@@ -132,7 +132,7 @@ func TestSwiGLUAccuracy(t *testing.T) {
 	}
 }
 
-// Rotation back undoes rotation, positions need not be in order, and values pass.
+// The inverse rotation undoes rotation, positions need not be in order, and values are unchanged.
 func TestRoPE(t *testing.T) {
 	rnd := random(t, 63)
 	for _, s := range []AttentionShape{{B: 1, T: 1, H: 1, D: 2}, {B: 3, T: 7, H: 5, D: 6}, {B: 2, T: 33, H: 3, D: 64}, {B: 2, T: 5, H: 2, D: 34}} {

@@ -25,8 +25,8 @@ func rowSumExp(w *worker, t *rowsTask, r int, x []float32) float32 {
 	return w.isa.expSum(w.scratch(len(x)), x, 1, t.max[r])
 }
 
-// RowPick sets out[r] to column ids[r]-vLo of row r of x[rows, cols], the part of a wider matrix that starts at column vLo,
-// and to zero where ids[r] is negative or outside that part.
+// RowPick sets out[r] to column ids[r]-vLo of row r of x[rows, cols], which is the part of a wider
+// matrix from column vLo on. It is 0 if ids[r] is negative or outside that part.
 func RowPick(p *Pool, rows, cols int, out, x []float32, ids []int32, vLo int) {
 	checkLen("RowPick", "out", out, rows)
 	checkLen("RowPick", "x", x, rows*cols)
@@ -42,7 +42,7 @@ func rowPick(_ *worker, t *rowsTask, r int, x []float32) float32 {
 	return 0
 }
 
-// rowsTask computes one number a row.
+// rowsTask computes one number per row.
 type rowsTask struct {
 	f           func(w *worker, t *rowsTask, r int, x []float32) float32
 	out, x, max []float32
@@ -62,8 +62,8 @@ func (p *Pool) rowwise(f func(*worker, *rowsTask, int, []float32) float32, t row
 	p.run(&p.task.rows, len(t.out), rowGrain(t.cols, grain))
 }
 
-// NLL sets out[r] to log(sumExp[r]) + max[r] - pick[r], the negative log likelihood of row r's target under a softmax, and
-// to zero where targets[r] is negative, as padding has it.
+// NLL sets out[r] to log(sumExp[r]) + max[r] - pick[r], the negative log likelihood of row r's
+// target under a softmax. It is 0 if targets[r] is negative, as for padding.
 func NLL(p *Pool, out, max, sumExp, pick []float32, targets []int32) {
 	rows := len(out)
 	checkLen("NLL", "max", max, rows)
@@ -78,8 +78,9 @@ func NLL(p *Pool, out, max, sumExp, pick []float32, targets []int32) {
 	}
 }
 
-// CrossEntropyGrad sets row r of dx[rows, cols] to (exp(x - max[r])/sumExp[r] - onehot(targets[r])) * dnll[r], for the part
-// of the logits that starts at column vLo, and to zero where targets[r] is negative. dx may be x.
+// CrossEntropyGrad sets row r of dx[rows, cols] to (exp(x - max[r])/sumExp[r] - onehot(targets[r]))
+// * dnll[r], for the part of the logits from column vLo on. It is 0 if targets[r] is negative. dx
+// may be x.
 func CrossEntropyGrad(p *Pool, rows, cols int, dx, x, max, sumExp []float32, targets []int32, vLo int, dnll []float32) {
 	checkLen("CrossEntropyGrad", "dx", dx, rows*cols)
 	checkLen("CrossEntropyGrad", "x", x, rows*cols)

@@ -6,7 +6,8 @@ import (
 	"testing"
 )
 
-// The loss of logits cut into column parts, as vocabulary-parallel ranks compute it, against that of the whole.
+// The loss of logits cut by columns, as vocabulary-parallel ranks compute it, equals that of the
+// whole.
 func TestCrossEntropy(t *testing.T) {
 	rnd := random(t, 41)
 	for _, s := range [][3]int{{7, 65, 65}, {33, 65, 17}, {3, 5, 2}, {64, 100, 33}} {
@@ -102,7 +103,7 @@ func TestEmbedding(t *testing.T) {
 	}
 }
 
-// The maximum of negative numbers, in rows of every length: what fills a vector up must not count.
+// The maximum of negative numbers in rows of every length: padding of vectors must not count.
 func TestRowMax(t *testing.T) {
 	rnd := random(t, 43)
 	for _, n := range sizes()[1:] {

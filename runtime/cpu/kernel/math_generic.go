@@ -2,18 +2,19 @@ package kernel
 
 import "math"
 
-// How far the functions below are from the truth, in units in the last place (ulp) of the result, in every instruction set
-// and for every float32 (TestMathBounds):
+// Error bounds of the functions below, in units in the last place (ulp) of the result, in every
+// instruction set and for every float32 (TestMathBounds):
 //
 //	exp(x)                        2
 //	GELU by erf, x Phi(x)         9, for x < 0: 9 + x^2/2
 //	GELU by tanh, x/(1+exp(-2u))  3, for x < 0: 3 + 3|2u|
 //	SwiGLU's x/(1+exp(-x))        3, for x < 0: 3 + |x|
 //
-// Below zero the last three are nearly exponentials, of an exponent that is itself rounded: an absolute error of some
-// 1e-7 times the largest exponential, one. Results below 2^-121 may be zero, since exponentials below 2^-125.5 are and those
-// above the largest float32 are infinite; at minus infinity the result is zero or NaN. Square roots are rounded exactly, and
-// logarithms are those of package math.
+// Below zero the last three are nearly exponentials with a rounded exponent: their absolute error
+// is some 1e-7 times the largest exponential, which is 1. Results below 2^-121 may be zero, because
+// exponentials below 2^-125.5 are zero and those above the largest float32 infinite; at minus
+// infinity the result is zero or NaN. Square roots are correctly rounded, and logarithms are those
+// of package math.
 
 // Constants of the exponential: exp(x) = 2^n exp(r), n = round(x log2(e)), |r| <= ln(2)/2, with ln(2) in two parts so that
 // the reduction is exact, and the polynomial of Cephes' expf for exp(r).
@@ -22,7 +23,7 @@ const (
 	ln2Hi = 0.693359375
 	ln2Lo = -2.12194440e-4
 
-	// Beyond these bounds the result is zero or infinity in any case.
+	// Beyond these bounds the result is zero or infinite in any case.
 	expMin, expMax = -87.3, 89
 )
 

@@ -1,14 +1,15 @@
 package kernel
 
-// Block sizes of a matrix product, after Goto and van de Geijn, "Anatomy of high-performance matrix multiplication" (2008):
-// at most blockK by blockN of the right-hand matrix are packed at a time, of which isa.right bytes stay in the second-level
-// cache, while isa.left rows of blockK elements of the left-hand matrix pass by. blockK fixes the order in which an
-// element's sum is added up.
+// Block sizes of a matrix product, after Goto and van de Geijn, "Anatomy of high-performance matrix
+// multiplication" (2008). At most blockK by blockN of the right-hand matrix are packed at a time.
+// Of those, isa.right bytes stay in the second-level cache while isa.left rows of blockK elements
+// of the left-hand matrix pass by. blockK fixes the order in which an element's sum is taken.
 //
-// Products have no epilogues but accumulation. Biases, GELU and its gradient, and additions done to each block while it is
-// near were measured on 2026-11-21 (two cores of a Sapphire Rapids, 6 layers, C 384, T 256): a training step took 12 % longer on
-// AMX and 3 % on AVX-512 and AVX2, as tiles that wait half a microsecond lose as much again afterwards; one pass over the result
-// that does all that follow took as long as each by itself.
+// Products have no epilogues except accumulation. Biases, GELU and its gradient, and additions that
+// are done to each block while it is in the cache were measured on 2026-11-21 (two cores of a
+// Sapphire Rapids, 6 layers, C 384, T 256). A training step took 12 % longer on AMX, as tiles that
+// wait half a microsecond lose as much again afterwards, and 3 % on AVX-512 and AVX2. A single pass
+// over the result that does all that follows took as long as one pass for each.
 const (
 	blockN = 2048
 	blockK = 384
@@ -16,13 +17,13 @@ const (
 	// packDepth is how many rows of a matrix are packed at a time: see packRows.
 	packDepth = 16
 
-	// dotRows is the largest number of rows for which x times a transposed matrix is computed as dot products: packing
-	// the matrix would cost more than the product.
+	// dotRows is the largest number of rows for which x times a transposed matrix is computed by
+	// dot products: packing the matrix would cost more than the product.
 	dotRows = 3
 )
 
-// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds it to c with acc. It is a linear layer's forward
-// pass with b the weight.
+// MatMulNT sets c[m,n] = a[m,k] times the transpose of b[n,k], or adds that to c with acc. It is
+// the forward pass of a linear layer with weight b.
 func MatMulNT(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	checkLen("MatMulNT", "a", a, m*k)
 	checkLen("MatMulNT", "b", b, n*k)
@@ -44,8 +45,8 @@ func MatMulNN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	p.orInline().matMul(m, n, k, matrix{a, k, 1}, matrix{b, n, 1}, c, acc)
 }
 
-// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds it to c with acc. It gives a linear layer's weight
-// gradient from the output's gradient a and the input b.
+// MatMulTN sets c[m,n] = the transpose of a[k,m] times b[k,n], or adds that to c with acc. It is
+// the gradient of a linear layer's weight, from the gradient a of its output and its input b.
 func MatMulTN(p *Pool, m, n, k int, a, b, c []float32, acc bool) {
 	checkLen("MatMulTN", "a", a, k*m)
 	checkLen("MatMulTN", "b", b, k*n)
@@ -61,7 +62,7 @@ type matrix struct {
 
 func (x matrix) at(i, j int) matrix { return matrix{x.data[i*x.rs+j*x.cs:], x.rs, x.cs} }
 
-// from returns the rows from i on, none of them past the last.
+// from returns the rows from i on, which may be none.
 func (x matrix) from(i int) matrix { return matrix{x.data[min(i*x.rs, len(x.data)):], x.rs, x.cs} }
 
 func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
@@ -74,7 +75,7 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 		}
 		return
 	}
-	first, second := k, []float32(nil) // terms, and the sum of the others
+	first, second := k, []float32(nil) // number of terms of the first half, and the sum of the second
 	if inHalves(m, n, k, a, b) {
 		first = ((k+1)/2 + tileDepth - 1) / tileDepth * tileDepth // the larger half
 		p.partial = grow(p.partial, m*n)
@@ -98,16 +99,18 @@ func (p *Pool) matMul(m, n, k int, a, b matrix, c []float32, acc bool) {
 	}
 }
 
-// inHalves reports whether the terms of a product are summed in two halves, by different workers where there are, and the sums
-// added. In the gradient of a weight the terms are tokens, and a worker has near the rows of the tokens that it has computed
-// them of: cut into rows of the result, every worker would fetch half of both operands from another's cache, k*(2n+m)/4 numbers
-// each of them, where m*n are to be added. It depends on the sizes alone.
+// inHalves reports whether the terms of a product are summed in two halves, which different workers
+// may compute, and the two sums are added. In the gradient of a weight the terms are tokens, and a
+// worker has the rows of those tokens in its cache that it has computed before. If the result were
+// divided by rows, every worker would fetch half of both operands from another one's cache,
+// k*(2n+m)/4 numbers each; with halves, m*n numbers are added instead. The decision depends on
+// sizes alone.
 func inHalves(m, n, k int, a, b matrix) bool {
 	const most = 4 << 20 // numbers of a second sum
 	return a.rs == 1 && b.cs == 1 && k >= 2*blockK && k*(2*n+m) >= 4*m*n && m*n <= most
 }
 
-// product runs a task whose blocks are yet to be cut.
+// product divides a task into blocks and runs it.
 func (p *Pool) product(t *productTask) {
 	parts := 1
 	if t.halves[1].k > 0 {
@@ -131,15 +134,15 @@ func (p *Pool) product(t *productTask) {
 	p.task.product.serial += uint64(parts * t.across)
 }
 
-// nextBlockK returns how many of the remaining k terms the next block sums: about equal blocks of at most blockK, of whole steps of
-// tiles.
+// nextBlockK returns how many of the remaining k terms the next block sums. Blocks are about equal,
+// at most blockK, and whole steps of tiles.
 func nextBlockK(k int) int {
 	blocks := (k + blockK - 1) / blockK
 	return min(k, ((k+blocks-1)/blocks+tileDepth-1)/tileDepth*tileDepth)
 }
 
-// blocks returns the rows and columns of the part of an m by n product of k terms that one worker takes at a time, where there
-// are so many such products. They do not influence the result.
+// blocks returns how many rows and columns of an m by n product of k terms one worker takes at a
+// time; parts such products run together. The result does not depend on them.
 func (p *Pool) blocks(m, n, k, parts int) (mc, nc int) {
 	width, left, threads := p.isa.cols, p.isa.left, p.Threads()
 	panels := (n + width - 1) / width
@@ -148,7 +151,8 @@ func (p *Pool) blocks(m, n, k, parts int) (mc, nc int) {
 	if threads == 1 {
 		return m, (panels + across - 1) / across * width
 	}
-	// As many blocks of columns as there are threads, where they are wide enough: what one has packed no other packs.
+	// As many blocks of columns as there are threads, if they are wide enough: then no two threads
+	// pack the same columns.
 	if panels >= 2*threads && parts == 1 {
 		across = (across + threads - 1) / threads * threads
 	}
@@ -157,18 +161,19 @@ func (p *Pool) blocks(m, n, k, parts int) (mc, nc int) {
 	return mc, (panels + across - 1) / across * width
 }
 
-// productTask computes c[m,n] from a[m,k] and b[k,n], of one or two halves of the terms; a unit is a block of mc rows and nc
-// columns of one of them, down of them one below the other and across side by side. Each worker packs b for itself: it takes less
-// time than to fetch what another core has packed.
+// productTask computes c[m,n] from a[m,k] and b[k,n], for one or two halves of the terms. A unit is
+// a block of mc rows and nc columns of one half; there are down blocks below each other and across
+// side by side. Each worker packs b for itself, which takes less time than fetching what another
+// core has packed.
 type productTask struct {
-	serial       uint64 // number of the job's first column block, counted over all jobs from 1
+	serial       uint64 // number of the job's first column block; those of all jobs are numbered from 1
 	halves       [2]terms
 	ldc, m, n    int
 	mc, nc       int
 	down, across int
 }
 
-// terms are some of those of a product: c (+)= a[m,k] b[k,n].
+// terms are the operands for some of the terms of a product: c (+)= a[m,k] b[k,n].
 type terms struct {
 	a, b matrix
 	c    []float32
@@ -176,8 +181,8 @@ type terms struct {
 	acc  bool
 }
 
-// unit returns what a unit computes: m rows from i on and n columns from j on, of one of the halves, and the number of its block
-// of columns.
+// unit returns the block of a unit: m rows from i on and n columns from j on of one half, and the
+// number of its column block.
 func (t *productTask) unit(u int) (h *terms, i, m, j, n int, serial uint64) {
 	block := u / t.down
 	i, j = u%t.down*t.mc, block%t.across*t.nc
@@ -202,16 +207,18 @@ func (t *productTask) do(w *worker, lo, hi int) {
 // rows computes m rows from i on, at most isa.left, of n columns from j on.
 func (t *productTask) rows(w *worker, h *terms, i, m, j, n int) {
 	a, rows := h.a.at(i, 0), w.isa.rows
-	tile := rows * a.rs // from one tile of a to the next
+	tile := rows * a.rs // distance between tiles of a
 	if a.rs == 1 {
-		// Packed, a tile's columns lie side by side: strided, each would touch a cache line and often a page of its own.
+		// Pack a, so that a tile's columns lie side by side. Otherwise each would touch its own
+		// cache line, and often its own page.
 		tile = rows * h.k
 		a = w.packLeft(a, m, h.k)
 	}
 	w.products(m, n, h.k, a, tile, w.packed, w.isa.cols*h.k, h.c[i*t.ldc+j:], t.ldc, h.acc)
 }
 
-// packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns, padded with zeros.
+// packRight packs x, k by n, as the right-hand matrix of a product: in panels of isa.cols columns,
+// padded with zeros.
 func (w *worker) packRight(dst []float32, x matrix, k, n int) {
 	width := w.isa.cols
 	if x.cs != 1 {
@@ -223,8 +230,8 @@ func (w *worker) packRight(dst []float32, x matrix, k, n int) {
 	w.packRows(dst, x, k, n, width)
 }
 
-// packRows packs the k by n matrix x, whose rows are contiguous, in panels of so many columns, padded with zeros. It reads
-// some whole rows at a time, as far as possible in the order in which they lie in memory.
+// packRows packs the k by n matrix x, whose rows are contiguous, in panels of width columns, padded
+// with zeros. It reads a few whole rows at a time, so that memory is read mostly in order.
 func (w *worker) packRows(dst []float32, x matrix, k, n, width int) {
 	for q := 0; q < k; q += packDepth {
 		depth := min(packDepth, k-q)
@@ -243,8 +250,8 @@ func (w *worker) packLeft(a matrix, m, k int) matrix {
 	return matrix{buf, 1, rows}
 }
 
-// products computes c[m,n] (+)= a[m,k] b[k,n]. tileA is the distance in a.data between tiles of isa.rows rows; b is packed
-// in panels panelB apart.
+// products computes c[m,n] (+)= a[m,k] b[k,n]. tileA is the distance in a.data between tiles of
+// isa.rows rows, panelB that between panels of b.
 func (w *worker) products(m, n, k int, a matrix, tileA int, b []float32, panelB int, c []float32, ldc int, acc bool) {
 	rows, width := w.isa.rows, w.isa.cols
 	for j := 0; j < n; j += width {

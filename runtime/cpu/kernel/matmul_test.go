@@ -29,7 +29,7 @@ func TestMatMul(t *testing.T) {
 	shapes := [][3]int{{1, 1, 1}, {0, 3, 4}, {3, 0, 4}, {3, 5, 0}, {2, 65, 33}, {4, 16, 8}, {7, 65, 128}, {48, 64, 256}, {33, 17, 257}, {96, 128, 128},
 		{150, 40, 300}, {5, 2100, 9}, {13, 33, 515}, {64, 65, 64}, {70, 97, 900},
 		{33, 2100, 130}, {5, 6, 8480}, {96, 40, 1000},
-		{33, 17, 769}} // halves of 384 and 385 terms, of whole steps but for one
+		{33, 17, 769}} // halves of 384 and 385 terms; only the last step is incomplete
 	for range 25 {
 		shapes = append(shapes, [3]int{1 + rnd.IntN(60), 1 + rnd.IntN(80), 1 + rnd.IntN(90)})
 	}
@@ -54,7 +54,7 @@ func TestMatMul(t *testing.T) {
 	}
 }
 
-// A product must write its own elements only: c lies between guards that no tile may touch.
+// A product writes only its own elements: c lies between guards that no tile may touch.
 func TestMatMulStaysInside(t *testing.T) {
 	rnd := random(t, 12)
 	for _, set := range instructionSets() {

@@ -1,10 +1,11 @@
 package kernel
 
-// peakRounds is how many rounds of multiply-adds a thread does at a time: some microseconds.
+// peakRounds is how many rounds of multiply-adds a thread does per chunk: some microseconds.
 const peakRounds = 1 << 13
 
-// MultiplyAdd keeps all threads of p at multiply-adds of vectors in registers, in so many chunks of some microseconds, and
-// returns how many floating-point operations that is. Timed, it gives the peak that shares of a processor's speed refer to.
+// MultiplyAdd runs vector multiply-adds in registers on all threads of p, in chunks of some
+// microseconds, and returns how many floating-point operations that is. Timed, it gives the peak
+// that the planner's efficiencies refer to.
 func MultiplyAdd(p *Pool, chunks int) (flop float64) {
 	p = p.orInline()
 	p.run(&p.task.peak, chunks, 1)

@@ -8,39 +8,42 @@ import (
 	"time"
 )
 
-// Pool is what one rank computes with: the core that its goroutine holds, and the chunks of its operation that others take
-// (see [Cores]). It also owns the partial sums of the operations, so that none allocates once its sizes have been seen.
+// Pool is what one rank computes with: the core that its goroutine holds, and chunks of its
+// operation that other cores take (see [Cores]). It also owns the partial sums of operations, so
+// that none allocates once its sizes have been seen.
 //
-// A Pool runs one operation at a time and must not be shared by goroutines. A nil *Pool computes in the caller and
-// allocates its scratch anew on each call.
+// A Pool runs one operation at a time and must not be shared by goroutines. A nil *Pool computes in
+// the caller and allocates its scratch memory on each call.
 type Pool struct {
 	cores *Cores
 	isa   isa
 	id    int
-	own   bool // the cores are the pool's alone
+	own   bool // its cores belong to this pool alone
 	task  tasks
 
-	core    *worker      // held
-	home    *worker      // held last; nil for any: of Cores.mu while the pool is queued
-	offered bool         // to whoever wants it
-	since   time.Time    // when it got it
-	granted chan *worker // the core of one that waits
+	core    *worker      // the core it holds, or nil
+	home    *worker      // the core it held last, nil if any will do; guarded by Cores.mu while the pool is queued
+	offered bool         // its core is offered to others
+	since   time.Time    // when it got its core
+	granted chan *worker // receives a core while it waits for one
 
-	maxGrain int // when positive, the largest chunk of units: tests cut small work with it
+	maxGrain int // for tests: if positive, the largest chunk in units, which divides even small work
 
 	partial []float32 // per-chunk partial sums of a reduction
 	sums    []float64
 	squares []squareSum
 
-	// The current job. Its fields are written before state publishes it and read only by a worker that holds a chunk of it.
+	// The current job. Its fields are written before state publishes it, and only workers that hold
+	// a chunk of it read them.
 	job                  task
 	units, grain, chunks int
 
-	// Which chunks nobody has taken yet: 16 bits of the first one's number, 16 of how many there are from it on; above them
-	// the number of the job. The caller takes the first, others the last, so that a core tends to get the same part of
-	// a tensor in one operation after another and finds it in its cache.
+	// Which chunks nobody has taken yet: in the low 16 bits the number of the first one, in the
+	// next 16 how many there are from there on, above them the number of the job. The caller takes
+	// chunks from the front, others from the end, so that a core tends to get the same part of a
+	// tensor in consecutive operations and finds it in its cache.
 	state atomic.Uint64
-	done  atomic.Int64 // chunks finished
+	done  atomic.Int64 // how many chunks are finished
 	// panicked is the first panic of the current job.
 	panicked atomic.Pointer[any]
 	caller   parker
@@ -49,12 +52,14 @@ type Pool struct {
 // maxChunks is the largest number of chunks of a job, and the mask of 16 bits.
 const maxChunks = 1<<16 - 1
 
-// task is one operation with its operands. do computes the units [lo, hi) of it, using w's scratch memory.
+// task is one operation with its operands. do computes its units [lo, hi) with the scratch memory
+// of w.
 type task interface {
 	do(w *worker, lo, hi int)
 }
 
-// tasks holds the operands of the operation in flight, one field an operation, so that starting one allocates nothing.
+// tasks holds the operands of the current operation. It has a field for each operation, so that
+// starting one allocates nothing.
 type tasks struct {
 	product      productTask
 	tiles        tileTask
@@ -89,7 +94,7 @@ type tasks struct {
 	peak         peakTask
 }
 
-// NewPool returns a pool that holds one of a number of cores of its own, at least 1. Close ends them.
+// NewPool returns a pool with cores of its own, at least 1, of which it holds one. Close ends them.
 func NewPool(threads int) *Pool { return newPool(threads, bestISA()) }
 
 func newPool(threads int, set isa) *Pool {
@@ -99,7 +104,8 @@ func newPool(threads int, set isa) *Pool {
 	return p
 }
 
-// Threads returns how many threads at most compute an operation, counting the caller; 1 for a nil pool.
+// Threads returns how many threads at most compute an operation, including the caller; 1 for a nil
+// pool.
 func (p *Pool) Threads() int {
 	if p == nil {
 		return 1
@@ -107,7 +113,8 @@ func (p *Pool) Threads() int {
 	return len(p.cores.all)
 }
 
-// Close ends the pool, which must be in no operation and is of no use afterwards, and its cores if they are its own.
+// Close ends the pool, and its cores if they are its own. The pool must be in no operation, and
+// cannot be used again.
 func (p *Pool) Close() {
 	if p == nil {
 		return
@@ -123,7 +130,7 @@ func (p *Pool) Close() {
 	}
 }
 
-// orInline returns p, or for nil a pool that computes in the caller.
+// orInline returns p, or if it is nil a pool that computes in the caller.
 func (p *Pool) orInline() *Pool {
 	if p == nil {
 		return newPool(1, bestISA())
@@ -131,8 +138,9 @@ func (p *Pool) orInline() *Pool {
 	return p
 }
 
-// run computes units [0, units) of t in chunks of grain units and returns when all are done. Which worker gets which chunk
-// varies from run to run, so a task's result must not depend on it.
+// run computes units [0, units) of t in chunks of grain units, and returns when all are done. Which
+// worker computes which chunk varies from run to run, so the result of a task must not depend on
+// it.
 func (p *Pool) run(t task, units, grain int) {
 	grain = max(grain, 1)
 	if p.maxGrain > 0 {
@@ -164,7 +172,7 @@ func (p *Pool) run(t task, units, grain int) {
 	}
 }
 
-// Each calls f with 0 to n-1, in any order and several at once.
+// Each calls f with 0 to n-1, in any order and concurrently.
 func (p *Pool) Each(n int, f func(i int)) {
 	p.task.each = eachTask{f}
 	p.run(&p.task.each, n, 1)
@@ -183,8 +191,9 @@ func (p *Pool) finished() bool { return p.done.Load() == int64(p.chunks) }
 // left returns how many chunks of the current job nobody has taken.
 func (p *Pool) left() int { return int(p.state.Load() >> 16 & maxChunks) }
 
-// chunk takes a chunk of the current job, the first or the last, and computes it with a worker, unless none is left. Holding a
-// chunk keeps the job from ending, hence its fields from changing; one that comes late finds no chunk and touches nothing.
+// chunk takes a chunk of the current job from the front or the end and computes it with a worker;
+// it returns false if none is left. A job cannot end while somebody holds a chunk of it, so its
+// fields do not change meanwhile. Whoever comes late finds no chunk and touches nothing.
 func (p *Pool) chunk(w *worker, fromFront bool) bool {
 	for {
 		s := p.state.Load()
@@ -209,7 +218,8 @@ func (p *Pool) chunk(w *worker, fromFront bool) bool {
 	}
 }
 
-// compute does one chunk. A panic is kept for the caller of run: on a worker's goroutine nobody could recover it.
+// compute does one chunk. It keeps a panic for the caller of run, since nobody could recover it on
+// a helper's goroutine.
 func (p *Pool) compute(w *worker, chunk int) {
 	defer func() {
 		if r := recover(); r != nil {
@@ -221,20 +231,20 @@ func (p *Pool) compute(w *worker, chunk int) {
 	p.job.do(w, lo, min(lo+p.grain, p.units))
 }
 
-// parker lets one goroutine wait for a condition: spinning first, then asleep.
+// parker lets one goroutine wait for a condition: first polling, then asleep.
 type parker struct {
 	parked atomic.Bool
 	wake   chan struct{}
 }
 
-// wait returns when ready does. Whoever makes the condition true calls unpark afterwards.
+// wait returns when ready is true. Whoever makes it true must call unpark afterwards.
 func (k *parker) wait(ready func() bool) {
 	for !spin(ready) {
 		k.parked.Store(true)
 		if ready() && k.parked.CompareAndSwap(true, false) {
 			return
 		}
-		<-k.wake // not ready, or unpark has seen parked and its token is on the way
+		<-k.wake // not ready, or unpark has seen parked and its token is coming
 	}
 }
 
@@ -244,7 +254,8 @@ func (k *parker) unpark() {
 	}
 }
 
-// spin looks at ready for about spinTime, yielding the processor between looks, and reports whether it held.
+// spin polls ready for about spinTime, yielding the processor meanwhile, and reports whether it
+// became true.
 func spin(ready func() bool) bool {
 	var start time.Time
 	for {

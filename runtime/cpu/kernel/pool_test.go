@@ -9,7 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// countTask counts how often each unit is done.
+// countTask counts how often each unit is computed.
 type countTask struct {
 	seen  []atomic.Int32
 	pause time.Duration
@@ -41,7 +41,8 @@ func TestPoolDoesEachUnitOnce(t *testing.T) {
 	}
 }
 
-// Several ranks, each with its own pool and more threads than processors, must not hold each other up.
+// Several ranks, each with its own pool and more threads than processors, must not block each
+// other.
 func TestPoolsTogether(t *testing.T) {
 	var ranks sync.WaitGroup
 	for range 4 {
@@ -117,7 +118,8 @@ func TestNoAllocation(t *testing.T) {
 		CrossEntropyGrad(p, rows, cols, y, x, stat, stat2, ids, 0, stat)
 		AdamW(p, x, y, z, y, AdamWArgs{})
 	}
-	// A worker's scratch memory grows when the worker first gets a chunk of an operation, which may be late.
+	// A worker's scratch memory grows when it first gets a chunk of an operation, which may be
+	// late.
 	var allocs float64
 	for range 20 {
 		if allocs = testing.AllocsPerRun(5, step); allocs == 0 {
@@ -136,8 +138,8 @@ func (failing) do(_ *worker, _, hi int) {
 	}
 }
 
-// TestPanicReachesTheCaller: whichever goroutine a kernel fails on, the caller can
-// recover, and the pool still works.
+// TestPanicReachesTheCaller: on whichever goroutine a kernel panics, the caller can recover, and
+// the pool still works.
 func TestPanicReachesTheCaller(t *testing.T) {
 	for threads := 1; threads <= 3; threads++ {
 		p := NewPool(threads)

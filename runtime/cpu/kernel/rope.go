@@ -5,10 +5,11 @@ import (
 	"math"
 )
 
-// RoPE sets y[B, T, G+2, H, D] to qkv with queries and keys rotated by rotary position embedding (Su et al., "RoFormer",
-// 2021), in the convention of HuggingFace's Llama: elements i and i + D/2 of a head are a pair, turned at position p by
-// p * theta^(-2i/D), with inverse the other way. The angles are computed in float64; a pair (a, b) comes out within 1.5 units
-// in the last place of |a|+|b|. positions holds T; D is even. y may be qkv.
+// RoPE sets y[B, T, G+2, H, D] to qkv with queries and keys rotated by rotary position embedding
+// (Su et al., "RoFormer", 2021), in the convention of HuggingFace's Llama: elements i and i + D/2
+// of a head are a pair, rotated at position p by p * theta^(-2i/D), or backwards with inverse.
+// Angles are computed in float64; a pair (a, b) is within 1.5 units in the last place of |a|+|b|.
+// positions has T elements; D is even. y may be qkv.
 func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, theta float64, inverse bool) {
 	shape.check("RoPE", DropoutArgs{})
 	row := shape.parts() * shape.H * shape.D // of one position

@@ -1,11 +1,11 @@
 package kernel
 
 const (
-	scoreQuad  = 4  // rows of scores that isa's loops take at a time
-	scoreAlign = 16 // what they clear is up to a multiple of this
+	scoreQuad  = 4  // rows of scores that loops of isa take at a time
+	scoreAlign = 16 // they clear up to a multiple of this many elements
 )
 
-// scoresByRow has loops over four rows of scores do one after the other.
+// scoresByRow implements the loops over four rows of scores by loops over one row.
 func (set *isa) scoresByRow() {
 	maxOf, expSum, mul, softmaxGrad, factors := set.maxOf, set.expSum, set.mul, set.softmaxGrad, set.dropoutFactors
 	set.maxRows = func(top, x []float32, ld, seen, m int) {
@@ -51,7 +51,7 @@ func (set *isa) scoresByRow() {
 	}
 }
 
-// scoreRow returns the elements of row r that count and those that are cleared.
+// scoreRow returns the elements of row r that count, and those that are cleared.
 func scoreRow(x []float32, r, ld, seen, m int) (row, rest []float32) {
 	n := max(0, min(m, seen+r))
 	return x[r*ld:][:n], x[r*ld+n : r*ld+scoreLine(m)]

@@ -8,8 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Loops over rows of scores, of each instruction set, do what portable Go does element by element, clear the rest and leave
-// alone what lies beyond.
+// Loops over rows of scores do, on each instruction set, what portable Go does element by element.
+// They clear the rest, and do not touch what lies beyond.
 func TestScoreRows(t *testing.T) {
 	rnd := random(t, 73)
 	const most = 70

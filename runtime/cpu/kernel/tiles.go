@@ -2,37 +2,41 @@ package kernel
 
 import "math"
 
-// Products in the tile registers of AMX, which multiply matrices of bf16 and add up in float32, sixteen times as fast as the
-// vector units multiply float32. A float32 is exactly the sum of three bf16, of its high, middle and low eight significant
-// bits; of the nine products of two such sums the three smallest, at most 2^-23 of the whole together, are left out:
+// Products in the tile registers of AMX, which multiply matrices of bf16 and add in float32,
+// sixteen times as fast as the vector units multiply float32. A float32 is exactly the sum of three
+// bf16: its high, middle and low eight significant bits. Of the nine products of two such sums the
+// three smallest, at most 2^-23 of the total, are left out:
 //
 //	a b = ah bh + ah bm + am bh + ah bl + am bm + al bh
 //
-// The result is as exact as that of multiply-adds in float32, since a product of two bf16 is exact in float32 and the
-// additions are fewer: its mean error is about half of a chain's. See Henry, Tang and Heinecke, "Leveraging the bfloat16
-// Artificial Intelligence Datatype For Higher-Precision Computations" (2019). Two things differ. What is below 2^-126 counts
-// as zero, a part of a number too: of numbers below 2^-103 the lowest bits are lost. And an infinity may give NaN where it
-// would have given infinity.
+// The result is as exact as with multiply-adds in float32, since a product of two bf16 is exact in
+// float32 and there are fewer additions: the mean error is about half that of a chain of
+// multiply-adds. See Henry, Tang and Heinecke, "Leveraging the bfloat16 Artificial Intelligence
+// Datatype For Higher-Precision Computations" (2019). Two things differ. Numbers below 2^-126 count
+// as zero, and so do parts of numbers, so that a number below 2^-103 loses its lowest bits. And an
+// infinity may give NaN where it would have given infinity.
 const (
-	tileSide  = 16      // rows of a tile, and 32-bit words of a row
-	tileLines = 32      // rows and columns of a block: two by two tiles of sums
-	tileDepth = 32      // terms of a step
-	tileFloat = 6 * 256 // room for the six tiles of a step, of two tiles by three parts, in float32
+	tileSide  = 16      // rows of a tile, and 32-bit words per row
+	tileLines = 32      // rows and columns of a block of sums: two by two tiles
+	tileDepth = 32      // terms per step
+	tileFloat = 6 * 256 // room in float32 for the six tiles of a step: two tiles by three parts
 
-	tileSlice = 128        // terms for which 32 rows stay in the first-level cache beside the columns that pass by
+	tileSlice = 128        // terms for which 32 rows stay in the first-level cache while columns pass by
 	tileRight = 1536 << 10 // bytes of packed columns that stay in the second-level cache
 )
 
 func tileSteps(k int) int { return (k + tileDepth - 1) / tileDepth }
 
-// tileTask is a productTask of at most blockK terms on tiles. A worker's packed columns are slices of tileSlice terms one
-// after the other, each by panels of 32 columns.
+// tileTask is a productTask of at most blockK terms on tiles. A worker's packed columns are slices
+// of tileSlice terms, one after another, and within a slice panels of 32 columns.
 type tileTask struct{ *productTask }
 
-// tileBlocks is blocks for a tileTask. What fits one core's cache at a time makes a least number of blocks side by side. Of that
-// and more it takes the number for which the core that packs most packs least: of the right-hand matrix the blocks that it takes
-// part in, and its share of the left-hand one for each. A number of the left counts twice, since where cores divide the columns,
-// each reads rows that another has near, and so will the kernel that reads the result.
+// tileBlocks is blocks for a tileTask. A block of columns must fit in a core's cache, which gives
+// the least number of blocks side by side. Of that and larger numbers it takes the one for which
+// the busiest core packs least. A core packs the right-hand columns of the blocks that it takes
+// part in, and for each of them its share of the left-hand rows. Left-hand numbers count twice: if
+// cores divide the columns, each of them reads rows that are in another one's cache, and so will
+// the kernel that reads the result.
 func (p *Pool) tileBlocks(m, n, k, parts int) (mc, nc int) {
 	panels, threads := (n+tileLines-1)/tileLines, p.Threads()
 	fit := tileRight / (4 * tileSteps(k) * tileFloat)
@@ -63,9 +67,9 @@ func (t tileTask) do(w *worker, lo, hi int) {
 	}
 }
 
-// packTiles packs n columns of the right-hand matrix from j on, in the order in which they lie in memory.
+// packTiles packs n columns of the right-hand matrix from j on, reading memory in order.
 func (h *terms) packTiles(w *worker, j, n int) {
-	panels, depth := (n+tileLines-1)/tileLines, tileDepth // of terms at a time
+	panels, depth := (n+tileLines-1)/tileLines, tileDepth // terms at a time
 	if h.b.rs == 1 {
 		depth = tileSlice
 	}
@@ -77,14 +81,15 @@ func (h *terms) packTiles(w *worker, j, n int) {
 			panel, q = u/runs, u%runs*depth
 		}
 		slice := q / tileSlice * tileSlice
-		steps := panels*tileSteps(slice) + panel*tileSteps(min(tileSlice, h.k-slice)) + (q-slice)/tileDepth // before these
+		steps := panels*tileSteps(slice) + panel*tileSteps(min(tileSlice, h.k-slice)) + (q-slice)/tileDepth // steps before these
 		at := panel * tileLines
 		w.packTiles(w.packed[steps*tileFloat:], h.b.at(q, j+at).transposed(), min(tileLines, n-at), min(depth, h.k-q), false)
 	}
 }
 
-// rows computes m rows, from i on, at most 32, of n columns from j on. What is not a number of whole blocks, or is to be added,
-// is summed apart first: to begin with what is there would round every partial sum to its size.
+// rows computes m rows from i on, at most 32, of n columns from j on. Incomplete blocks, and
+// results that are added to c, are summed in a buffer first: starting from the old value would
+// round every partial sum to its magnitude.
 func (t tileTask) rows(w *worker, h *terms, i, m, j, n int) {
 	const room = tileSlice / tileDepth * tileFloat
 	panels := (n + tileLines - 1) / tileLines
@@ -113,7 +118,7 @@ func (t tileTask) rows(w *worker, h *terms, i, m, j, n int) {
 	}
 }
 
-// stride is how far the rows that the worker will get next are likely to be from these: see Pool.state.
+// stride is the distance to the rows that the worker will likely get next: see Pool.state.
 func (w *worker) stride() int {
 	if w.last {
 		return -tileLines
@@ -121,8 +126,8 @@ func (w *worker) stride() int {
 	return tileLines
 }
 
-// ahead says what to fetch of the terms from q on of the left-hand rows from i on, of m in all, during so many steps, and how
-// many cache lines a step: segments of so many lines, ld apart.
+// ahead returns what to prefetch of the left-hand rows from i on (of m) and terms from q on during
+// steps steps: segments of lines cache lines, ld apart, and the number of cache lines per step.
 func (h *terms) ahead(m, i, q, depth, steps int) (next []float32, lines, ld, rate int) {
 	const line = 16 // float32
 	if i < 0 || i >= m || depth < line {
@@ -136,7 +141,8 @@ func (h *terms) ahead(m, i, q, depth, steps int) (next []float32, lines, ld, rat
 	return next, lines, ld, (segments*lines + steps - 1) / steps
 }
 
-// packTiles packs up to 32 rows of k terms of x, as rows of a left-hand matrix or columns of a right-hand one.
+// packTiles packs up to 32 rows of k terms of x, as rows of a left-hand matrix or columns of a
+// right-hand one.
 func (w *worker) packTiles(dst []float32, x matrix, lines, k int, left bool) {
 	for h := range 2 {
 		at := min(h*tileSide, lines)
@@ -144,8 +150,9 @@ func (w *worker) packTiles(dst []float32, x matrix, lines, k int, left bool) {
 	}
 }
 
-// packSide packs up to 16 rows, one of the two tiles of each part and step. A left-hand tile has a row for each row of x and
-// a right-hand one for each term; words of it are pairs of terms 16 apart.
+// packSide packs up to 16 rows, which is one of the two tiles of each part and step. A left-hand
+// tile has a row per row of x, a right-hand tile a row per pair of terms. Words are pairs of terms
+// 16 apart.
 func (w *worker) packSide(dst []float32, x matrix, lines, k int, left bool) {
 	steps := tileSteps(k)
 	depth := steps * tileDepth

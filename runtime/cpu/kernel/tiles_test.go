@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// withTiles returns the instruction sets, one of them with tiles, if need be in Go, so that what arranges the work for them is
-// tested on any processor.
+// withTiles returns the instruction sets, at least one of them with tiles, emulated in Go if
+// necessary, so that the code around tiles is tested on any processor.
 func withTiles() []isa {
 	sets := instructionSets()
 	if set := sets[len(sets)-1]; set.tileProducts == nil {
@@ -18,7 +18,7 @@ func withTiles() []isa {
 	return sets
 }
 
-// tileProductsGeneric multiplies numbers put together of their parts.
+// tileProductsGeneric multiplies numbers that it joins from their parts.
 func tileProductsGeneric(panels, steps int, a, b []float32, gap int, c []float32, ldc int, acc bool, _ []float32, _, _, _ int) {
 	const side = 2 * tileSide
 	dot := bestISA().dot
@@ -44,7 +44,8 @@ func tileProductsGeneric(panels, steps int, a, b []float32, gap int, c []float32
 	}
 }
 
-// joinTiles sets x to the numbers of a step, by row of a left-hand matrix or column of a right-hand one and by term.
+// joinTiles sets x to the numbers of a step, by row of a left-hand matrix or column of a right-hand
+// one, and by term.
 func joinTiles(x *[2 * tileSide][2 * tileSide]float32, tiles []float32, left bool) {
 	const size = tileSide * tileSide
 	for i := range tiles[:2*size] {
@@ -78,15 +79,15 @@ func splitTilesGeneric(dst, src []float32, ld, pair, step, steps int) {
 	}
 }
 
-// A number is the sum of its parts, and the parts lie where the tiles want them: but for what is below 2^-126, which counts as
-// zero, and must not spill over into the number beside.
+// A number is the sum of its parts, and the parts lie where tiles need them. Exception: numbers
+// below 2^-126 count as zero, and must not affect the number beside them.
 func TestSplitTilesIsExact(t *testing.T) {
 	rnd := random(t, 81)
 	for _, set := range instructionSets() {
 		if set.splitTiles == nil {
 			continue
 		}
-		for _, least := range []int{-100, -149} { // exponents, of 100 that follow
+		for _, least := range []int{-100, -149} { // exponents, and the 100 that follow
 			const steps = 2
 			x := rnd.floats(tileSide * steps * tileDepth)
 			for i := range x {
@@ -117,9 +118,9 @@ func TestSplitTilesIsExact(t *testing.T) {
 	}
 }
 
-// Products on tiles are no further from the truth than a chain of multiply-adds in float32 is: for numbers of either sign, of
-// one sign, where errors of the same sign would add up, and, with a tenth to spare, of very different sizes, where few terms
-// make the sum.
+// Products on tiles are no less accurate than a chain of multiply-adds in float32: for numbers of
+// both signs, of one sign (where errors of one sign would add up), and, within a tenth, of very
+// different sizes (where few terms make the sum).
 func TestTilesAreAsExactAsMultiplyAdds(t *testing.T) {
 	rnd := random(t, 82)
 	const m, n = 64, 64
@@ -168,7 +169,7 @@ func TestTilesAreAsExactAsMultiplyAdds(t *testing.T) {
 	}
 }
 
-// A NaN in an operand reaches the results that depend on it and no other, and an infinity is not lost.
+// A NaN in an operand reaches exactly the results that depend on it, and an infinity is not lost.
 func TestMatMulCarriesNaN(t *testing.T) {
 	for _, set := range instructionSets() {
 		const m, n, k = 40, 40, 70
@@ -192,8 +193,9 @@ func TestMatMulCarriesNaN(t *testing.T) {
 	}
 }
 
-// Cores divide the columns of a product of few rows, so that each packs its part of the right-hand matrix, and the rows of one of
-// many, which each then has near. One core has no more blocks than its cache wants.
+// Cores divide the columns of a product of few rows, so that each packs its part of the right-hand
+// matrix. They divide the rows of a product of many, which are then in their caches. One core has
+// no more blocks than its cache needs.
 func TestTileBlocks(t *testing.T) {
 	for _, c := range []struct {
 		threads, m, n, k, parts int
@@ -203,9 +205,9 @@ func TestTileBlocks(t *testing.T) {
 		{1, 1024, 1536, 384, 1, 1024, 512}, // 21 panels of 384 terms fit
 		{2, 64, 384, 384, 1, 32, 192},
 		{2, 512, 384, 384, 1, 32, 384},
-		{2, 128, 1536, 384, 1, 32, 384}, // four blocks: of three both would pack that in the middle
+		{2, 128, 1536, 384, 1, 32, 384}, // four blocks: of three, both cores would pack the middle one
 		{2, 1024, 1536, 384, 1, 32, 512},
-		{2, 64, 384, 384, 2, 32, 384}, // a core a half of the terms
+		{2, 64, 384, 384, 2, 32, 384}, // each core has half of the terms
 		{2, 64, 20, 384, 1, 32, 32},   // one panel
 		{4, 32, 1536, 384, 1, 32, 384},
 	} {

@@ -7,25 +7,24 @@ import (
 	"github.com/autopar/autopar/planner/cost/curve"
 )
 
-// sample is one measured piece of work.
+// sample is one measured instruction.
 type sample struct {
-	share   float64 // of the machine that did it: 1 over the ranks that ran beside each other
+	share   float64 // share of the machine that it had: 1 over the number of concurrent ranks
 	flops   float64
 	bytes   float64
-	keys    float64 // of attention
-	packed  float64 // numbers of a product: see [cost.Work.Packed]
-	across  float64 // bytes of a product: see [cost.Work]
+	keys    float64 // number of keys, for attention
+	packed  float64 // for a product, how many numbers are packed: see [cost.Work.Packed]
+	across  float64 // for a product, bytes read from other cores' caches: see [cost.Work]
 	moved   float64 // seconds in which a core moves what it packs to and from memory
 	seconds float64
-	weight  float64 // 1 over the time of its step: every step counts the same
+	weight  float64 // 1 over the time of its step, so that every step has the same weight
 }
 
-// ideal is how long the sample's operations take at a peak rate of the machine.
+// ideal returns the time of the sample's operations at a peak rate of the machine.
 func (s sample) ideal(peak float64) float64 { return s.flops / (peak * s.share) }
 
-// balance returns the factor by which the times of a model are to be multiplied so
-// that they add up to those of the samples, and how far they then are from them:
-// the sum of the deviations as a share of all.
+// balance returns the factor by which the times of a model must be multiplied so that they add up
+// to those of the samples. off is the sum of the remaining deviations, as a share of the total.
 func balance(samples []sample, model func(sample) float64) (factor, off float64) {
 	all, modelled := 0.0, 0.0
 	for _, s := range samples {
@@ -40,15 +39,15 @@ func balance(samples []sample, model func(sample) float64) (factor, off float64)
 
 // productFit are the constants of matrix products.
 type productFit struct {
-	efficiency float64 // of a peak rate, that large ones reach
-	half       float64 // operations at which they reach half of that
+	efficiency float64 // share of the peak rate that large products reach
+	half       float64 // number of operations at which a product reaches half of that
 	pack       float64 // seconds in which a core packs a number
-	fork       float64 // seconds that one loses which several cores divide
-	remote     float64 // bytes/s at which a core reads what lies near another; 0 where that takes no longer
+	fork       float64 // seconds lost by a product that several cores share
+	remote     float64 // bytes/s at which a core reads another one's cache; 0 if that takes no longer
 }
 
-// fitProducts fits the constants to products of ranks with one core and with all of them,
-// given the peak rate of the machine (FLOP/s), and returns how far the samples are from that.
+// fitProducts fits the constants to products of ranks with one core and with all of them, given the
+// peak rate of the machine (FLOP/s). off is how far the samples are from the fit.
 func fitProducts(samples []sample, peak, cores float64) (p productFit, off float64) {
 	x, y := make([][]float64, 5), make([]float64, len(samples))
 	for i, s := range samples {
@@ -61,7 +60,7 @@ func fitProducts(samples []sample, peak, cores float64) (p productFit, off float
 		}
 		y[i] = max(0, s.seconds-s.moved)
 	}
-	f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / samples[i].seconds }) // long ones make the step
+	f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / samples[i].seconds }) // long products dominate the step
 	all, fitted := 0.0, 0.0
 	model := make([]float64, len(samples))
 	for i, s := range samples {
@@ -81,30 +80,29 @@ func fitProducts(samples []sample, peak, cores float64) (p productFit, off float
 	return p, off
 }
 
-// fitAttention returns the share of the peak rate that an op of attention reaches to many
-// keys, and with how many it reaches half of that, and how far the samples are from that.
+// fitAttention fits an attention op: the share of the peak rate that it reaches with many keys, and
+// the number of keys at which it reaches half of that. off is how far the samples are from the fit.
 func fitAttention(samples []sample, peak float64) (share, half, off float64) {
 	x, y := make([][]float64, 2), make([]float64, len(samples))
 	for i, s := range samples {
 		x[0], x[1], y[i] = append(x[0], s.ideal(peak)), append(x[1], s.ideal(peak)/s.keys), s.seconds
 	}
-	if f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / y[i] }); f[0] > 0 { // long ones make the step
+	if f := curve.Fit(x, y, func(i int) float64 { return samples[i].weight / y[i] }); f[0] > 0 { // long ones dominate the step
 		half = f[1] / f[0]
 	}
 	factor, off := balance(samples, func(s sample) float64 { return s.ideal(peak) * (1 + half/s.keys) })
 	return 1 / factor, half, off
 }
 
-// pair is an instruction as ranks with a core each run it, and as one rank with all
-// cores runs all of it.
+// pair is the same instruction run by ranks with one core each, and by one rank with all cores,
+// which does all of their work.
 type pair struct {
-	apart    float64 // seconds of a core, if it did its share of what the rank does
-	together float64 // seconds of the rank
+	apart    float64 // seconds that a core would need for its share of the one rank's work
+	together float64 // seconds of the one rank
 	weight   float64 // see [sample]
 }
 
-// fitThreads returns the share of their rate that cores keep which compute together, all in
-// all.
+// fitThreads returns the share of their rate that cores keep when they share kernels.
 func fitThreads(pairs []pair) float64 {
 	var apart, together float64
 	for _, p := range pairs {
@@ -116,13 +114,13 @@ func fitThreads(pairs []pair) float64 {
 	return min(apart/together, 1)
 }
 
-// near is what vector kernels are measured against: caches and memory.
+// near describes caches and memory, against which vector kernels are measured.
 type near struct {
-	cached            float64 // bytes near the processors of the whole machine
+	cached            float64 // bytes of cache of the whole machine
 	cache, memoryRate float64 // bytes/s of the machine
 }
 
-// traffic is the time in which a kernel's bytes move.
+// traffic returns the time in which a kernel's bytes are moved.
 func (n near) traffic(s sample) float64 {
 	moved := n.memoryRate
 	if s.bytes <= n.cached*s.share {
@@ -131,19 +129,18 @@ func (n near) traffic(s sample) float64 {
 	return s.bytes / (moved * s.share)
 }
 
-// time of a kernel that computes at a rate (FLOP/s of the machine).
+// time returns the time of a kernel that computes at a rate (FLOP/s of the machine).
 func (n near) time(s sample, rate float64) float64 { return max(s.ideal(rate), n.traffic(s)) }
 
-// fitMoves returns the share of the rate of memory and caches that an op reaches which
-// computes nothing.
+// fitMoves returns the share of the bandwidth of memory and caches that an op without arithmetic
+// reaches.
 func fitMoves(samples []sample, n near) float64 {
 	factor, _ := balance(samples, n.traffic)
 	return 1 / factor
 }
 
-// fitVector returns the share of the peak rate at which kernels between products
-// compute, given what memory and caches give them: the largest with which the times
-// add up to those measured.
+// fitVector returns the share of the peak rate at which kernels between products compute, given the
+// bandwidth of memory and caches: the largest one with which the times add up to those measured.
 func fitVector(samples []sample, peak float64, n near) (share, off float64) {
 	for exponent := 0.0; exponent >= -3; exponent -= 0.005 {
 		share = math.Pow(10, exponent)
@@ -155,8 +152,8 @@ func fitVector(samples []sample, peak float64, n near) (share, off float64) {
 	return share, off
 }
 
-// knee returns the largest size at which a bandwidth that falls with size is still
-// nearer, by ratio, to the highest than to that of the largest size.
+// knee returns the largest size at which the bandwidth, which falls with size, is still closer (by
+// ratio) to the highest than to that of the largest size.
 func knee(sizes, rates []float64) float64 {
 	middle := math.Sqrt(slices.Max(rates) * rates[len(rates)-1])
 	at := sizes[0]

@@ -9,7 +9,7 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// timing is how long something took, over a number of repetitions.
+// timing is the time of something that was repeated.
 type timing struct {
 	least, median time.Duration
 	n             int
@@ -20,13 +20,13 @@ func timingOf(all []time.Duration) timing {
 	return timing{sorted[0], sorted[len(sorted)/2], len(sorted)}
 }
 
-// spread is by how much the median exceeds the least, which is what the figures are
-// made from: other work on the machine can only add.
+// spread returns how far the median is above the least, as a share of it. Figures are made from the
+// least, because interference can only add.
 func (t timing) spread() float64 { return t.median.Seconds()/t.least.Seconds() - 1 }
 
-// repeat times f for about as long as it may, at least five times.
+// repeat times f for about the given time, at least five times.
 func repeat(ctx context.Context, budget time.Duration, f func()) timing {
-	f() // scratch memory, caches
+	f() // warms caches and allocates scratch memory
 	var all []time.Duration
 	for start := time.Now(); len(all) < 5 || time.Since(start) < budget && len(all) < 1000; {
 		if ctx.Err() != nil && len(all) > 0 {
@@ -39,7 +39,7 @@ func repeat(ctx context.Context, budget time.Duration, f func()) timing {
 	return timingOf(all)
 }
 
-// Product is one point of the matmul curve: C[M,N] of sums over K.
+// Product is one point of the curve of matrix products: C[M,N], with sums over K.
 type Product struct {
 	M, N, K int
 	Threads int
@@ -52,7 +52,7 @@ func shapes() [][3]int {
 	return [][3]int{{64, 64, 16}, {64, 128, 64}, {192, 128, 128}, {768, 128, 128}, {768, 512, 128}, {1024, 1024, 256}, {1024, 1024, 1024}}
 }
 
-// products measures the matmul curve with a number of threads.
+// products measures the curve of matrix products with a number of threads.
 func products(ctx context.Context, threads int, budget time.Duration) []Product {
 	pool := kernel.NewPool(threads)
 	defer pool.Close()
@@ -75,15 +75,15 @@ func random(n int) []float32 {
 	return x
 }
 
-// Stream is the rate at which an addition of two tensors moves their bytes and
-// those of the sum, when those are so many.
+// Stream is the rate at which adding two tensors moves bytes, those of the sum included. Bytes is
+// the size of all three.
 type Stream struct {
 	Bytes  int
 	GBs    float64
 	Spread float64
 }
 
-// streams measures the rate with all threads at growing sizes.
+// streams measures that rate with all threads at growing sizes.
 func streams(ctx context.Context, threads int, budget time.Duration) []Stream {
 	pool := kernel.NewPool(threads)
 	defer pool.Close()

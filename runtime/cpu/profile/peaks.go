@@ -8,8 +8,8 @@ import (
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// Peaks are what no kernel exceeds: floating-point operations a second of multiply-adds in float32 vector registers, and bytes a
-// second of adding two tensors that no cache holds, by all cores together.
+// Peaks are rates of all cores together that no kernel exceeds: FLOP/s of float32 multiply-adds in
+// vector registers, and bytes/s of adding two tensors that no cache holds.
 type Peaks struct{ FLOPS, Bandwidth float64 }
 
 // MeasurePeaks measures them in about the given time.

@@ -1,11 +1,14 @@
-// Package profile measures what the machine at hand does for the CPU backend, and
-// makes a [cost.Cluster] of it.
+// Package profile measures this machine as the CPU backend uses it, and makes a [cost.Cluster] of
+// the results (autopar profile).
 //
-// Training steps of small models are run, every instruction is timed, and the
-// constants of the cost model are fitted to the times with the operations and bytes
-// that the model itself counts for each, so that the times of a step add up. Times
-// are those of the quietest tenth of the steps, or the least of many for a kernel
-// by itself, since other work on the machine can only add to them.
+// It runs training steps of small models and times every instruction. Then it fits the constants of
+// the cost model to the times, with the operations and bytes that the model itself counts for each
+// instruction, so that the times of a step add up. Times are the means of the quietest tenth of the
+// steps, or for a kernel by itself the least of many, because interference can only add.
+//
+// profile.go runs the measurements and makes the cluster; kernels.go times kernels by themselves,
+// programs.go training steps; fit.go fits constants, yaml.go writes the file. peaks.go is for
+// commands that need only the peak rates.
 package profile
 
 import (
@@ -34,50 +37,34 @@ type Result struct {
 	When    time.Time
 	Took    time.Duration
 	Machine string  // processor and cores
-	Load    float64 // of the last minute when it began; negative where that cannot be told
+	Load    float64 // load average of the last minute at the start; negative if unknown
 }
 
-// Figure is one constant with how well it is known.
+// Figure is one constant of the cluster, with how well it is known.
 type Figure struct {
-	Key string // of the cluster file
-	// Spread is, of a rate measured by itself, how far the median lies beyond the
-	// least time; of a constant fitted to instructions, how far they are from it on
-	// average; of the overhead, how far the median step lies beyond the quiet ones.
+	Key string // key in the cluster file
+	// Spread, as a share of the value: for a rate measured by itself, how far the median is above
+	// the least time; for a constant fitted to instructions, the mean deviation of these; for the
+	// overhead, how far the median step is above the quiet ones.
 	Spread  float64
 	Samples int
 }
 
-// Measure measures this machine in about the given time. It needs the machine for
-// itself to tell what it can do.
-func Measure(ctx context.Context, budget time.Duration) (*Result, error) {
-	m, err := Begin(ctx, budget)
-	if err != nil {
-		return nil, err
-	}
-	defer m.Close()
-	for range Turns {
-		if err := m.Turn(ctx); err != nil {
-			return nil, err
-		}
-	}
-	return m.Result()
-}
-
-// Turns is in how many turns training steps are timed.
+// Turns is the number of turns in which training steps are timed.
 const Turns = 4
 
-// Measurement is a measurement in progress. What is to be held against it may be timed
-// between its turns, so that both find the machine in the same state.
+// Measurement is a measurement in progress. A caller that compares something with it can time that
+// between the turns, so that both see the machine in the same state.
 type Measurement struct {
-	result Result // but for what is fitted
+	result Result // without what is fitted
 	cores  int
 	steps  []*running
-	turn   time.Duration // that a turn may take
-	round  time.Duration // that a step of each workload took lately
+	turn   time.Duration // how long a turn may take
+	round  time.Duration // how long the last round took: one step of each workload
 }
 
-// Begin measures the rates of single kernels, and prepares the training steps of [Turns]
-// turns, all in about the given time. It is to be closed.
+// Begin measures the rates of single kernels, and prepares the training steps for [Turns] turns,
+// all in about the given time. The caller closes the measurement.
 func Begin(ctx context.Context, budget time.Duration) (*Measurement, error) {
 	cores := goruntime.GOMAXPROCS(0)
 	m := &Measurement{cores: cores, turn: budget * 9 / 10 / Turns}
@@ -105,12 +92,12 @@ func Begin(ctx context.Context, budget time.Duration) (*Measurement, error) {
 	return m, nil
 }
 
-// Turn times as many steps of each workload as there is time for.
+// Turn times steps of each workload, as many as fit in its time.
 func (m *Measurement) Turn(ctx context.Context) error {
 	return m.each(ctx, max(1, int(m.turn/m.round)-1))
 }
 
-// each times so many steps of each workload, after one that finds its memory in no cache.
+// each times steps steps of each workload, after one that warms the caches.
 func (m *Measurement) each(ctx context.Context, steps int) error {
 	begin := time.Now()
 	for _, s := range m.steps {
@@ -124,7 +111,7 @@ func (m *Measurement) each(ctx context.Context, steps int) error {
 	return nil
 }
 
-// Result makes figures of what has been measured so far.
+// Result fits the constants to what has been measured so far.
 func (m *Measurement) Result() (*Result, error) {
 	r := m.result
 	var steps []*timedStep
@@ -135,17 +122,17 @@ func (m *Measurement) Result() (*Result, error) {
 	return &r, r.Cluster.Validate()
 }
 
-// Close ends the workloads.
+// Close closes the workloads.
 func (m *Measurement) Close() {
 	for _, s := range m.steps {
 		s.exec.Close()
 	}
 }
 
-// fit makes the constants.
+// fit makes the cluster.
 func (r *Result) fit(steps []*timedStep, cores int) {
 	best := fastest(r.Products)
-	core := best.GFLOPS * 1e9 / float64(best.Threads) // FLOP/s, the most that one reached
+	core := best.GFLOPS * 1e9 / float64(best.Threads) // FLOP/s, the most that one core reached
 	peak := core * float64(cores)
 	sizes, rates := make([]float64, len(r.Streams)), make([]float64, len(r.Streams))
 	for i, s := range r.Streams {
@@ -157,13 +144,13 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	if cores > 1 {
 		steps, few = steps[:len(steps)-1], steps[len(steps)-2]
 	}
-	gap := math.Inf(1) // between instructions, where one rank runs
+	gap := math.Inf(1) // time between instructions, for one rank
 	for _, s := range steps {
 		if s.ranks == 1 {
 			gap = min(gap, s.gap())
 		}
 	}
-	start := overhead(steps) // of an instruction that does nothing
+	start := overhead(steps) // time of an instruction that does next to nothing
 	around, off := near{cached, cache, memory}, map[string]float64{}
 	of := func(class string, op ir.Op) []sample { return samples(steps, cores, class, op, start, around) }
 	p, offProducts := fitProducts(of(productClass, ir.OpInvalid), peak, float64(cores))
@@ -180,7 +167,7 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	e.Attention, e.AttentionHalf = curve.Share(share), curve.Round(half)
 	share, half, off[attentionClass] = fitAttention(of(attentionClass, ir.OpAttentionGrad), peak)
 	e.AttentionGradHalf = curve.Round(half)
-	for _, op := range []ir.Op{ir.OpAttentionGrad, ir.OpAttentionKVGrad} { // the same kernel
+	for _, op := range []ir.Op{ir.OpAttentionGrad, ir.OpAttentionKVGrad} { // they run the same kernel
 		d.Kernels[op.String()] = curve.Share(share)
 	}
 	share, off[vectorClass] = fitVector(of(vectorClass, ir.OpInvalid), peak, around)
@@ -225,24 +212,24 @@ func (r *Result) fit(steps []*timedStep, cores int) {
 	slices.SortFunc(r.Figures, func(a, b Figure) int { return strings.Compare(a.Key, b.Key) })
 }
 
-// fastest returns the product at which a core does most.
+// fastest returns the product with the highest rate per core.
 func fastest(products []Product) Product {
 	return slices.MaxFunc(products, func(a, b Product) int {
 		return cmp.Compare(a.GFLOPS/float64(a.Threads), b.GFLOPS/float64(b.Threads))
 	})
 }
 
-// turn returns the seconds that ranks lose at each meeting where half of them have no core
-// when the others begin to wait: what a step of many takes beyond its price, which is as
-// far off as that of few who do the same.
+// turn returns the seconds that ranks lose at each meeting if there are twice as many ranks as
+// cores, so that half of them have no core when the others begin to wait. It is what a step of many
+// ranks takes beyond its price. The price is first corrected by how far it is off for the same
+// workload with few ranks.
 func turn(few, many *timedStep, c *cost.Cluster) float64 {
 	least, _ := few.price(c)
 	most, meetings := many.price(c)
 	return max(0, many.seconds-most*few.seconds/least) / float64(meetings)
 }
 
-// overhead is the time of an instruction that has next to nothing to do: the median
-// of those.
+// overhead returns the median time of instructions that have next to nothing to do.
 func overhead(steps []*timedStep) float64 {
 	var all []float64
 	for _, s := range steps {
@@ -266,7 +253,7 @@ func (r *Result) loadText() string {
 	return fmt.Sprintf(", load %.2f before", r.Load)
 }
 
-// machine names the processor.
+// machine returns the name of the processor and the number of cores.
 func machine(cores int) string {
 	name := goruntime.GOARCH
 	if data, err := os.ReadFile("/proc/cpuinfo"); err == nil {
@@ -280,7 +267,7 @@ func machine(cores int) string {
 	return fmt.Sprintf("%d x %s", cores, name)
 }
 
-// load is the load average of the last minute.
+// load returns the load average of the last minute.
 func load() float64 {
 	var one float64
 	data, err := os.ReadFile("/proc/loadavg")
@@ -293,7 +280,7 @@ func load() float64 {
 	return one
 }
 
-// installed is the memory of the machine, as the built-in cluster cpu has it.
+// installed returns the memory of this machine, from the built-in cluster cpu.
 func installed() int64 {
 	c, err := cost.Load("cpu")
 	if err != nil {

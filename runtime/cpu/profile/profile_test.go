@@ -15,8 +15,8 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// TestFitsFindWhatMadeTheTimes: from times that the model makes, and from such with
-// noise of a tenth, each fit finds the constants again.
+// TestFitsFindWhatMadeTheTimes: from times that the model makes, with and without noise of a tenth,
+// each fit finds the constants again.
 func TestFitsFindWhatMadeTheTimes(t *testing.T) {
 	const seed, peak = 4, 2e11
 	for _, noise := range []float64{0, 0.1} {
@@ -78,8 +78,8 @@ func TestKnee(t *testing.T) {
 	require.Equal(t, 16.0, knee([]float64{1, 4, 16}, []float64{30, 30, 30}), "no knee: all the same")
 }
 
-// TestMeasurement measures in a hurry. Nothing is said of how fast this machine is, but
-// the figures are possible, and the file is read as it was measured. Every turn times all
+// TestMeasurement makes a short measurement. It cannot say how fast this machine is, but the
+// figures must be possible, and the file must be read as it was measured. Every turn times all
 // workloads, and figures are those of all turns so far.
 func TestMeasurement(t *testing.T) {
 	m, err := Begin(context.Background(), 500*time.Millisecond)
@@ -118,8 +118,8 @@ func TestMeasurement(t *testing.T) {
 	}
 }
 
-// TestTurn: what a step of many ranks takes beyond its price is lost where they meet, if
-// that of few is right, or else as much of it as is right of theirs.
+// TestTurn: what a step of many ranks takes beyond its price, corrected by how far the price for
+// few ranks is off, is lost at meetings.
 func TestTurn(t *testing.T) {
 	c, err := cost.Load("cpu")
 	require.NoError(t, err)
@@ -149,7 +149,7 @@ func TestTurn(t *testing.T) {
 	}
 }
 
-// TestWaiting: a collective takes what the rank takes that comes last, and the others wait.
+// TestWaiting: the time of a collective is that of the rank that comes last; the others wait.
 func TestWaiting(t *testing.T) {
 	s := &timedStep{instrs: []timedInstr{{op: ir.OpAdd, name: "a"}, {op: ir.OpAllReduce, name: "r", work: cost.Work{Class: collectiveClass}}}}
 	span := func(op ir.Op, name string, from, to time.Duration) runtime.Span {
@@ -162,7 +162,7 @@ func TestWaiting(t *testing.T) {
 	require.Equal(t, timedRun{took: 12, spent: []time.Duration{2, 5}, waited: 2}, run, "4 of one rank, none of the other")
 }
 
-// TestBucketsAreTimed: what is made in one go is timed as one collective of all its bytes.
+// TestBucketsAreTimed: a bucket is timed as one collective of all its bytes.
 func TestBucketsAreTimed(t *testing.T) {
 	s, err := workload{2, 4, 128, 64, 12, 2, 0, 1}.compile()
 	require.NoError(t, err)
@@ -212,8 +212,8 @@ func TestPairsAreOfTheSameWork(t *testing.T) {
 	}
 }
 
-// TestFastest: rates that differ by less than one GFLOP/s are told apart, so that the spread printed beside the peak is that of
-// the product it is from.
+// TestFastest: rates that differ by less than one GFLOP/s are distinguished, so that the spread
+// printed beside the peak is that of its product.
 func TestFastest(t *testing.T) {
 	products := []Product{{Threads: 1, GFLOPS: 10.2, Spread: .5}, {Threads: 2, GFLOPS: 21.8, Spread: .1}, {Threads: 1, GFLOPS: 10.6}}
 	require.Equal(t, products[1], fastest(products))

@@ -25,13 +25,13 @@ type workload struct {
 	microBatches                        int
 }
 
-// workloads are small models at sizes apart from each other, each by one rank with
-// all threads and by one rank a core, which tells what it costs to divide a kernel. The narrowest
-// has layers enough to find no more near the cores than a deep model does. Two are in small parts,
-// whose products have few rows for what they pack. Of ranks with a core each, gradients are summed
-// whole, or for the rank that updates them, and those of the last two have their parameters
-// gathered where they are read, in every micro-batch, so that ranks meet all the time: one rank a
-// core, and two, which tells what a turn costs.
+// workloads are small models of very different sizes. Each is run by one rank with all threads and
+// by one rank per core, which shows what it costs to share a kernel among cores. The narrowest
+// model has so many layers that caches hold no more of it than of a deep model. Two have small
+// micro-batches, so that products have few rows for what they pack. With one rank per core,
+// gradients are summed whole or for the rank that updates them (ZeRO 0 to 2). The last two gather
+// parameters in every micro-batch (ZeRO 3), so that ranks meet all the time: with one rank per
+// core, and with two per core, which shows what a meeting then costs.
 func workloads(cores int) []workload {
 	var all []workload
 	for i, w := range []workload{
@@ -49,8 +49,8 @@ func workloads(cores int) []workload {
 	return all
 }
 
-// timedInstr is an instruction, or a bucket of collectives by the name of the first, with
-// its work and its time: the mean over the quietest steps, so that the times of a step add up.
+// timedInstr is an instruction, or a bucket of collectives by the name of the first, with its work
+// and its time: the mean over the quietest steps, so that the times of a step add up.
 type timedInstr struct {
 	op      ir.Op
 	name    string
@@ -58,17 +58,17 @@ type timedInstr struct {
 	seconds float64
 }
 
-// timedStep is a workload, run.
+// timedStep is a measured workload.
 type timedStep struct {
 	workload
 	prog    *codegen.Program
 	instrs  []timedInstr
-	seconds float64 // the mean of the quietest steps
-	waited  float64 // of them, of a rank for others at collectives
-	spread  float64 // by how much the median exceeds it
+	seconds float64 // mean of the quietest steps
+	waited  float64 // of those, how long a rank waited for others at collectives
+	spread  float64 // how far the median step is above the mean
 }
 
-// gap is what a step takes beyond its instructions, for each of them.
+// gap returns what a step takes beyond its instructions, per instruction.
 func (s *timedStep) gap() float64 {
 	sum := 0.0
 	for _, in := range s.instrs {
@@ -77,7 +77,7 @@ func (s *timedStep) gap() float64 {
 	return max(0, s.seconds-sum) / float64(len(s.instrs))
 }
 
-// compile makes the program of a workload, and the step that is to be timed.
+// compile makes the program of a workload, and the list of its instructions.
 func (w workload) compile() (*timedStep, error) {
 	model := gpt.Config{
 		NLayer: w.layers, NHead: w.heads, NEmbd: w.width, BlockSize: w.tokens, VocabSize: 65, TieEmbeddings: true,
@@ -109,7 +109,7 @@ type running struct {
 	*timedStep
 	exec  *runtime.Executor
 	feeds runtime.Feeds
-	spans [][]runtime.Span // by rank: each calls Trace in the order of its instructions
+	spans [][]runtime.Span // by rank, in the order of its instructions
 	runs  []timedRun
 }
 
@@ -131,7 +131,7 @@ func (w workload) start() (*running, error) {
 	return r, r.exec.InitParams(s.prog, 1)
 }
 
-// run times so many steps after one that finds its memory in no cache.
+// run times steps steps, after one that warms the caches.
 func (r *running) run(ctx context.Context, steps int) error {
 	for n := range 1 + steps {
 		for i := range r.spans {
@@ -148,21 +148,21 @@ func (r *running) run(ctx context.Context, steps int) error {
 	return nil
 }
 
-// timedRun is one step: what it took and what its instructions did.
+// timedRun is one step: its time and those of its instructions.
 type timedRun struct {
 	took   time.Duration
 	spent  []time.Duration
-	waited time.Duration // of a rank for others at collectives, on average
+	waited time.Duration // how long a rank waited for others at collectives, on average
 }
 
-// spent returns the time of each instruction in a step: on rank 0, and of a
-// collective on the rank that comes last and so does not wait. The others' waiting is
-// apart.
+// spent returns the time of each instruction in a step: on rank 0, except that the time of a
+// collective is that of the last rank to come, which does not wait. The waits of the others are
+// counted separately.
 func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
 	run := timedRun{took: took, spent: make([]time.Duration, len(s.instrs))}
-	var together time.Duration // at collectives, of all ranks
+	var together time.Duration // time at collectives, of all ranks
 	for r, of := range spans {
-		next := 0 // feeding the inputs comes in between
+		next := 0 // spans of inputs come in between
 		for _, span := range of {
 			if next == len(run.spent) || span.Op != s.instrs[next].op || span.Name != s.instrs[next].name {
 				continue
@@ -189,7 +189,7 @@ func (s *timedStep) spent(took time.Duration, spans [][]runtime.Span) timedRun {
 	return run
 }
 
-// average returns the step with the times of the tenth of the runs that took least.
+// average returns the step with the mean times of the quietest tenth of the runs.
 func (r *running) average() *timedStep {
 	s := *r.timedStep
 	s.instrs = slices.Clone(s.instrs)
@@ -206,7 +206,7 @@ func (r *running) average() *timedStep {
 	return &s
 }
 
-// each calls f with what rank 0 runs in a step, bucket by bucket; all ranks run as much.
+// each calls f with what rank 0 runs in a step, bucket by bucket. All ranks run as much.
 func (s *timedStep) each(f func(instrs []codegen.Instr, at ir.Coord)) {
 	sched := &s.prog.Schedules[0]
 	for _, task := range sched.Tasks {
@@ -219,7 +219,7 @@ func (s *timedStep) each(f func(instrs []codegen.Instr, at ir.Coord)) {
 	}
 }
 
-// feeds are tokens that mean nothing: the time of a step does not depend on them.
+// feeds returns arbitrary tokens: the time of a step does not depend on them.
 func (w workload) feeds() runtime.Feeds {
 	r := rand.New(rand.NewPCG(1, 2))
 	ids, targets, positions := make([]int32, w.batch*w.tokens), make([]int32, w.batch*w.tokens), make([]int32, w.tokens)
@@ -242,11 +242,11 @@ const (
 	collectiveClass = "collective"
 )
 
-// divisible is how many seconds of a core a kernel takes at least that is worth dividing.
+// divisible is the least time of a kernel, in seconds of a core, that is worth sharing among cores.
 const divisible = 10e-6
 
-// pairs returns what one rank a core and one rank with all cores both ran, but for kernels
-// so short that dividing them is no gain.
+// pairs returns the instructions that both one rank per core and one rank with all cores have run,
+// except kernels too short to share.
 func pairs(steps []*timedStep, cores float64) []pair {
 	var all []pair
 	for i, s := range steps {
@@ -260,7 +260,7 @@ func pairs(steps []*timedStep, cores float64) []pair {
 			}
 			of := s.instrs[next]
 			next++
-			// An update of all parameters is as much work for each rank as for one.
+			// An update of all parameters is as much work for each rank as for a single one.
 			part := float64(of.work.Bytes) / float64(in.work.Bytes) / cores
 			if of.work.FLOPs > 0 {
 				part = of.work.FLOPs / in.work.FLOPs / cores
@@ -273,8 +273,7 @@ func pairs(steps []*timedStep, cores float64) []pair {
 	return all
 }
 
-// price returns what a cluster's figures say that the step takes, of one rank after the
-// other, and how often ranks meet in it.
+// price returns how long the step takes by a cluster's figures, and how often ranks meet in it.
 func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
 	price := cost.NewProgram(c, s.prog.Plan, s.prog.Mesh)
 	s.each(func(instrs []codegen.Instr, at ir.Coord) {
@@ -284,9 +283,9 @@ func (s *timedStep) price(c *cost.Cluster) (seconds float64, meetings int) {
 	return seconds, count([]*timedStep{s}, collectiveClass)
 }
 
-// samples returns the instructions of a class, or of one op of it, by ranks that have a
-// core each, and of products those by ranks that have more as well; their times without the
-// overhead of an instruction.
+// samples returns the instructions of a class, or of one op of it, run by ranks with one core each,
+// and for products also by ranks with more. The overhead of an instruction is subtracted from their
+// times.
 func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead float64, around near) []sample {
 	var all []sample
 	for _, s := range steps {
@@ -310,7 +309,7 @@ func samples(steps []*timedStep, cores int, class string, op ir.Op, overhead flo
 	return all
 }
 
-// exchanges returns the collectives of ranks that have a core each.
+// exchanges returns the collectives of ranks with one core each.
 func exchanges(steps []*timedStep, cores int, overhead float64) []curve.Exchange {
 	var all []curve.Exchange
 	for _, s := range steps {

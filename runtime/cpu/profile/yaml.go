@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/planner/cost/curve"
 )
 
-// WriteYAML writes the cluster as a file that planning reads, with how each figure
-// came about.
+// WriteYAML writes the cluster as a file that the planner reads. Comments in it say where each
+// figure comes from.
 func (r *Result) WriteYAML(w io.Writer) error {
 	var b strings.Builder
 	line := func(format string, args ...any) { fmt.Fprintf(&b, format+"\n", args...) }

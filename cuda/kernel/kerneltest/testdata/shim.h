@@ -1,5 +1,6 @@
-// What primitives.cu defines, for the CPU: a thread is a fiber with a stack of its own, and fibers take turns at barriers and
-// at what a warp does together. Copies that are asynchronous on a device happen as late as they may.
+// The definitions of primitives.cu for the CPU. A thread is a fiber with its own stack. Fibers
+// switch at barriers and at operations of whole warps. Asynchronous copies happen as late as a
+// device may do them.
 #pragma once
 #include <cmath>
 #include <cstring>
@@ -19,14 +20,14 @@ typedef long long i64;
 #define DEVICE __device__ __forceinline__
 #define SHARED(type, name) type* name = (type*)machine.shared
 
-// Group is the threads that wait for each other.
+// Group is threads that wait for each other at a barrier.
 struct Group {
 	int arrived = 0;
-	const void* place = nullptr; // in the code, where the first has arrived
+	const void* place = nullptr; // code address of the barrier where the first one arrived
 	u64 turn = 0;
 };
 
-struct Exchange { // what the lanes of a warp tell each other, in turns
+struct Exchange { // what the lanes of a warp exchange, double-buffered by turn
 	u64 word[2][32][6];
 };
 
@@ -38,7 +39,7 @@ struct Machine {
 };
 extern Machine machine;
 
-// wait returns when as many threads as size have called it for the group. It lets others run.
+// wait returns when size threads have called it for the group. Meanwhile other fibers run.
 void wait(Group& group, int size);
 
 inline int thread() { return machine.thread; }
@@ -51,7 +52,7 @@ inline int blocks_x() { return machine.blocks[0]; }
 inline void sync_block() { wait(machine.block_group, machine.threads); }
 inline void sync_warp() { wait(machine.warps[machine.thread / 32], 32); }
 
-// exchange shows n words to the warp and returns what all lanes show: lane by lane, six words apart.
+// exchange shows n words to the warp and returns those of all lanes: lane by lane, six words apart.
 inline const u64 (*exchange(const u64* words, int n))[6] {
 	int warp = machine.thread / 32;
 	auto& turn = machine.exchange[warp].word[machine.warps[warp].turn % 2];
@@ -109,7 +110,7 @@ inline float wide(f16 x) {
 	return (float)h;
 }
 
-// Copies of a thread, in groups.
+// Asynchronous copies of a thread, in groups.
 struct Copies {
 	struct Copy {
 		void* to;

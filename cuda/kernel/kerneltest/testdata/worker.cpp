@@ -41,7 +41,7 @@ const int most = 1024, stack_bytes = 128 << 10;
 
 struct Fiber {
 	void* stack; // pointer to its top while it does not run
-	const Group* group; // waited for
+	const Group* group; // the group it waits for
 	u64 turn;
 	bool done;
 	Copies copies;
@@ -81,7 +81,7 @@ void next() {
 
 void wait(Group& group, int size) {
 	const void* place = __builtin_return_address(0);
-	if (group.arrived > 0 && group.place != place) { // of a warp, that is undefined on a device
+	if (group.arrived > 0 && group.place != place) { // for a warp this is undefined on a device
 		fprintf(stderr, "threads of %s meet at different places\n", running->name);
 		exit(3);
 	}
@@ -113,7 +113,8 @@ void run_block() {
 	machine.block_group = Group();
 	for (auto& w : machine.warps) w = Group();
 	for (int i = 0; i < machine.threads; i++) {
-		// Stacks begin at different cache lines of their pages: a cache has few places for lines at one distance from all others.
+		// Offset each stack within its page: otherwise the same variable of all threads would
+		// compete for a few cache sets.
 		void** top = (void**)(stacks + (size_t)(i + 1) * stack_bytes - i % 32 * 128) - 1;
 		*top = nullptr; // as after a call, so the stack is aligned
 		*--top = (void*)fiber_main;
@@ -179,7 +180,7 @@ std::string launch(char* shared_end) {
 
 int main() {
 	const size_t arena_bytes = (size_t)1 << 32, shared_bytes = 256 << 10, page = 4096;
-	auto reserve = [&](size_t bytes) { // with pages before and after that nobody may touch
+	auto reserve = [&](size_t bytes) { // with inaccessible pages before and after
 		char* p = (char*)mmap(nullptr, bytes + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 		mprotect(p + page, bytes, PROT_READ | PROT_WRITE);
 		return p + page;

@@ -7,11 +7,12 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// quad is how many rows of scores a loop takes at a time, so that as many chains of dependent instructions are under way.
+// quad is how many rows of scores a loop processes together, so that as many dependency chains
+// overlap.
 const quad = 4
 
-// scoreRows is a loop over the vectors of four rows, ld apart, of which the first has seen elements that count and each one more
-// than the one before, at most m in all.
+// scoreRows is a loop over the vectors of four rows, ld apart. The first row has seen elements that
+// count, each later row one more, and none more than m.
 type scoreRows struct {
 	*generator
 	counts  [quad]reg.VecVirtual
@@ -29,7 +30,7 @@ func (g *generator) scoreRows() {
 	g.wide = false
 }
 
-// rows loads the sizes that loops over rows of scores share.
+// rows loads the sizes that the loops over rows of scores share.
 func (g *generator) rows() *scoreRows {
 	s := &scoreRows{generator: g, ld: g.integer("ld"), m: g.integer("m"), indices: g.register()}
 	s.ld3 = g.stride3(s.ld)
@@ -43,7 +44,7 @@ func (g *generator) rows() *scoreRows {
 	return s
 }
 
-// stride3 turns a stride in numbers into one in bytes and returns three times that.
+// stride3 converts a stride in numbers to bytes, and returns three times that.
 func (g *generator) stride3(ld reg.Register) reg.Register {
 	g.SHLQ(operand.Imm(2), ld)
 	three := g.GP64()
@@ -51,7 +52,7 @@ func (g *generator) stride3(ld reg.Register) reg.Register {
 	return three
 }
 
-// row is where the current vector of row r lies.
+// row returns the address of the current vector of row r.
 func row(base, ld, ld3 reg.Register, r int) operand.Mem {
 	switch r {
 	case 0:
@@ -63,8 +64,8 @@ func row(base, ld, ld3 reg.Register, r int) operand.Mem {
 	}
 }
 
-// each emits the loop over the vectors in which the last row has elements that count, and then one that clears the rest of
-// those that are to be, up to m. Bases move on with the vectors.
+// each emits the loop over the vectors in which elements of the last row count, and then one that
+// clears the remaining elements up to m. Both advance the bases.
 func (s *scoreRows) each(body func(r int, counts reg.Register), clear []reg.Register, bases ...reg.Register) {
 	left := s.integer("seen") // of the last row
 	s.ADDQ(operand.Imm(quad-1), left)
@@ -134,7 +135,7 @@ func (g *generator) maxRows() {
 	g.end()
 }
 
-// fromParam returns a register for each row, of the elements of a slice.
+// fromParam returns, for each row, a register with the row's element of a slice in all lanes.
 func (g *generator) fromParam(param string) (values [quad]reg.VecVirtual) {
 	base := g.base(param)
 	for r := range values {
@@ -144,7 +145,8 @@ func (g *generator) fromParam(param string) (values [quad]reg.VecVirtual) {
 	return values
 }
 
-// withFactors emits two versions of a function's rest, one for rows that are to be multiplied by factors.
+// withFactors emits the rest of a function twice: for rows that are multiplied by factors, and for
+// others.
 func (g *generator) withFactors(rest func(factor func(r int) operand.Mem, bases ...reg.Register)) {
 	f, plain := g.base("f"), g.label("plain")
 	n := g.length("f")

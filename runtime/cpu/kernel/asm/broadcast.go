@@ -8,9 +8,9 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// embedBroadcasts has instructions on registers of 512 bits read one element of a constant and repeat it. The linker puts
-// data at multiples of 32 bytes, and a constant of 64 would lie across two lines of the cache in every other program, in
-// which GELU then took 30 % longer (2026-11-22).
+// embedBroadcasts makes instructions on 512-bit registers read one element of a constant and
+// broadcast it. A constant of 64 bytes would cross a cache line in every other program, because the
+// linker aligns data to 32 bytes; GELU then took 30 % longer (2026-11-22).
 func embedBroadcasts(file *ir.File) {
 	for _, f := range file.Functions() {
 		for _, i := range f.Instructions() {

@@ -7,13 +7,14 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// roundedBy added to a float64 below 2^51 in magnitude rounds it to an integer, ties to even, which then lies in the low bits.
+// roundedBy, added to a float64 below 2^51 in magnitude, rounds it to an integer, ties to even,
+// which is then in the low bits.
 const roundedBy = 1.5 * (1 << 52)
 
 const (
-	notLess = 0x15 // predicate of a comparison: also true of NaN
+	notLess = 0x15 // comparison predicate that is also true for NaN
 
-	smallSquare = 1 << 48 // fixedSquaresAVX2 gives up on squares this large, times scale
+	smallSquare = 1 << 48 // fixedSquaresAVX2 gives up if a square times scale is this large
 )
 
 // quad returns a register of four times a float64.
@@ -62,7 +63,8 @@ func (g *generator) fixed() {
 	g.fixedSquares()
 }
 
-// addAsFixed converts by halves, as AVX2 has no conversion to 64-bit integers: y = high*2^32 + low, each rounded by a sum.
+// addAsFixed converts in two halves, because AVX2 has no conversion to 64-bit integers: y =
+// high*2^32 + low, each rounded by an addition.
 func (g *generator) addAsFixed() {
 	g.function("addAsFixedAVX2", "func(dst []int64, x []float32, scale float64) bool", "is isa.addAsFixed.")
 	dst, x, scale := g.base("dst"), g.base("x"), g.doubleParam("scale")
@@ -84,7 +86,7 @@ func (g *generator) addAsFixed() {
 			g.VFNMADD231PD(up, whole, y)
 			g.VADDPD(round, y, y)
 			g.VPSUBQ(round, y, y)                 // the low half
-			g.VPSLLQ(operand.Imm(32), high, high) // the bits of round go over the edge
+			g.VPSLLQ(operand.Imm(32), high, high) // the bits of round are shifted out
 			g.VPADDQ(high, y, y)
 
 			mem := operand.Mem{Base: dst, Index: s.at, Scale: 2, Disp: vector * half}
@@ -108,7 +110,7 @@ func (g *generator) addAsFixed() {
 			} else {
 				g.VMOVDQU(sum, mem)
 			}
-			// Both of one sign and the sum of the other: it wrapped.
+			// If both have one sign and the sum the other, it has wrapped.
 			g.VPXOR(sum, old, old)
 			g.VPXOR(sum, y, y)
 			g.VPAND(old, y, y)

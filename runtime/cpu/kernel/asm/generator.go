@@ -20,19 +20,20 @@ const (
 // widest is the number of float32 in the widest register: that of AVX-512.
 const widest = 2 * lanes
 
-// generator emits functions. Its methods named like instructions are avo's, with operands in Go's order: sources reversed,
-// destination last.
+// generator emits functions. Its methods that are named like instructions are avo's, with operands
+// in Go's order: sources reversed, destination last.
 type generator struct {
 	*build.Context
 	constants map[uint32]string // symbol of each constant used, by bits
 	order     []uint32
 	labels    int
 	wide      bool // loops are emitted for AVX-512, not AVX2
-	ahead     int  // when positive, loops fetch what they will read and write so many bytes on
+	ahead     int  // if positive, loops prefetch what they read and write, this many bytes ahead
 }
 
-// fetching emits loops over long vectors that come from memory: the processor alone, which stops at the end of each page and
-// sees a few iterations ahead, fetches at half the speed.
+// fetching emits loops over long vectors that come from memory, with prefetches. By itself the
+// processor stops prefetching at the end of each page and looks only a few iterations ahead, and
+// reaches half the speed.
 func (g *generator) fetching(loops ...func()) func() {
 	return func() {
 		g.ahead = 2048
@@ -43,7 +44,7 @@ func (g *generator) fetching(loops ...func()) func() {
 	}
 }
 
-// both emits loops for both instruction sets.
+// both emits loops for AVX2 and for AVX-512.
 func (g *generator) both(loops ...func()) {
 	for _, g.wide = range []bool{false, true} {
 		for _, f := range loops {
@@ -53,7 +54,7 @@ func (g *generator) both(loops ...func()) {
 	g.wide = false
 }
 
-// set is what names of loops end in.
+// set returns the suffix of the names of loops.
 func (g *generator) set() string {
 	if g.wide {
 		return "AVX512"
@@ -61,7 +62,7 @@ func (g *generator) set() string {
 	return "AVX2"
 }
 
-// lanes is the number of float32 in a register of a loop.
+// lanes returns the number of float32 in a register of the loop.
 func (g *generator) lanes() int {
 	if g.wide {
 		return widest
@@ -69,7 +70,7 @@ func (g *generator) lanes() int {
 	return lanes
 }
 
-// register returns a new register of a loop.
+// register returns a new register of the loop's width.
 func (g *generator) register() reg.VecVirtual {
 	if g.wide {
 		return g.ZMM()
@@ -90,7 +91,7 @@ func (g *generator) end() {
 	g.RET()
 }
 
-// label returns a name not used before in this file.
+// label returns a label that is new in this file.
 func (g *generator) label(what string) string {
 	g.labels++
 	return fmt.Sprintf("%s%d", what, g.labels)
@@ -120,7 +121,7 @@ func (g *generator) broadcast(param string) reg.VecVirtual {
 	return y
 }
 
-// address returns where a parameter lies.
+// address returns the address of a parameter.
 func (g *generator) address(param string) operand.Mem {
 	b, err := g.Param(param).Resolve()
 	if err != nil {
@@ -129,13 +130,13 @@ func (g *generator) address(param string) operand.Mem {
 	return b.Addr
 }
 
-// table returns a memory operand of the words of that name, see tables.
+// table returns a memory operand of the table of that name: see tables.
 func (g *generator) table(name string) operand.Mem {
 	return operand.NewDataAddr(operand.Symbol{Name: name, Static: true}, 0)
 }
 
-// constantPrefix begins the names of constants, of as many equal elements as a register of AVX2 has; [embedBroadcasts] sees
-// to wider ones.
+// constantPrefix begins the names of constants. A constant is as many equal elements as a register
+// of AVX2 has; [embedBroadcasts] handles wider registers.
 const constantPrefix = "word"
 
 // constant returns a memory operand of c in every lane.
@@ -159,7 +160,7 @@ func (g *generator) constantIn(c float64) reg.VecVirtual {
 	return y
 }
 
-// tables emits the constants that functions used, and the words that masks are loaded from.
+// tables emits the constants that functions use, and the tables that masks are loaded from.
 func (g *generator) tables() {
 	data := func(name string, words []uint32) {
 		g.StaticGlobal(name)
@@ -204,7 +205,8 @@ func (g *generator) bitMask(n reg.Register) reg.Register {
 	return mask
 }
 
-// step is where a loop over vectors stands: lane group number part of the body's unrolling, and whether it is the tail.
+// step is one vector of a loop: part numbers the vectors of an unrolled body, masked says that it
+// is the tail.
 type step struct {
 	g      *generator
 	at     reg.Register // bytes from the start of each operand
@@ -219,7 +221,7 @@ func (s *step) mem(base reg.Register) operand.Mem {
 	return operand.Mem{Base: base, Index: s.at, Scale: 1, Disp: 4 * s.g.lanes() * s.part}
 }
 
-// fetch starts to bring what a later step needs into the cache, once for each operand.
+// fetch prefetches what a later step needs, once for each operand.
 func (s *step) fetch(base reg.Register) {
 	if s.g.ahead == 0 || s.masked || slices.Contains(s.fetched, base) {
 		return

@@ -5,8 +5,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// halves emits the conversions between float32 and the formats of two bytes. They handle whole vectors of eight; what is
-// left over is for the caller, and the same in plain Go, because rounding is exact.
+// halves emits the conversions between float32 and the two-byte formats. They process whole vectors
+// of eight. The caller does the rest in Go, with the same results, because rounding is exact.
 func (g *generator) halves() {
 	const signature = "func(wide []float32, half []uint16)"
 

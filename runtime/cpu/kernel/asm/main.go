@@ -3,10 +3,11 @@
 //
 //	go run ./runtime/cpu/kernel/asm -dir runtime/cpu/kernel
 //
-// The functions are those of the isa struct in package kernel, which documents them. Three rules hold for all of them: they
-// leave the upper halves of the vector registers clear, because one legacy SSE instruction after that costs more than a
-// loop; a loop's tail runs the body of the loop with masked loads and stores, so that a result does not depend on an
-// element's position; and a constant is a memory operand of eight equal floats unless a register is free.
+// The functions are those of the isa struct in package kernel, which documents them. Three rules
+// hold for all of them. They leave the upper halves of the vector registers clear, because
+// otherwise a single legacy SSE instruction costs more than a loop. The tail of a loop runs the
+// same body with masked loads and stores, so that a result does not depend on an element's
+// position. A constant is a memory operand of eight equal floats unless a register is free.
 package main
 
 import (

@@ -9,13 +9,15 @@ import (
 	"math"
 )
 
-// neon writes functions for arm64, which avo does not know, as text. Vectors are four float32 in the registers V0 to V31.
-// The Go assembler has few of their instructions: the others are words, encoded as in the Arm Architecture Reference Manual
-// for A-profile, section C7.2.
+// neon writes functions for arm64 as text, because avo does not support it. Vectors are four
+// float32 in registers V0 to V31. The Go assembler knows few of the vector instructions; the others
+// are emitted as words, encoded as in the Arm Architecture Reference Manual for A-profile, section
+// C7.2.
 //
-// Its methods named like instructions take the destination first. Integer registers are allocated upwards from R0 and
-// vector registers from V0; both are free again with the next function, and vector registers of a loop's step with the next
-// step. R24 points to the constants, R25 and R26 serve the generator itself.
+// Methods that are named like instructions take the destination first. Integer registers are
+// allocated from R0 up and vector registers from V0 up. Both are free again in the next function,
+// and the vector registers of a loop's step in the next step. R24 points to the constants; the
+// generator itself uses R25 and R26.
 type neon struct {
 	text, stubs bytes.Buffer
 	words       []uint32       // constants, each in four lanes
@@ -213,7 +215,8 @@ func (g *neon) poly(x vec, coefficients []float64) vec {
 	return y
 }
 
-// neonStep is where a loop over vectors stands: part of the body's unrolling, and whether it is the tail, of count elements.
+// neonStep is one vector of a loop: part numbers the vectors of an unrolled body; the tail has
+// count elements.
 type neonStep struct {
 	g     *neon
 	part  int
@@ -221,7 +224,8 @@ type neonStep struct {
 	count gp
 }
 
-// peek loads the step's vector of an operand, with zeros beyond its end; load moves the base on to the next step, as store.
+// peek loads the step's vector of an operand, with zeros beyond its end. load and store also
+// advance the base to the next step.
 func (s *neonStep) peek(base gp) vec {
 	v := s.g.vec()
 	if s.tail {
@@ -264,7 +268,7 @@ func (s *neonStep) lanes(form string, base gp, v vec) {
 	g.at(done)
 }
 
-// fill sets the lanes of v beyond the operands' end to those of with, or to zero where that is -1.
+// fill sets the lanes of v beyond the operands' end to those of with, or to zero if with is -1.
 func (s *neonStep) fill(v, with vec) {
 	if !s.tail {
 		return

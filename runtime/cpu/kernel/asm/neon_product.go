@@ -5,8 +5,8 @@ import "fmt"
 // The tile of a matrix product on NEON: of 32 registers, 24 sums leave 4 for a row of b and 4 for elements of a.
 const neonRows, neonVectors = 6, 4
 
-// product emits the tile: one block of code for each number of rows and of vectors of columns. An element of a is loaded
-// into all lanes, from a base for each row that moves on by the stride of the terms.
+// product emits the tile: a block of code for each number of rows and of column vectors. It loads
+// an element of a into all lanes, from a base per row that advances by the stride of the terms.
 func (g *neon) product() {
 	g.function("productNEON", "func(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool)",
 		fmt.Sprintf("is isa.product for tiles of %d by %d.", neonRows, neonVectors*neonLanes))
@@ -80,7 +80,8 @@ func (g *neon) product() {
 	g.ret()
 }
 
-// output emits the end of a tile: its sums to c, or added to it. The last vector of a row may be partly outside.
+// output emits the end of a tile, which stores its sums in c or adds them to it. The last vector of
+// a row may be partly outside.
 func (g *neon) output(sums []vec, vectors int, n, c, ldc, acc gp) {
 	whole := g.label("whole")
 	g.emit("SUB $%d, %v", neonLanes*(vectors-1), n)

@@ -5,7 +5,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// peakChains is how many sums a multiply-add loop in registers needs to hide the latency of the units.
+// peakChains is how many independent sums a multiply-add loop in registers needs to hide the
+// latency of the units.
 const peakChains = 12
 
 // peak emits a loop of multiply-adds in registers: what a product could reach if its operands cost nothing.

@@ -12,10 +12,11 @@ const (
 	rounds     = 10
 )
 
-// philox emits Philox4x32-10 on as many counters at a time as a register has 64-bit lanes, and the comparison that makes a mask
-// of its output. Each 32-bit word of a counter lives in the low half of a lane, because the multiplication takes the low halves
-// and fills the lane: what is in the high halves never matters. The counters of a register are in the order that leaves their
-// words in order when those of a lane are put side by side.
+// philox emits Philox4x32-10, on as many counters at a time as a register has 64-bit lanes, and the
+// comparison that makes a mask of its output. Each 32-bit word of a counter is in the low half of a
+// lane, because the multiplication takes the low halves and fills the lane; the high halves never
+// matter. The counters in a register are ordered so that their words are in order once those of
+// each lane are put side by side.
 type philox struct {
 	*generator
 	keys      operand.Mem // of the rounds, two words each
@@ -24,7 +25,7 @@ type philox struct {
 	high      reg.Register // AVX-512's mask of the high halves
 }
 
-// philox emits what comes before counters.
+// philox emits the setup that comes before counters.
 func (g *generator) philox() *philox {
 	p := &philox{generator: g}
 	p.schedule()
@@ -50,7 +51,7 @@ func (g *generator) dropoutFactors() {
 	g.function("dropoutFactors"+g.set(), "func(dst []float32, block, seed uint64, op, step, threshold uint32, scale float32)",
 		"is isa.dropoutFactors for lengths that are multiples of 32.")
 	dst, n, p := g.base("dst"), g.length("dst"), g.philox()
-	// Two registers of counters at a time: alone, each would wait for its multiplications.
+	// Two registers of counters at a time, so that neither waits for its multiplications alone.
 	ids := []reg.VecVirtual{g.register(), g.register()}
 	g.VPBROADCASTQ(g.address("block"), ids[0])
 	g.VPADDQ(g.table("counters"+g.set()), ids[0], ids[0])
@@ -134,7 +135,7 @@ func (p *philox) schedule() {
 
 func (p *philox) key(round, word int) operand.Mem { return p.keys.Offset(4 * (2*round + word)) }
 
-// factors emits the factors of registers of counters, each to a place of its own.
+// factors emits the factors for registers of counters, each stored at its own place.
 func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
 	c := make([][4]reg.VecVirtual, len(ids))
 	for i, id := range ids {
@@ -167,7 +168,7 @@ func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
 	}
 }
 
-// mix returns the high half of a product, and of it and a word and a key one bit in each place where one or all three have one.
+// mix returns the exclusive or of a word, a key and the high half of a product.
 func (p *philox) mix(product, word reg.VecVirtual, key operand.Mem) reg.VecVirtual {
 	high := p.register()
 	p.VPSRLQ(operand.Imm(32), product, high)

@@ -7,15 +7,15 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// tileShape is the tile of a matrix product. Its sums stay in registers: enough of them to hide the latency of the
-// multiply-add units, with room left for the operands.
+// tileShape is the tile of a matrix product. Its sums stay in registers: enough to hide the latency
+// of the multiply-add units, with registers left for the operands.
 type tileShape struct {
 	set           string // suffix of the function's name
-	rows, vectors int    // a row is so many vectors
+	rows, vectors int    // a row has this many vectors
 	lanes         int    // float32 in a vector
 }
 
-// Of 16 registers, 12 sums leave 2 for a row of b and 2 for elements of a; of 32, 24 leave more than that.
+// Of 16 registers, 12 hold sums, 2 a row of b and 2 elements of a. Of 32 registers, 24 hold sums.
 var (
 	avx2Tile   = tileShape{set: "AVX2", rows: 6, vectors: 2, lanes: 8}
 	avx512Tile = tileShape{set: "AVX512", rows: 12, vectors: 2, lanes: 16}
@@ -41,7 +41,8 @@ func (s tileShape) zero(g *generator) reg.VecVirtual {
 	return y
 }
 
-// product emits the tile of a matrix product: one block of code for each number of rows and of vectors of columns.
+// product emits the tile of a matrix product: a block of code for each number of rows and of column
+// vectors.
 func (g *generator) product(s tileShape) {
 	g.function("product"+s.set, "func(m, n, k int, a []float32, rsa, csa int, b, c []float32, ldc int, acc bool)",
 		fmt.Sprintf("is isa.product for tiles of %d by %d.", s.rows, s.vectors*s.lanes))
@@ -74,7 +75,7 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 		}
 	}
 
-	// Three rows share a base address: they are the row stride times 0, 1 and 2 from it.
+	// Three rows share a base address, from which they are 0, 1 and 2 row strides away.
 	a, rsa, csa := g.base("a"), g.integer("rsa"), g.integer("csa")
 	b, k := g.base("b"), g.integer("k")
 	g.SHLQ(operand.Imm(2), rsa)
@@ -86,7 +87,8 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 		g.ADDQ(bases[len(bases)-1], base)
 		bases = append(bases, base)
 	}
-	// Where the elements of a lie, of the term number u after the bases. Packed, they need no base but the first.
+	// The address of an element of a for the term u after the bases. If a is packed, all rows use
+	// the first base.
 	strided := func(step int) func(r, u int) operand.Mem {
 		return func(r, u int) operand.Mem {
 			m := operand.Mem{Base: bases[r/3], Disp: u * step}
@@ -103,7 +105,8 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 			row[v] = s.register(g)
 			g.VMOVUPS(operand.Mem{Base: b, Disp: s.bytes() * (u*s.vectors + v)}, row[v])
 		}
-		// Two rows at a time: in this order the processor gives both units as many of the multiply-adds.
+		// Two rows at a time: in this order the processor divides the multiply-adds evenly between
+		// its two units.
 		for r := 0; r < rows; r += 2 {
 			x := make([]reg.VecVirtual, min(2, rows-r))
 			for i := range x {
@@ -117,8 +120,9 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 			}
 		}
 	}
-	// terms emits a loop of so many terms at a time, after which the given bases have moved on by so many bytes a term.
-	// Within it addresses are offsets: to compute them would take time in the units that multiply and add.
+	// terms emits a loop of unroll terms at a time, which advances the bases in moved by step bytes
+	// per term. Within an iteration addresses are offsets: computing them would take time in the
+	// multiply-add units.
 	terms := func(unroll int, element func(r, u int) operand.Mem, step int, moved ...reg.Register) {
 		many, few := g.label("many"), g.label("few")
 		g.SUBQ(operand.Imm(uint64(unroll)), k)
@@ -199,8 +203,8 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 	g.output(s, sums, true, nil)
 }
 
-// output emits the end of a tile: its sums to c, or added to it, the last vector of each row through mask unless that is
-// nil.
+// output emits the end of a tile, which stores its sums in c or adds them to it, the last vector of
+// each row through mask unless that is nil.
 func (g *generator) output(s tileShape, sums [][]reg.VecVirtual, add bool, mask reg.Register) {
 	c, ldc := g.base("c"), g.integer("ldc")
 	g.SHLQ(operand.Imm(2), ldc)
@@ -297,7 +301,7 @@ func (g *generator) packRows(vectors int) {
 	row := func(store func(v int, y reg.VecVirtual)) {
 		for v, mask := range masks {
 			mem := operand.Mem{Base: src, Disp: vector * v}
-			if v%2 == 0 { // a row that is used in a while: rows lie too far apart for the processor to know
+			if v%2 == 0 { // a row that is used later: rows are too far apart for the hardware prefetcher
 				ahead := mem
 				ahead.Index, ahead.Scale = ld, 8
 				g.PREFETCHT0(ahead)
@@ -315,14 +319,14 @@ func (g *generator) packRows(vectors int) {
 	g.ADDQ(ld, src)
 	g.ADDQ(width, dst)
 	g.JMP(to(loop))
-	g.Label(last) // what the others write beyond their end is the next row
+	g.Label(last) // others write beyond their end, where the next row then follows
 	row(func(v int, y reg.VecVirtual) {
 		g.VMASKMOVPS(y, g.maskOf("width", v), operand.Mem{Base: dst, Disp: vector * v})
 	})
 	g.end()
 }
 
-// maskOf returns the mask of vector number v of as many elements as the parameter says.
+// maskOf returns the mask of vector number v, for the number of elements in a parameter.
 func (g *generator) maskOf(count string, v int) reg.VecVirtual {
 	n, bound := g.integer(count), g.GP64()
 	g.SUBQ(operand.Imm(uint64(v*lanes)), n)

@@ -8,15 +8,17 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// AMX has eight tile registers of 16 rows of 64 bytes. Products keep four of sums, two of the left-hand and two of the
-// right-hand matrix. Avo and the assembler know none of the instructions, which are written here byte by byte: see Intel,
-// "Architecture Instruction Set Extensions Programming Reference", chapter 3. Register allocation does not see what such
-// bytes use, so functions that contain them use physical registers alone.
+// AMX has eight tile registers of 16 rows of 64 bytes. Products keep four of sums, two of the
+// left-hand and two of the right-hand matrix. Neither avo nor the assembler knows the instructions,
+// so they are emitted as bytes: see Intel, "Architecture Instruction Set Extensions Programming
+// Reference", chapter 3. Register allocation does not see which registers such bytes use, so
+// functions that contain them use only physical registers.
 
 // tileSide is the number of rows of a tile, and of float32 in one of its rows.
 const tileSide = 16
 
-// tileBytes is the size of a tile, tileStep that of the six tiles of one step: two of each part of the numbers.
+// tileBytes is the size of a tile, tileStep that of the six tiles of one step: two for each part of
+// the numbers.
 const (
 	tileBytes = 64 * tileSide
 	tileStep  = 6 * tileBytes
@@ -50,7 +52,8 @@ const (
 	rsi, rdi           = 6, 7
 )
 
-// tileMemory emits a load or, with vexF3, a store of a tile whose rows are stride bytes apart from base+disp on.
+// tileMemory emits a load, or with vexF3 a store, of a tile whose rows are stride bytes apart,
+// starting at base+disp.
 func (g *generator) tileMemory(prefix, t, base, stride byte, disp int) {
 	g.code(0xc4, vexMap, prefix, 0x4b, 0x84|t<<3, stride<<3|base)
 	g.code(binary.LittleEndian.AppendUint32(nil, uint32(disp))...)
@@ -113,7 +116,8 @@ func (g *generator) tileProducts() {
 	g.end()
 }
 
-// tileFetches emits the prefetches of one step, of lines of the next left-hand rows at R12, of which R13 are left in the row.
+// tileFetches emits the prefetches of one step: lines of the next left-hand rows, at R12. R13
+// counts those left in the row.
 func (g *generator) tileFetches() {
 	line, same, done := g.label("line"), g.label("same"), g.label("done")
 	g.Load(g.Param("rate"), reg.R11)
@@ -135,8 +139,9 @@ func (g *generator) tileFetches() {
 	g.Label(done)
 }
 
-// tileTerms emits the 24 products of one step. Each number is the sum of a high, a middle and a low part; of the nine
-// products of parts the six largest count, and from one to the next only one side changes.
+// tileTerms emits the 24 products of one step. Each number is the sum of a high, a middle and a low
+// part. Of the nine products of parts the six largest count, in an order in which only one side
+// changes from one to the next.
 func (g *generator) tileTerms() {
 	const high, middle, low = 0, 2 * tileBytes, 4 * tileBytes
 	left := func(half byte, part int) { g.tileMemory(vexF2, 4+half, rax, rcx, part+int(half)*tileBytes) }
@@ -175,7 +180,7 @@ func (g *generator) tileCorners(prefix byte) {
 	g.tileMemory(prefix, 3, rdi, rsi, 64)
 }
 
-// splitTiles emits the cut of numbers into parts of eight significant bits, packed as tiles.
+// splitTiles emits the split of numbers into parts of eight significant bits, packed as tiles.
 func (g *generator) splitTiles() {
 	g.function("splitTiles", "func(dst, src []float32, ld, pair, step, steps int)",
 		"is isa.splitTiles.")
@@ -205,7 +210,7 @@ func (g *generator) splitTiles() {
 		var word [2]reg.VecVirtual
 		for i := range word {
 			if part == 2 {
-				word[i] = x[i] // what is left has no more bits, but below the normal numbers
+				word[i] = x[i] // the remainder has no more bits, except for denormal numbers
 				continue
 			}
 			word[i] = g.ZMM()

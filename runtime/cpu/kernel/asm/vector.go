@@ -7,8 +7,8 @@ import (
 	"github.com/mmcloughlin/avo/reg"
 )
 
-// unrolled is how many vectors the loops of few instructions handle at a time: as many chains of dependent additions hide
-// the latency of one.
+// unrolled is how many vectors a loop of few instructions processes together: as many dependency
+// chains of additions hide the latency of one.
 const unrolled = 4
 
 // vectors emits the element-wise loops of one or two operations.
