@@ -12,7 +12,7 @@ import (
 // writes a buffer that it reads or writes, before having waited for it; buckets
 // hold collectives of one kind that do not disturb each other; and what runs in
 // the last micro-batch only is what the step does once.
-func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
+func checkStreams(mesh ir.Mesh, s *Stage) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			var running []*Instr // asynchronous ones, from the first of the task
@@ -51,7 +51,7 @@ func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
 	if err := checkArrivals(s); err != nil {
 		return err
 	}
-	if err := checkPosted(s, training); err != nil {
+	if err := checkPosted(s); err != nil {
 		return err
 	}
 	return checkLives(s)

@@ -10,11 +10,10 @@ import "github.com/autopar/autopar/ir"
 // What is sent must last. It is made in a persistent buffer of its own, one for each chunk, pass and value, in place of a
 // temporary one; before the next task of the same chunk and phase, which writes there, the rank waits until the send before is
 // done. By then it mostly is: under a schedule without interleaving a backward pass lies between two forward passes.
-// A value that is kept for the backward pass lies in its slot anyway, and a forward pass sends it from there: the backward pass
-// of the micro-batch, before which nothing else is written to the slot, follows from its arrival. (Not in an evaluation, which
-// has none.)
 //
-// Sends of an update are waited for: nothing would run beside them.
+// Sends of an update are waited for: nothing would run beside them. So is what lies in a slot or an inbox, as no model has it
+// (a value that is sent, and kept for a later pass or sent on from where it arrived): what a backward pass writes there before
+// its gradient has come does not follow from the arrival of what was sent.
 
 // sentInPasses marks the values that passes send, by ID, nil where all sends are waited for.
 func sentInPasses(prog *Program) []bool {
@@ -35,19 +34,12 @@ func (b *stageBuilder) isSent(v *ir.Value) bool { return b.sent != nil && b.sent
 
 // posts reports whether an instruction is a send that the rank need not wait for.
 func (b *stageBuilder) posts(in *Instr) bool {
-	return in.Node.Op == ir.OpSend && b.isSent(in.Node.Args[0]) && in.Node.Phase != ir.Update &&
-		b.stays(in.Args[0], in.Node.Phase, b.training)
+	return in.Node.Op == ir.OpSend && b.isSent(in.Node.Args[0]) && in.Node.Phase != ir.Update && b.Buffers[in.Args[0]].Region == Persist
 }
 
-// stays reports whether what a pass of a phase sends from a buffer stays there until it is sent.
-func (s *Stage) stays(buffer int, phase ir.Phase, training bool) bool {
-	r := s.Buffers[buffer].Region
-	return r == Persist || phase == ir.Forward && r.InFlight() && training
-}
-
-// checkPosted makes sure that nothing is written to what a posted send may be reading: in its own task after it, or, of what is
-// in a persistent buffer, in a task of another chunk or phase, which does not wait for it.
-func checkPosted(s *Stage, training bool) error {
+// checkPosted makes sure that nothing is written to what a posted send may be reading, a persistent buffer: in its own task after
+// it, or in a task of another chunk or phase, which does not wait for it.
+func checkPosted(s *Stage) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			for i := range instrs {
@@ -55,11 +47,11 @@ func checkPosted(s *Stage, training bool) error {
 				if !in.Posted {
 					continue
 				}
+				if in.Node.Op != ir.OpSend || phase == ir.Update || in.Async {
+					return s.failing(in)(nil, "is %s of the %s phase, which is not made on the transfer stream", in.Node.Op, phase)
+				}
 				v, id := in.Node.Args[0], in.Args[0]
-				switch {
-				case in.Node.Op != ir.OpSend || phase == ir.Update || in.Async:
-					return s.failing(in)(v, "is %s of the %s phase, which is not made on the transfer stream", in.Node.Op, phase)
-				case s.Buffers[id].View || !s.stays(id, phase, training):
+				if s.Buffers[id].View || s.Buffers[id].Region != Persist {
 					return s.failing(in)(v, "is sent from b%d of the %s region, which others may have before it has gone", id, s.Buffers[id].Region)
 				}
 				if err := s.writesNone(instrs[i+1:], in); err != nil {
@@ -67,7 +59,7 @@ func checkPosted(s *Stage, training bool) error {
 				}
 				for other := range ir.NumPhases {
 					for _, others := range s.runs(other) {
-						if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk || s.Buffers[id].Region != Persist {
+						if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk {
 							continue
 						}
 						if err := s.writesNone(others, in); err != nil {

@@ -26,7 +26,7 @@ func inPosted() []mutant {
 	}, {
 		bug: "a program that overwrites what it sends is accepted", how: "by another chunk",
 		file: "codegen/posted.go",
-		old:  "if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk ||", new: "if len(others) == 0 || other == phase ||",
+		old:  "if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk {", new: "if len(others) == 0 || other == phase {",
 		pkg: "./codegen", run: "^TestPostedIsChecked$",
 	}, {
 		bug: "a program that overwrites what it sends is accepted", how: "in the same task",
