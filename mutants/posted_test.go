@@ -6,12 +6,12 @@ func inPosted() []mutant {
 	return []mutant{{
 		bug: "what is still being sent is overwritten", how: "a task does not wait until the same one's messages before have gone",
 		file: "runtime/rank.go",
-		old:  "if task.away > 0 {", new: "if task.away > 1<<60 {",
+		old:  "if task.away != nil {", new: "if task.away != nil && t < 0 {",
 		pkg: ".", run: overNCCL,
 	}, {
 		bug: "what is still being sent is overwritten", how: "in the next step",
 		file: "runtime/rank.go",
-		old:  "sent > 0 && t == len(p.tasks[r.id])-1", new: "sent < 0 && t == len(p.tasks[r.id])-1",
+		old:  "if task.left != nil {", new: "if task.left != nil && t < 0 {",
 		pkg: ".", run: overNCCL,
 	}, {
 		bug: "what is still being sent is overwritten", how: "it lies with what is temporary",

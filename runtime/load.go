@@ -32,8 +32,16 @@ type task struct {
 	actions []action
 	// before and after are how many events of each stream the step has before the task, and up to its end.
 	before, after [Host]int64
-	joins         int   // of the buckets given in it, how many are done at its end: see [codegen.Instr.Async]
-	away          int64 // what is done of the transfers of the step when it starts: see [codegen.Instr.Posted]
+	joins         int // of the buckets given in it, how many are done at its end: see [codegen.Instr.Async]
+	// away and left are which transfers are done before the task starts and before it ends: see [codegen.Instr.Posted].
+	away, left *sent
+}
+
+// sent says how many transfers of a step are done, and which is the last of them.
+type sent struct {
+	transfers int64
+	task      codegen.Task
+	node      *ir.Node
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective,
@@ -198,7 +206,8 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		phase ir.Phase
 		chunk int
 	}
-	away := map[part]int64{} // by the part of a body that a task runs
+	away := map[part]*sent{} // by the part of a body that a task runs
+	var posted *sent         // the last
 	for i, t := range s.Tasks {
 		of := part{t.Phase, t.Chunk}
 		tasks[i].Task, tasks[i].before, tasks[i].away = t, count, away[of]
@@ -207,7 +216,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		}
 		given := []int{0} // buckets given with so many asynchronous instructions of the body
 		awaits := 0       // of instructions that have nothing to do
-		exchanges, posts, until := 0, 0, 0
+		exchanges, until := 0, 0
 		instrs := stage.Run(t)
 		for j := range instrs {
 			in := &instrs[j]
@@ -248,22 +257,22 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 				until = j + 1 + in.Beside
 			}
 			if in.Posted {
-				posts++
+				count[Transfers]++
+				posted = &sent{count[Transfers], t, in.Node}
+				away[of] = posted
 			}
 			tasks[i].actions = append(tasks[i].actions, a)
 		}
 		count[Communication] += int64(given[len(given)-1])
 		count[Exchange] += int64(exchanges)
-		count[Transfers] += int64(posts)
-		count[Compute] += int64(given[len(given)-1]+exchanges+posts) + 1
-		if tasks[i].after = count; posts > 0 {
-			away[of] = count[Transfers]
-		}
+		count[Compute] += int64(given[len(given)-1]+exchanges) + count[Transfers] - tasks[i].before[Transfers] + 1
+		tasks[i].after = count
 		l.observe(s, &tasks[i])
 		if err := l.fuse(s, tasks[i].actions); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
+	tasks[len(tasks)-1].left = posted
 	return tasks, nil
 }
 

@@ -40,8 +40,9 @@ type rank struct {
 	// Where the rank is: the program, and the index of the task and its action.
 	// They are for reports and for the watch over progress.
 	program atomic.Pointer[program]
-	place   atomic.Int64 // task << 32 | action
-	number  atomic.Int64 // of the step
+	place   atomic.Int64         // task << 32 | action
+	number  atomic.Int64         // of the step
+	sending atomic.Pointer[sent] // what it waits for, of what it has posted
 
 	// Of the goroutine that watches.
 	finished bool
@@ -64,6 +65,7 @@ func (r *rank) serve() {
 	defer close(r.exited)
 	for j := range r.jobs {
 		r.place.Store(0)
+		r.sending.Store(nil)
 		r.number.Store(j.step)
 		r.program.Store(j.of)
 		if err := r.guard(j); err != nil {
@@ -99,8 +101,8 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
-		if task.away > 0 {
-			if err := r.waitFor(Transfers, task.away); err != nil {
+		if task.away != nil {
+			if err := r.waitSent(task.away); err != nil {
 				return err
 			}
 		}
@@ -147,8 +149,8 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
-		if sent := task.after[Transfers]; sent > 0 && t == len(p.tasks[r.id])-1 {
-			if err := r.waitFor(Transfers, sent); err != nil {
+		if task.left != nil {
+			if err := r.waitSent(task.left); err != nil {
 				return err
 			}
 		}
@@ -166,6 +168,16 @@ func (r *rank) waitFor(s Stream, n int64) error {
 	began := time.Now()
 	err := r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
 	r.apart += time.Since(began)
+	return err
+}
+
+// waitSent holds the compute stream back until what the rank has posted is sent. If that fails, this is where the rank is.
+func (r *rank) waitSent(s *sent) error {
+	r.sending.Store(s)
+	err := r.waitFor(Transfers, s.transfers)
+	if err == nil {
+		r.sending.Store(nil)
+	}
 	return err
 }
 
@@ -229,6 +241,9 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 	p := r.program.Load()
 	if p == nil {
 		return codegen.Task{}, nil, false
+	}
+	if s := r.sending.Load(); s != nil {
+		return s.task, s.node, true
 	}
 	place := r.place.Load()
 	t, i := int(place>>32), int(int32(place))
