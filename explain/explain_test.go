@@ -605,6 +605,7 @@ func TestNumbersAsText(t *testing.T) {
 	require.Equal(t, "12.35 us", Seconds(12.346e-6))
 	require.Equal(t, "0 s", Seconds(0))
 	require.Equal(t, "-2 s", Seconds(-2))
+	require.Equal(t, []string{"+0 s", "+0 s", "-3e-06 us", "+2 s"}, []string{signed(-4e-19), signed(0), signed(-3e-12), signed(2)})
 	require.Equal(t, "1 rank", Count(1, "rank"))
 	require.Equal(t, "2 ranks", Count(2, "rank"))
 }
