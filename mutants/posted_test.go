@@ -34,6 +34,11 @@ func inPosted() []mutant {
 		old:  "s.writesNone(instrs[i+1:], in)", new: "s.writesNone(nil, in)",
 		pkg: "./codegen", run: "^TestPostedIsChecked$",
 	}, {
+		bug: "a program that overwrites what it sends is accepted", how: "from where its backward pass recomputes",
+		file: "codegen/posted.go",
+		old:  "s.Buffers[id].View || s.Buffers[id].Region != Persist {", new: "s.Buffers[id].View || s.Buffers[id].Region == Temp {",
+		pkg: "./codegen", run: "^TestPostedFromSlots$",
+	}, {
 		bug: "messages travel all at once", how: "in the simulation",
 		file: "planner/sim/engine.go",
 		old:  "r.free(p, t, op, max(g.at, st.last))", new: "r.free(p, t, op, g.at)",
