@@ -139,7 +139,7 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 		c.wake()
 	case kindAwait:
 		c := o.counter(a)
-		c.least[l.rank].Store(int64(b))
+		c.ask(l.rank, int64(b))
 		if now := c.n.Load(); now >= int64(b) {
 			// Not by who reads: a long message on its way there may wait for one on its way here to be read.
 			o.start(func() { o.ring(l.rank, c, now) })

@@ -289,11 +289,8 @@ func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
 
 // ring wakes those of another process who wait for a count that has been reached.
 func (o *others) ring(process int, c *counter, n int64) {
-	if !slices.Contains(o.local, process) {
-		// What it waits for was kept here for it, and it is told once. It may have been told meanwhile, and wait for more.
-		if least := c.least[process].Load(); least == 0 || least > n || !c.least[process].CompareAndSwap(least, 0) {
-			return
-		}
+	if !slices.Contains(o.local, process) && !c.answer(process, n) {
+		return // it may have been told meanwhile, and wait for more
 	}
 	_ = o.links[process].send(kindCount, c.id, int(n)) // who has gone waits for nothing
 }

@@ -19,12 +19,19 @@ type counter struct {
 	others *others        // nil when there are none
 	mu     sync.Mutex
 	parked []parked // in this process
+	asked  []asked  // by processes of other machines
 }
 
 // parked is a rank that waits for a count.
 type parked struct {
 	pool *kernel.Pool
 	want int64
+}
+
+// asked is what a process of another machine waits for, on one of its streams: it is told once.
+type asked struct {
+	process int
+	want    int64
 }
 
 // newCounter returns a counter of ranks of one process. Its count has lines of cache of its own, as it has in the table
@@ -55,6 +62,34 @@ func (c *counter) add(more int64) int64 {
 		}
 	}
 	return n
+}
+
+// ask keeps what a process of another machine waits for.
+func (c *counter) ask(process int, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = append(c.asked, asked{process, n})
+	c.noteAsked(process)
+}
+
+// answer forgets what a process of another machine has waited for up to n, and reports whether there was any.
+func (c *counter) answer(process int, n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.asked)
+	c.asked = slices.DeleteFunc(c.asked, func(a asked) bool { return a.process == process && a.want <= n })
+	c.noteAsked(process)
+	return len(c.asked) < before
+}
+
+func (c *counter) noteAsked(process int) {
+	least := int64(0)
+	for _, a := range c.asked {
+		if a.process == process && (least == 0 || a.want < least) {
+			least = a.want
+		}
+	}
+	c.least[process].Store(least)
 }
 
 // wake wakes those of this process whose wait is over.
