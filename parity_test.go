@@ -182,8 +182,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | overlap tp | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | overlap tp | overlap p2p | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 40))
@@ -194,8 +194,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.OverlapP2P, p.Offload, p.RankOrderText(), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}

@@ -78,8 +78,8 @@ func reproduciblePlans() []*partition.Plan {
 }
 
 func describePlan(p *partition.Plan) string {
-	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d in groups of %d, stages %v",
-		p.Units(), p.DP, p.PP(), p.MicroBatch, p.ScheduleText(), p.ZeRO, p.ZeROGroup, p.Stages)
+	return fmt.Sprintf("%d units of dp %d x pp %d, micro-batch %d, %s, ZeRO %d in groups of %d, overlap %v, of p2p %v, stages %v",
+		p.Units(), p.DP, p.PP(), p.MicroBatch, p.ScheduleText(), p.ZeRO, p.ZeROGroup, p.Overlap, p.OverlapP2P, p.Stages)
 }
 
 // TestReproducible trains with train.reproducible under a random sample of plans

@@ -61,7 +61,7 @@ func Check(p *Program) error {
 		if err := checkCode(p, s); err != nil {
 			return err
 		}
-		if err := checkStreams(p.Mesh, s, p.Training()); err != nil {
+		if err := checkStreams(p.Mesh, s); err != nil {
 			return err
 		}
 	}

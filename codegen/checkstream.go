@@ -11,7 +11,7 @@ import (
 // asynchronous instruction, or writes a buffer that it reads or writes, before waiting for it. Buckets hold
 // collectives of one kind that are independent of each other. And exactly what a step does once runs in the
 // last micro-batch only.
-func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
+func checkStreams(mesh ir.Mesh, s *Stage) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			var running []*Instr // asynchronous instructions of the task, in order
@@ -50,7 +50,7 @@ func checkStreams(mesh ir.Mesh, s *Stage, training bool) error {
 	if err := checkArrivals(s); err != nil {
 		return err
 	}
-	if err := checkPosted(s, training); err != nil {
+	if err := checkPosted(s); err != nil {
 		return err
 	}
 	return checkLives(s)

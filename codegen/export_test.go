@@ -17,4 +17,4 @@ func CheckEquivalentOf(p *Program, traced *ir.Graph, own map[int]*Stage) error {
 func (s *Stage) Views() { s.views() }
 
 // CheckStreams checks a stage for races between concurrent instructions.
-func (s *Stage) CheckStreams() error { return checkStreams(ir.Mesh{}, s, true) }
+func (s *Stage) CheckStreams() error { return checkStreams(ir.Mesh{}, s) }

@@ -7,17 +7,14 @@ import "github.com/autopar/autopar/ir"
 // SC'21, section 4.1, and its --overlap-p2p-communication). The receiver is unchanged: it has room for a
 // message that arrives early in any case.
 //
-// The data that is being sent must not change. There are two cases.
+// The data that is being sent must not change, so a posted value gets a persistent buffer of its own in place of a
+// temporary one, one for each chunk, pass and value. Before the next task of the same chunk and phase, which
+// writes that buffer again, the rank waits until the previous send is done. Mostly it is done by then: without
+// interleaving, a backward pass lies between two forward passes.
 //
-//   - A temporary value gets a persistent buffer of its own instead, one for each chunk, pass and value. Before
-//     the next task of the same chunk and phase, which writes that buffer again, the rank waits until the
-//     previous send is done. Mostly it is done by then: without interleaving, a backward pass lies between two
-//     forward passes.
-//   - A value that is kept for the backward pass is sent from its slot, by the forward pass. Nothing else is
-//     written to the slot before the backward pass of the micro-batch, and that can only start after the
-//     message has arrived. This does not hold in an evaluation, which has no backward pass.
-//
-// Sends of the update are awaited: nothing could run at the same time.
+// Two kinds of sends are awaited. Nothing could run at the same time as those of the update. And a value in a slot
+// or an inbox (one that is sent, and also kept for a later pass or sent on from where it arrived; no model has one)
+// could be overwritten by its own backward pass, which may recompute before its gradient has arrived.
 
 // sentInPasses marks, by ID, the values that passes send. It is nil if all sends are awaited.
 func sentInPasses(prog *Program) []bool {
@@ -38,21 +35,13 @@ func (b *stageBuilder) isSent(v *ir.Value) bool { return b.sent != nil && b.sent
 
 // posts reports whether an instruction is a send that the rank does not wait for.
 func (b *stageBuilder) posts(in *Instr) bool {
-	return in.Node.Op == ir.OpSend && b.isSent(in.Node.Args[0]) && in.Node.Phase != ir.Update &&
-		b.stays(in.Args[0], in.Node.Phase, b.training)
+	return in.Node.Op == ir.OpSend && b.isSent(in.Node.Args[0]) && in.Node.Phase != ir.Update && b.Buffers[in.Args[0]].Region == Persist
 }
 
-// stays reports whether the contents of a buffer, sent by a pass of a phase, stay unchanged until they are
-// sent.
-func (s *Stage) stays(buffer int, phase ir.Phase, training bool) bool {
-	r := s.Buffers[buffer].Region
-	return r == Persist || phase == ir.Forward && r.InFlight() && training
-}
-
-// checkPosted makes sure that nothing writes the operand of a posted send while the send may still read it: no
-// later instruction of its own task, and for a persistent buffer no task of another chunk or phase, because
-// those do not wait for the send.
-func checkPosted(s *Stage, training bool) error {
+// checkPosted makes sure that the operand of a posted send lies in a persistent buffer, and that nothing writes
+// that buffer while the send may still read it: no later instruction of its own task, and no task of another chunk
+// or phase, because those do not wait for the send.
+func checkPosted(s *Stage) error {
 	for phase := range ir.NumPhases {
 		for _, instrs := range s.runs(phase) {
 			for i := range instrs {
@@ -60,11 +49,11 @@ func checkPosted(s *Stage, training bool) error {
 				if !in.Posted {
 					continue
 				}
+				if in.Node.Op != ir.OpSend || phase == ir.Update || in.Async {
+					return s.failing(in)(nil, "is %s of the %s phase, which is not made on the transfer stream", in.Node.Op, phase)
+				}
 				v, id := in.Node.Args[0], in.Args[0]
-				switch {
-				case in.Node.Op != ir.OpSend || phase == ir.Update || in.Async:
-					return s.failing(in)(v, "is %s of the %s phase, which is not made on the transfer stream", in.Node.Op, phase)
-				case s.Buffers[id].View || !s.stays(id, phase, training):
+				if s.Buffers[id].View || s.Buffers[id].Region != Persist {
 					return s.failing(in)(v, "is sent from b%d of the %s region, which others may have before it has gone", id, s.Buffers[id].Region)
 				}
 				if err := s.writesNone(instrs[i+1:], in); err != nil {
@@ -72,7 +61,7 @@ func checkPosted(s *Stage, training bool) error {
 				}
 				for other := range ir.NumPhases {
 					for _, others := range s.runs(other) {
-						if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk || s.Buffers[id].Region != Persist {
+						if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk {
 							continue
 						}
 						if err := s.writesNone(others, in); err != nil {

@@ -2,6 +2,7 @@ package codegen_test
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -112,6 +113,9 @@ func TestPostedIsChecked(t *testing.T) {
 			st.Bodies[ir.Update].Instrs[0].Posted = true
 		}, "not made on the transfer stream"},
 		"what is no send": {func(st *codegen.Stage, body []codegen.Instr, i int) { body[0].Posted = true }, "not made on the transfer stream"},
+		"a receive": {func(st *codegen.Stage, body []codegen.Instr, i int) {
+			body[slices.IndexFunc(body, func(in codegen.Instr) bool { return in.Node.Op == ir.OpRecv })].Posted = true
+		}, "not made on the transfer stream"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := chunked(plan(1, 1, 4, 2, layers, partition.OneFOneB, false), 2)
@@ -130,4 +134,26 @@ func TestPostedIsChecked(t *testing.T) {
 			require.Error(t, codegen.Check(prog))
 		})
 	}
+}
+
+// TestPostedFromSlots shows that the checker refuses a posted send from a slot. Its own backward pass may write the
+// slot, with what it recomputes before its gradient has arrived, and so perhaps before the send is done.
+func TestPostedFromSlots(t *testing.T) {
+	const layers = 4
+	traced := trainGraph(t, layers)
+	p := plan(1, 1, 2, 2, layers, partition.ZeroBubble, true)
+	p.OverlapP2P = true
+	prog := generate(t, traced, p)
+	st := prog.Stages[0]
+	forward, backward := st.Bodies[ir.Forward].Instrs, st.Bodies[ir.Backward].Instrs
+	sent := &st.Buffers[forward[slices.IndexFunc(forward, func(in codegen.Instr) bool { return in.Posted })].Args[0]]
+	for _, in := range backward[:slices.IndexFunc(backward, func(in codegen.Instr) bool { return in.Node.Op == ir.OpRecv })] {
+		for _, id := range in.Results {
+			if early := &st.Buffers[id]; early.Region == codegen.Slot && early.From >= len(forward) {
+				sent.Region, sent.Offset, sent.From, sent.To = codegen.Slot, early.Offset, 0, len(forward)-1
+			}
+		}
+	}
+	require.Equal(t, codegen.Slot, sent.Region)
+	require.ErrorContains(t, codegen.Check(prog), "is sent from b")
 }

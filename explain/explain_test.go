@@ -54,6 +54,7 @@ type shape struct {
 	sequence             bool // sequence and overlap of tensor parallelism
 	pieces               int  // of products and the collectives next to them
 	half                 bool // bfloat16
+	posted               bool // stages do not wait for what they send
 }
 
 // config returns a configuration with as many layers as the stages have.
@@ -79,14 +80,14 @@ func shapes() map[string]shape {
 		"pipeline":    {dp: 2, tp: 1, units: 1, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}}, schedule: partition.GPipe},
 		"beside":      {dp: 2, tp: 1, units: 1, micro: 2, stages: []partition.Stage{{Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.OneFOneB, zero: 1, overlap: true},
 		"gathered":    {dp: 1, tp: 2, units: 2, micro: 2, stages: whole, schedule: partition.OneFOneB, zero: 3, overlap: true},
-		"zero-bubble": {dp: 1, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.ZeroBubble},
+		"zero-bubble": {dp: 1, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2, Recompute: 1}, {First: 2, Last: 3}}, schedule: partition.ZeroBubble, posted: true},
 		"interleaved": {
-			dp: 1, tp: 2, units: 1, micro: 2, schedule: partition.Interleaved, interleave: 2,
+			dp: 1, tp: 2, units: 1, micro: 2, schedule: partition.Interleaved, interleave: 2, posted: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3}, {First: 3, Last: 4, Recompute: 1}, {First: 4, Last: 5}},
 		},
 		"in parts": {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
 		"beside the next pass": {
-			dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.Interleaved, interleave: 2, overlap: true,
+			dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.Interleaved, interleave: 2, overlap: true, posted: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
 		},
 		"rounded in a pass": {
@@ -107,7 +108,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
-		SequenceParallel: s.sequence, OverlapTP: s.sequence, TPPieces: s.pieces,
+		SequenceParallel: s.sequence, OverlapTP: s.sequence, OverlapP2P: s.posted, TPPieces: s.pieces,
 		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()
@@ -601,6 +602,7 @@ func TestNumbersAsText(t *testing.T) {
 	require.Equal(t, "12.35 us", Seconds(12.346e-6))
 	require.Equal(t, "0 s", Seconds(0))
 	require.Equal(t, "-2 s", Seconds(-2))
+	require.Equal(t, []string{"+0 s", "+0 s", "-3e-06 us", "+2 s"}, []string{signed(-4e-19), signed(0), signed(-3e-12), signed(2)})
 	require.Equal(t, "1 rank", Count(1, "rank"))
 	require.Equal(t, "2 ranks", Count(2, "rank"))
 }

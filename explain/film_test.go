@@ -17,8 +17,8 @@ import (
 // do not overlap, and the peak of live memory is that of the lifetimes of buffers, to the byte.
 func TestFilm(t *testing.T) {
 	all := shapes()
-	all["on both streams"] = shape{
-		dp: 2, tp: 2, units: 1, micro: 2, schedule: partition.OneFOneB, zero: 2, overlap: true, sequence: true, pieces: 2,
+	all["on all streams"] = shape{
+		dp: 2, tp: 2, units: 1, micro: 2, schedule: partition.OneFOneB, zero: 2, overlap: true, sequence: true, pieces: 2, posted: true,
 		stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}},
 	}
 	for name, s := range all {

@@ -192,8 +192,9 @@ func (r *Report) rejectedText(out io.Writer) {
 	table(out, "plans that lost: time of a step, difference, peak bytes of a rank, difference, why slower", rows, 1, 2, 3, 4, 5)
 }
 
+// signed writes a difference of times. Times are whole picoseconds, so less than that is a rounding error.
 func signed(s float64) string {
-	if s < 0 {
+	if s = math.Round(s*1e12)/1e12 + 0; s < 0 {
 		return Seconds(s)
 	}
 	return "+" + Seconds(s)

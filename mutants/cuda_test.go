@@ -121,7 +121,7 @@ func inTheDevice() []mutant {
 		bug: "a receiver does not wait for the message", how: "over NCCL",
 		file: "cuda/meeting.go",
 		old:  "\tif err := d.drv.WaitEvent(d.compute.stream, there); err != nil {\n\t\treturn err\n\t}\n", new: "",
-		pkg: "./cuda", run: "^TestNCCL$/^transfers$",
+		pkg: "./cuda", run: "^TestNCCL$/^transfers_on",
 	}, {
 		bug: "a sum in fixed point wraps", how: "every rank has a term that fits, over NCCL",
 		file: "cuda/nccl.go",

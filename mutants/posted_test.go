@@ -6,12 +6,12 @@ func inPosted() []mutant {
 	return []mutant{{
 		bug: "what is still being sent is overwritten", how: "a task does not wait until the same one's messages before have gone",
 		file: "runtime/rank.go",
-		old:  "if task.awaitSends > 0 {", new: "if task.awaitSends > 1<<60 {",
+		old:  "if task.awaitSends != nil {", new: "if task.awaitSends != nil && t < 0 {",
 		pkg: ".", run: overNCCL,
 	}, {
 		bug: "what is still being sent is overwritten", how: "in the next step",
 		file: "runtime/rank.go",
-		old:  "sent > 0 && t == len(p.tasks[r.id])-1", new: "sent < 0 && t == len(p.tasks[r.id])-1",
+		old:  "if task.endSends != nil {", new: "if task.endSends != nil && t < 0 {",
 		pkg: ".", run: overNCCL,
 	}, {
 		bug: "what is still being sent is overwritten", how: "it lies with what is temporary",
@@ -26,13 +26,18 @@ func inPosted() []mutant {
 	}, {
 		bug: "a program that overwrites what it sends is accepted", how: "by another chunk",
 		file: "codegen/posted.go",
-		old:  "if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk ||", new: "if len(others) == 0 || other == phase ||",
+		old:  "if len(others) == 0 || other == phase && others[0].Chunk == in.Chunk {", new: "if len(others) == 0 || other == phase {",
 		pkg: "./codegen", run: "^TestPostedIsChecked$",
 	}, {
 		bug: "a program that overwrites what it sends is accepted", how: "in the same task",
 		file: "codegen/posted.go",
 		old:  "s.writesNone(instrs[i+1:], in)", new: "s.writesNone(nil, in)",
 		pkg: "./codegen", run: "^TestPostedIsChecked$",
+	}, {
+		bug: "a program that overwrites what it sends is accepted", how: "from where its backward pass recomputes",
+		file: "codegen/posted.go",
+		old:  "s.Buffers[id].View || s.Buffers[id].Region != Persist {", new: "s.Buffers[id].View || s.Buffers[id].Region == Temp {",
+		pkg: "./codegen", run: "^TestPostedFromSlots$",
 	}, {
 		bug: "messages travel all at once", how: "in the simulation",
 		file: "planner/sim/engine.go",

@@ -68,12 +68,17 @@ func inTheProcesses() []mutant {
 		bug: "wrong p2p destination", how: "on another machine",
 		file: "runtime/cpu/link.go",
 		old:  "bytes(runtime.OnDevice, int64(b), n)", new: "bytes(runtime.OnDevice, int64(b)+4, n)",
-		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^TCP$/^transfers$",
+		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^TCP$/^transfers_on",
 	}, {
 		bug: "a rank waits for an event that has happened", how: "whom another machine answers late forgets what was asked since",
-		file: "runtime/cpu/others.go",
-		old:  "least == 0 || least > n || ", new: "least == 0 || ",
+		file: "runtime/cpu/wait.go",
+		old:  "a.process == process && a.want <= n", new: "a.process == process",
 		pkg: "./runtime/cpu", run: "^TestLateAnswer$",
+	}, {
+		bug: "a rank waits for an event that has happened", how: "of what two of its streams wait for another machine keeps one",
+		file: "runtime/cpu/wait.go",
+		old:  "c.asked = append(c.asked, asked{process, n})", new: "c.asked = append(c.asked[:0], asked{process, n})",
+		pkg: "./runtime/cpu", run: "^TestConformanceOfProcesses$/^TCP$/^two_streams",
 	}, {
 		bug:  "two machines wait for each other to read",
 		file: "runtime/cpu/link.go",

@@ -8,6 +8,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/backendtest"
@@ -90,4 +92,29 @@ func TestInitFails(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualError(t, e.InitParams(prog, 1), "runtime: rank 0: initial value of wte.weight: injected fault")
 	require.NoError(t, e.Close())
+}
+
+// TestPostedInVain shows that the error of a rank that waits for a posted send names the send, not what the rank would do next.
+func TestPostedInVain(t *testing.T) {
+	g, err := gpt.EvalStep(config(), batch, seqLen)
+	require.NoError(t, err)
+	p := shape{dp: 1, tp: 1, pp: 2, micro: 1, schedule: partition.OneFOneB}.plan()
+	p.OverlapP2P = true
+	prog, err := codegen.Compile(g, p, batch, nil)
+	require.NoError(t, err)
+	t.Parallel() // ranks that hang are waited for
+	b, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	faulty := backendtest.Inject(b, backendtest.Fault{Rank: 1, Call: backendtest.Launch, At: 3, Kind: backendtest.Hang})
+	defer faulty.Release()
+	e, err := runtime.New(prog, faulty, runtime.Options{Timeout: time.Second})
+	require.NoError(t, err)
+	require.NoError(t, e.InitParams(prog, 1))
+	in := feeds(7)
+	for _, name := range []string{"lr", "seed", "step"} {
+		delete(in, name)
+	}
+	_, err = e.Step(context.Background(), prog, in)
+	require.Regexp(t, `^rank 0, step 0, fwd mb=2, send \S+@send1: waited 1s for rank 1; rank 1 is at fwd mb=0, `, err)
+	require.ErrorContains(t, e.Close(), "hangs")
 }

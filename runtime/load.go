@@ -36,8 +36,17 @@ type task struct {
 	// before and after count the events of each stream in this step: those before the task, and
 	// those up to its end.
 	before, after [Host]int64
-	bucketsDone   int   // how many of its buckets must be done at its end; the others may run on: see [codegen.Instr.Async]
-	awaitSends    int64 // how many sends of this step must be done before it starts: see [codegen.Instr.Posted]
+	bucketsDone   int // how many of its buckets must be done at its end; the others may run on: see [codegen.Instr.Async]
+	// awaitSends and endSends are the sends of this step that must be done before the task starts and
+	// before it ends; nil is none. See [codegen.Instr.Posted].
+	awaitSends, endSends *posted
+}
+
+// posted says how many posted sends of a step must be done, and which is the last of them.
+type posted struct {
+	n    int64
+	task codegen.Task
+	node *ir.Node
 }
 
 // action is one instruction of one task. Exactly one of kernel, collective, transfer and feed is
@@ -200,34 +209,37 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 		phase ir.Phase
 		chunk int
 	}
-	away := map[part]int64{} // sends up to the last task of the same phase and chunk, which the next such task waits for
+	away := map[part]*posted{} // the last send of the last task of the same phase and chunk, which the next such task waits for
+	var last *posted
 	for i, t := range s.Tasks {
 		of := part{t.Phase, t.Chunk}
 		tasks[i].Task, tasks[i].before, tasks[i].awaitSends = t, count, away[of]
 		if i == 0 {
 			tasks[i].actions = l.prepare(s, stage, t)
 		}
-		events, err := l.body(s, stage, &tasks[i])
+		events, sent, err := l.body(s, stage, &tasks[i])
 		if err != nil {
 			return nil, err
 		}
 		for stream, n := range events {
 			count[stream] += n
 		}
-		if tasks[i].after = count; events[Transfers] > 0 {
-			away[of] = count[Transfers]
+		if tasks[i].after = count; sent != nil {
+			last = &posted{count[Transfers], t, sent}
+			away[of] = last
 		}
 		l.observe(s, &tasks[i])
 		if err := l.fuse(s, tasks[i].actions); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
+	tasks[len(tasks)-1].endSends = last // the next step may overwrite what is being sent
 	return tasks, nil
 }
 
 // body appends the actions of a task's instructions, and returns how many events the task records on
-// each stream.
-func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (events [Host]int64, err error) {
+// each stream, and its last posted send if it has any.
+func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (events [Host]int64, sent *ir.Node, err error) {
 	t := to.Task
 	given := []int{0} // given[n] is how many buckets the first n asynchronous instructions of the body are in
 	awaits := 0       // the Await of instructions that do nothing passes to the next one that runs
@@ -255,7 +267,7 @@ func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (even
 		}
 		a, err := l.action(s, stage, t, in)
 		if err != nil {
-			return events, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
+			return events, nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
 		}
 		if in.Fused {
 			bucket := &to.actions[len(to.actions)-1]
@@ -273,13 +285,14 @@ func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (even
 		}
 		if in.Posted {
 			events[Transfers]++
+			sent = in.Node
 		}
 		to.actions = append(to.actions, a)
 	}
 	events[Communication] = int64(given[len(given)-1])
 	// The compute stream records one event before each action on another stream, and one at the end.
 	events[Compute] = events[Communication] + events[Exchange] + events[Transfers] + 1
-	return events, nil
+	return events, sent, nil
 }
 
 // fuse tells a device that can fuse kernels which ones follow each other.

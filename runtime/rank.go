@@ -43,8 +43,9 @@ type rank struct {
 	// Where the rank is: the program, and the indexes of the task and of its action. Reports of
 	// failures and the watch over progress read them.
 	program atomic.Pointer[program]
-	place   atomic.Int64 // task << 32 | action
-	number  atomic.Int64 // of the step
+	place   atomic.Int64           // task << 32 | action
+	number  atomic.Int64           // of the step
+	sending atomic.Pointer[posted] // the posted sends that it waits for, if any
 
 	// Used by [Executor.runAll] alone, which watches over progress.
 	finished bool
@@ -67,6 +68,7 @@ func (r *rank) serve() {
 	defer close(r.exited)
 	for j := range r.jobs {
 		r.place.Store(0)
+		r.sending.Store(nil)
 		r.number.Store(j.step)
 		r.program.Store(j.of)
 		if err := r.guard(j); err != nil {
@@ -103,8 +105,8 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
-		if task.awaitSends > 0 {
-			if err := r.waitFor(Transfers, task.awaitSends); err != nil {
+		if task.awaitSends != nil {
+			if err := r.waitSent(task.awaitSends); err != nil {
 				return err
 			}
 		}
@@ -151,9 +153,8 @@ func (r *rank) step(p *program, start time.Time) error {
 				return err
 			}
 		}
-		// The next step may overwrite what is being sent.
-		if sent := task.after[Transfers]; sent > 0 && t == len(p.tasks[r.id])-1 {
-			if err := r.waitFor(Transfers, sent); err != nil {
+		if task.endSends != nil {
+			if err := r.waitSent(task.endSends); err != nil {
 				return err
 			}
 		}
@@ -171,6 +172,17 @@ func (r *rank) waitFor(s Stream, n int64) error {
 	began := time.Now()
 	err := r.device.Wait(Compute, Event{r.id, s, r.exec.events[s][r.id] + n})
 	r.apart += time.Since(began)
+	return err
+}
+
+// waitSent holds the compute stream back until posted sends are done. If that fails, the last of these sends is
+// where the rank is.
+func (r *rank) waitSent(p *posted) error {
+	r.sending.Store(p)
+	err := r.waitFor(Transfers, p.n)
+	if err == nil {
+		r.sending.Store(nil)
+	}
 	return err
 }
 
@@ -235,6 +247,9 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 	p := r.program.Load()
 	if p == nil {
 		return codegen.Task{}, nil, false
+	}
+	if s := r.sending.Load(); s != nil {
+		return s.task, s.node, true
 	}
 	place := r.place.Load()
 	t, i := int(place>>32), int(int32(place))

@@ -62,8 +62,8 @@ func (b *bench) run(mode string) error {
 			return err
 		}
 		traced := time.Now()
-		// Without what Galvatron has no terms for: offload, slices of the loss, and sharing below a micro-batch.
-		found, err := planner.Search(g, b.batch, c, planner.Options{RuntimeNGPUs: b.model.Devices, CP: 1, Schedule: "1f1b", Offload: "none", LossSlices: 1, MemoryLimit: int64(b.model.Limit()) << 20})
+		// Without what Galvatron has no terms for: offload, slices of the loss, sharing below a micro-batch, and stages that go on while they send.
+		found, err := planner.Search(g, b.batch, c, planner.Options{RuntimeNGPUs: b.model.Devices, CP: 1, Schedule: "1f1b", Offload: "none", OverlapP2P: "off", LossSlices: 1, MemoryLimit: int64(b.model.Limit()) << 20})
 		if err != nil {
 			return err
 		}

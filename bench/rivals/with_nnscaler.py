@@ -238,7 +238,7 @@ train: {{dtype: bfloat16}}
                                         "--overlap", "off", "--overlap-tp", "off", "--schedule", "1f1b", *limit, *map(str, flags), unit=GPUS)
         plans += found
         took += seconds
-    free, seconds = autopar.search(binary, config, CLUSTER, GPUS, *limit, unit=GPUS)
+    free, seconds = autopar.search(binary, config, CLUSTER, GPUS, "--overlap-p2p", "off", *limit, unit=GPUS)
     return sorted(plans, key=lambda p: p["seconds"]), took, free, seconds
 
 

@@ -44,11 +44,14 @@ func RunFixedPoint(t *testing.T, open Open) {
 // RunTogether checks what devices do together, and how they wait and fail.
 func RunTogether(t *testing.T, open Open) {
 	t.Run("collectives", func(t *testing.T) { testCollectives(t, open) })
-	t.Run("transfers", func(t *testing.T) { testTransfers(t, open) })
+	for _, s := range []runtime.Stream{runtime.Compute, runtime.Transfers} {
+		t.Run("transfers on the "+s.String()+" stream", func(t *testing.T) { testTransfers(t, open, s) })
+	}
 	for _, s := range []runtime.Stream{runtime.Communication, runtime.Exchange} {
 		t.Run(s.String()+" stream", func(t *testing.T) { testStream(t, open, s) })
 		t.Run(s.String()+" stream failures", func(t *testing.T) { testStreamFailures(t, open, s) })
 	}
+	t.Run("two streams wait for one", func(t *testing.T) { testWaits(t, open) })
 	t.Run("timeouts", func(t *testing.T) { testTimeouts(t, open) })
 	t.Run("abort", func(t *testing.T) { testAbort(t, open) })
 }
@@ -176,8 +179,9 @@ func testMemory(t *testing.T, open Open) {
 
 // testTransfers passes messages back and forth between two ranks. An event tells each sender that
 // the destination is free.
-func testTransfers(t *testing.T, open Open) {
+func testTransfers(t *testing.T, open Open, s runtime.Stream) {
 	const rounds, elems = 50, 1031
+	beside := s != runtime.Compute
 	ds, _ := devices(t, open, 2, time.Minute)
 	slab := ir.Whole([]int{elems})
 	var a arena
@@ -188,7 +192,7 @@ func testTransfers(t *testing.T, open Open) {
 	node := &ir.Node{Op: ir.OpSend, Name: "x@send"}
 	double := addNode(t, []int{elems})
 	errs := together(ds, func(rank int, d runtime.Device) error {
-		send := &runtime.Transfer{Node: node, Wire: rank, Peer: 1 - rank, Local: out, Remote: in.Offset}
+		send := &runtime.Transfer{Node: node, Wire: rank, Peer: 1 - rank, Local: out, Remote: in.Offset, Stream: s}
 		recv := &runtime.Transfer{Node: node, Wire: 1 - rank, Peer: 1 - rank, Local: in}
 		// Rank 0 starts with ones; every visit doubles the value.
 		k := &runtime.Kernel{Node: double, Args: []runtime.Tensor{in, in}, Results: []runtime.Tensor{out}, Accum: []bool{false}}
@@ -207,18 +211,33 @@ func testTransfers(t *testing.T, open Open) {
 					return err
 				}
 			}
+			if beside && round > 0 { // the kernel overwrites what was sent last
+				if err := d.Wait(runtime.Compute, runtime.Event{Rank: rank, Stream: s, N: int64(round)}); err != nil {
+					return err
+				}
+			}
 			if err := errors.Join(d.Launch(k), d.Record(runtime.Compute)); err != nil {
 				return err
 			}
 			if rank == 0 || round < rounds-1 {
+				if beside { // the kernel makes what is sent
+					if err := d.Wait(s, runtime.Event{Rank: rank, N: int64(round + 1)}); err != nil {
+						return err
+					}
+				}
 				// The destination is free once the peer has read the last message.
 				if free := int64(round + rank); free > 0 {
-					if err := d.Wait(runtime.Compute, runtime.Event{Rank: 1 - rank, N: free}); err != nil {
+					if err := d.Wait(s, runtime.Event{Rank: 1 - rank, N: free}); err != nil {
 						return err
 					}
 				}
 				if err := d.Send(send); err != nil {
 					return err
+				}
+				if beside {
+					if err := d.Record(s); err != nil {
+						return err
+					}
 				}
 			}
 		}
@@ -240,6 +259,36 @@ func addNode(t *testing.T, shape []int) *ir.Node {
 	return n
 }
 
+// testWaits has two streams of a rank wait at the same time for two events of one stream of another rank.
+func testWaits(t *testing.T, open Open) {
+	const rounds = 6
+	ds, _ := devices(t, open, 2, 5*time.Second)
+	errs := together(ds, func(rank int, d runtime.Device) error {
+		for round := range int64(rounds) {
+			if rank == 1 {
+				for range 2 {
+					time.Sleep(2 * time.Millisecond) // the other waits
+					if err := d.Record(runtime.Compute); err != nil {
+						return err
+					}
+				}
+				continue
+			}
+			first := round % 2
+			beside, own := runtime.Event{Rank: 1, N: 2*round + 1 + first}, runtime.Event{Rank: 1, N: 2*round + 2 - first}
+			if err := errors.Join(d.Wait(runtime.Transfers, beside), d.Record(runtime.Transfers)); err != nil {
+				return err
+			}
+			time.Sleep(time.Millisecond)
+			if err := errors.Join(d.Wait(runtime.Compute, own), d.Wait(runtime.Compute, runtime.Event{Stream: runtime.Transfers, N: round + 1})); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	require.NoError(t, errors.Join(errs...))
+}
+
 // testTimeouts checks that every wait ends, and names the ranks waited for.
 func testTimeouts(t *testing.T, open Open) {
 	const timeout = 100 * time.Millisecond
@@ -247,6 +296,9 @@ func testTimeouts(t *testing.T, open Open) {
 		"recv":       func(d runtime.Device, m *meeting) error { return d.Recv(m.recv) },
 		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(runtime.Compute, runtime.Event{Rank: 1, N: 1}) },
 		"collective": func(d runtime.Device, m *meeting) error { return d.Collective(m.collective) },
+		"event beside": func(d runtime.Device, m *meeting) error {
+			return errors.Join(d.Wait(runtime.Transfers, runtime.Event{Rank: 1, N: 1}), d.Record(runtime.Transfers), d.Wait(runtime.Compute, runtime.Event{Stream: runtime.Transfers, N: 1}))
+		},
 	}
 	for name, wait := range waits {
 		t.Run(name, func(t *testing.T) {

@@ -142,7 +142,7 @@ func (o *others) receive(l *link, in io.Reader, kind byte, a, b, n int) error {
 		c.wake()
 	case kindAwait:
 		c := o.counter(a)
-		c.least[l.rank].Store(int64(b))
+		c.ask(l.rank, int64(b))
 		if now := c.n.Load(); now >= int64(b) {
 			// Not by the reading goroutine: a long message on its way out may wait for the other
 			// side to have a message read here.

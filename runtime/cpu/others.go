@@ -293,12 +293,8 @@ func (o *others) deliver(rank int, kind byte, a, b int, parts ...[]byte) error {
 
 // ring wakes ranks of another process that wait for a count that has been reached.
 func (o *others) ring(process int, c *counter, n int64) {
-	if !slices.Contains(o.local, process) {
-		// Its request is kept here and answered once. It may have been answered meanwhile and
-		// replaced by a later one.
-		if least := c.least[process].Load(); least == 0 || least > n || !c.least[process].CompareAndSwap(least, 0) {
-			return
-		}
+	if !slices.Contains(o.local, process) && !c.answer(process, n) {
+		return // its requests may have been answered meanwhile, or be for more
 	}
 	_ = o.links[process].send(kindCount, c.id, int(n)) // a process that has gone waits for nothing
 }

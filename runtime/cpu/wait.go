@@ -20,14 +20,22 @@ type counter struct {
 	n      *atomic.Int64
 	least  []atomic.Int64 // by process: the smallest count that a rank parked there waits for, 0 if none
 	others *others        // nil in a world of one process
-	mu     sync.Mutex     // guards parked
+	mu     sync.Mutex     // guards parked and asked
 	parked []parked       // ranks of this process
+	asked  []asked        // requests of processes on other machines
 }
 
 // parked is a rank that waits until a counter has reached want.
 type parked struct {
 	pool *kernel.Pool
 	want int64
+}
+
+// asked is a request of a process on another machine, to tell it once when the counter has reached want. Each
+// of its streams may have one.
+type asked struct {
+	process int
+	want    int64
 }
 
 // newCounter returns a counter for ranks of one process. The count has cache lines of its own,
@@ -60,6 +68,34 @@ func (c *counter) add(more int64) int64 {
 		}
 	}
 	return n
+}
+
+// ask records a request of a process on another machine.
+func (c *counter) ask(process int, n int64) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.asked = append(c.asked, asked{process, n})
+	c.setLeast(process)
+}
+
+// answer removes the requests of a process for counts up to n, and reports whether there were any.
+func (c *counter) answer(process int, n int64) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := len(c.asked)
+	c.asked = slices.DeleteFunc(c.asked, func(a asked) bool { return a.process == process && a.want <= n })
+	c.setLeast(process)
+	return len(c.asked) < before
+}
+
+func (c *counter) setLeast(process int) {
+	least := int64(0)
+	for _, a := range c.asked {
+		if a.process == process && (least == 0 || a.want < least) {
+			least = a.want
+		}
+	}
+	c.least[process].Store(least)
 }
 
 // wake wakes the ranks of this process whose wait is over.
