@@ -493,7 +493,7 @@ func (b *stageBuilder) append(in Instr) {
 // instr returns the instruction of a node.
 func (b *stageBuilder) instr(n *ir.Node) Instr {
 	s := b.spot(n)
-	in := Instr{Node: n, Chunk: b.chunkBodyOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment}
+	in := Instr{Node: n, Chunk: b.chunkBodyOf(n).chunk, Async: s.async, Fused: b.fused[n.ID()], Last: s.last, Segment: s.segment, Delayed: s.delayed}
 	if b.kernelsBeside != nil {
 		in.Beside = b.kernelsBeside[n.ID()]
 	}

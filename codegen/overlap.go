@@ -14,8 +14,9 @@ import (
 //   - the parameters that it needs (ZeRO 3) are gathered while the previous segment computes;
 //   - the gradients that it completes are reduced while the next segment computes. Gradients that are first
 //     accumulated over micro-batches are reduced in the last micro-batch only, after the segment has rounded
-//     them if the reduced type is narrower than that of the sum. Others are reduced in each micro-batch and
-//     accumulated one segment later;
+//     them if the reduced type is narrower than that of the sum. Others (ZeRO 2 and 3) are reduced in each
+//     micro-batch and accumulated one segment later. What is left to reduce after that, in the last micro-batch,
+//     as over the groups of ZeRO or context-parallel ranks, is reduced from then on;
 //   - the weights that it updates (ZeRO 1 and 2) are gathered while the next segment updates.
 //
 // Collectives of one kind over one axis that a segment hands over together form a bucket. Blocks are alike, so
@@ -30,6 +31,7 @@ import (
 // phase.
 type spot struct {
 	async, last bool
+	delayed     bool      // see [Instr.Delayed]
 	in          chunkBody // where it stands, if it is async or last
 	segment     int
 	await       *ir.Node // an asynchronous node that must be done before this one starts
@@ -60,7 +62,14 @@ type segment struct {
 	gathers []*ir.Node // gathers that must be done before it starts
 	narrows []*ir.Node // casts of gradients at its end, in the last micro-batch
 	reduces []*ir.Node // collectives whose operands it makes
-	sums    []*ir.Node // accumulations that wait for reduces
+	delayed delayed    // what waits for reduces
+}
+
+// delayed is what follows the reductions of a segment that are made in every micro-batch.
+type delayed struct {
+	sums    []*ir.Node // accumulations, and the casts before them
+	narrows []*ir.Node // casts of those sums, in the last micro-batch
+	reduces []*ir.Node // collectives that reduce those sums further, in the last micro-batch
 }
 
 // overlap reorders the nodes of the stage and decides which of them run on the communication stream. It must
@@ -97,24 +106,24 @@ func (b *stageBuilder) overlap() {
 
 // hoist finds nodes of the update that can already run during the last micro-batch: reductions whose operand is
 // complete after a pass of it, together with the casts of such operands. It returns the chunk and pass in
-// which each of them becomes ready. A single chunk must make all operands.
-func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]chunkBody {
-	hoisted := map[*ir.Node]chunkBody{}
-	complete := map[*ir.Value]chunkBody{}
+// which each of them becomes ready, and whether the operand is delayed. A single chunk must make all operands.
+func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]ready {
+	hoisted := map[*ir.Node]ready{}
+	complete := map[*ir.Value]ready{}
 	for _, n := range b.nodes {
-		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward && !b.delayed(n) {
-			complete[n.Results[0]] = chunkBody{n.Phase, b.chunk(n)}
+		if n.Op == ir.OpAccumulate && n.Phase != ir.Forward {
+			complete[n.Results[0]] = ready{chunkBody{n.Phase, b.chunk(n)}, b.delayed(n)}
 		}
 	}
 	for _, n := range update {
-		var of chunkBody
+		var of ready
 		for i, a := range n.Args {
 			p, ok := complete[a]
 			if !ok || i > 0 && p.chunk != of.chunk {
 				of.phase = ir.Update
 				break
 			}
-			of = chunkBody{max(of.phase, p.phase), p.chunk}
+			of = ready{chunkBody{max(of.phase, p.phase), p.chunk}, of.delayed || p.delayed}
 		}
 		switch {
 		case len(n.Args) == 0 || of.phase == ir.Update:
@@ -128,18 +137,35 @@ func (b *stageBuilder) hoist(update []*ir.Node) map[*ir.Node]chunkBody {
 	return hoisted
 }
 
+// ready says where a sum of gradients is complete.
+type ready struct {
+	chunkBody
+	delayed bool // after the reductions of its segment
+}
+
 // reduces reports whether a node is a collective that sums over ranks.
 func reduces(n *ir.Node) bool { return n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter }
 
-// delayed reports whether an accumulation adds the result of a reduction that runs in every micro-batch.
+// delayed reports whether a node adds up the result of a reduction that runs in every micro-batch: an
+// accumulation, or the cast to the type of the sum before it.
 func (b *stageBuilder) delayed(n *ir.Node) bool {
+	if n.Op != ir.OpAccumulate && !b.widens(n) {
+		return false
+	}
 	d := n.Args[0].Def
-	return !b.folded[n.ID()] && d.Phase == n.Phase && reduces(d)
+	return d.Phase == n.Phase && (reduces(d) || b.widens(d) && b.delayed(d))
+}
+
+// widens reports whether a node casts a gradient of a micro-batch to the type of the sum, only to be accumulated.
+func (b *stageBuilder) widens(n *ir.Node) bool {
+	readers := b.readers[n.ID()]
+	return n.Op == ir.OpCast && n.Phase != ir.Update && len(readers) > 0 && !b.keep[n.ID()] &&
+		!slices.ContainsFunc(readers, func(r *ir.Node) bool { return r.Op != ir.OpAccumulate })
 }
 
 // stream returns the nodes of a chunk's body in the order in which they are issued, including those hoisted from
 // the update.
-func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
+func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted map[*ir.Node]ready) []*ir.Node {
 	phase := here.phase
 	segments, of := b.cutSegments(b.remaining(phase, nodes, hoisted))
 	place := func(n *ir.Node, last bool) {
@@ -180,21 +206,26 @@ func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted 
 			of[n] = at
 			segments[at].reduces = append(segments[at].reduces, n)
 			place(n, false)
-		case n.Op == ir.OpAccumulate && b.delayed(n):
+		case b.delayed(n):
 			at := of[n.Args[0].Def]
-			segments[at].sums = append(segments[at].sums, n)
+			of[n] = at
+			segments[at].delayed.sums = append(segments[at].delayed.sums, n)
 		}
 	}
 	for _, n := range update {
-		if in, ok := hoisted[n]; ok && in == here {
+		if in, ok := hoisted[n]; ok && in.chunkBody == here {
 			at := b.completed(n.Args[0], of)
 			of[n] = at
+			narrows, reduces := &segments[at].narrows, &segments[at].reduces
+			if in.delayed {
+				narrows, reduces = &segments[at].delayed.narrows, &segments[at].delayed.reduces
+			}
 			if n.Op == ir.OpCast {
-				segments[at].narrows = append(segments[at].narrows, n)
+				*narrows = append(*narrows, n)
 				b.spots[n.ID()] = spot{last: true, in: here}
 				continue
 			}
-			segments[at].reduces = append(segments[at].reduces, n)
+			*reduces = append(*reduces, n)
 			place(n, true)
 		}
 	}
@@ -214,10 +245,10 @@ func (b *stageBuilder) completed(v *ir.Value, of map[*ir.Node]int) int {
 }
 
 // remaining returns the nodes of a body that are not moved.
-func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]chunkBody) []*ir.Node {
+func (b *stageBuilder) remaining(phase ir.Phase, nodes []*ir.Node, hoisted map[*ir.Node]ready) []*ir.Node {
 	return slices.DeleteFunc(slices.Clone(nodes), func(n *ir.Node) bool {
 		_, up := hoisted[n]
-		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || n.Op == ir.OpAccumulate && b.delayed(n)
+		return up || b.prefetched(n) || b.reducedEach(n) || phase == ir.Update && b.regathered(n) || b.delayed(n)
 	})
 }
 
@@ -234,7 +265,7 @@ func (b *stageBuilder) reducedEach(n *ir.Node) bool {
 	}
 	readers := b.readers[n.ID()]
 	for _, r := range readers {
-		if r.Op != ir.OpAccumulate && !b.reducedEach(r) {
+		if r.Op != ir.OpAccumulate && !b.reducedEach(r) && !(b.widens(r) && r.Phase == n.Phase) {
 			return false
 		}
 	}
@@ -313,8 +344,9 @@ func (b *stageBuilder) computedWith(n *ir.Node) bool {
 	})
 }
 
-// interleave concatenates the segments. Each is preceded by what the communication stream gets when it starts:
-// the reductions of the previous segment and the gathers for the next one.
+// interleave concatenates the segments. Each is preceded by what the communication stream gets when it starts,
+// the reductions of the previous segment and the gathers for the next one, and by the sums of the segment before
+// that, with what is left to reduce of them.
 func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 	var nodes []*ir.Node
 	at := func(k int) *segment {
@@ -335,16 +367,23 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 	for k := range len(segments) + 2 {
 		hand(&at(k - 1).reduces)
 		hand(&at(k + 1).gathers)
-		nodes = append(nodes, at(k-2).sums...)
-		b.hold(at(k-2).sums, at(k-2).reduces)
+		after := &at(k - 2).delayed
+		b.hold(after.sums, at(k-2).reduces)
+		nodes = append(append(nodes, after.sums...), after.narrows...)
+		hand(&after.reduces)
 		b.hold(at(k).nodes, at(k).gathers)
 		nodes = append(nodes, at(k).nodes...)
 		nodes = append(nodes, at(k).narrows...)
 	}
 	for k, s := range segments {
-		for _, list := range [][]*ir.Node{s.nodes, s.narrows, s.gathers, s.reduces, s.sums} {
+		for _, list := range [][]*ir.Node{s.nodes, s.narrows, s.gathers, s.reduces} {
 			for _, n := range list {
 				b.spots[n.ID()].segment = k
+			}
+		}
+		for _, list := range [][]*ir.Node{s.delayed.sums, s.delayed.narrows, s.delayed.reduces} {
+			for _, n := range list {
+				b.spots[n.ID()].segment, b.spots[n.ID()].delayed = k, true
 			}
 		}
 	}

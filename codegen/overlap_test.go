@@ -27,13 +27,18 @@ func chunked(p *partition.Plan, chunks int) *partition.Plan {
 }
 
 // TestVerifyAcceptsOverlap: programs with overlap are sound and compute the traced graph, under every schedule,
-// also with uneven micro-batches and recomputation, and communicate the same bytes as the same plan without
+// also with uneven micro-batches, recomputation and 16-bit types, and communicate the same bytes as the same plan without
 // overlap.
 func TestVerifyAcceptsOverlap(t *testing.T) {
 	const layers = 4
-	g := trainGraph(t, layers)
-	for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble, partition.Interleaved} {
-		verifyOverlap(t, g, layers, schedule)
+	c := model(layers)
+	c.Float = ir.BF16
+	half, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	for _, g := range []*ir.Graph{trainGraph(t, layers), half} {
+		for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble, partition.Interleaved} {
+			verifyOverlap(t, g, layers, schedule)
+		}
 	}
 }
 
@@ -356,6 +361,67 @@ func TestOverlapRounds(t *testing.T) {
 				"rest", "round rest", op + " rest", "h.2", "round h.2", op + " h.2", "h.1", "round h.1", op + " h.1",
 				"h.0", "round h.0", op + " h.0", "rest", "round rest", op + " rest",
 			}, got)
+		}
+	}
+}
+
+// TestOverlapReducesEach: from ZeRO stage 2 on, the gradients of a block are reduced in every micro-batch while the
+// next block computes, in 16-bit models too, where they are cast before they are accumulated. What is left to reduce
+// of their sums in the last micro-batch, over groups of ZeRO or context-parallel ranks, follows at once.
+func TestOverlapReducesEach(t *testing.T) {
+	for _, float := range []ir.DType{ir.F32, ir.BF16} {
+		c := model(3)
+		c.Float = float
+		g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+		require.NoError(t, err)
+		for _, further := range []string{"", "rep", "cp"} {
+			p := overlapped(4, 1, 1, 1, 3, 2)
+			switch further {
+			case "rep":
+				p.ZeROGroup = 2
+			case "cp":
+				p.PlanNGPUs, p.RuntimeNGPUs, p.CP = 8, 8, 2
+			}
+			prog := generate(t, g, p)
+			require.NoError(t, codegen.Verify(prog, g))
+			var got []string
+			for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
+				at := in.Node.Block()
+				switch {
+				case at == "":
+					continue
+				case in.Async && in.Last:
+					at = "last " + in.Node.Op.String() + " " + in.Node.Attr.(ir.CommAttr).Axis + " " + at
+				case in.Async:
+					at = in.Node.Op.String() + " " + at
+				case in.Last:
+					at = "narrow " + at
+				case in.Delayed:
+					at = "add " + at
+				case in.Node.Op.Class() == ir.Comm:
+					continue
+				}
+				if len(got) == 0 || got[len(got)-1] != at {
+					got = append(got, at)
+				}
+			}
+			after := func(block string) []string { // its gradients have been reduced
+				all := []string{"add " + block}
+				if further != "" && float == ir.BF16 {
+					all = append(all, "narrow "+block)
+				}
+				if further != "" {
+					all = append(all, "last all_reduce "+further+" "+block)
+				}
+				return all
+			}
+			require.Equal(t, slices.Concat(
+				[]string{"h.2", "reduce_scatter h.2", "h.1", "reduce_scatter h.1"}, after("h.2"),
+				[]string{"h.0", "reduce_scatter h.0"}, after("h.1"), after("h.0"),
+			), got, "%s %s", float, further)
+			for _, in := range prog.Stages[0].Bodies[ir.Update].Instrs {
+				require.False(t, in.Node.Op == ir.OpAllReduce && in.Node.Block() != "", in.Node.Name)
+			}
 		}
 	}
 }

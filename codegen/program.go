@@ -296,6 +296,9 @@ type Instr struct {
 	// Segment is the number of the segment of the chunk's body that the instruction works for: see overlap.go.
 	// It is 0 in a plan without overlap.
 	Segment int
+	// Delayed says that the instruction follows reductions of its segment that are made in every micro-batch, and
+	// so stands two segments later: it adds up what they make, or reduces the sum further.
+	Delayed bool
 }
 
 // Bucket returns the instructions that are executed together with instruction i, the first of them: a

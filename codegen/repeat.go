@@ -198,13 +198,11 @@ func (t *tape) blocks(phase ir.Phase, instrs []Instr) []int {
 	type place struct{ chunk, segment int }
 	of := map[place]int{}
 	streams := false
-	async := map[*ir.Node]bool{}
 	for i := range instrs {
 		in := &instrs[i]
 		streams = streams || in.Segment > 0
-		async[in.Node] = in.Async
 		at := place{in.Chunk, in.Segment}
-		if _, known := of[at]; !known && in.Node.Op.Class() == ir.Compute {
+		if _, known := of[at]; !known && !in.Delayed && in.Node.Op.Class() == ir.Compute {
 			of[at] = t.block(in.Node)
 		}
 	}
@@ -215,12 +213,12 @@ func (t *tape) blocks(phase ir.Phase, instrs []Instr) []int {
 		case streams:
 			n, at := in.Node, in.Segment
 			switch {
+			case in.Delayed:
+				at += 2
 			case in.Async && n.Op == ir.OpAllGather && n.Phase != ir.Update:
 				at = max(at-1, 0)
 			case in.Async:
 				at++
-			case n.Op == ir.OpAccumulate && async[n.Args[0].Def]:
-				at += 2
 			}
 			var known bool
 			if block, known = of[place{in.Chunk, at}]; !known {

@@ -109,6 +109,7 @@ func Parameters() []Parameter {
 		{"attention, H100", "of the peak", 0.3, 0.6, 0.38, "figure 7 of Dao 2023", devices(attention, hopper...)},
 		{"attention, H100 at 500 W", "of the peak", 0.2, 0.5, 0.3, "the H100's by the power", devices(attention, slow...)},
 		{"memory", "of the bandwidth", 0.7, 0.92, 0.85, "STREAM on GPUs", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Memory }, gpus...)},
+		{"kernels beside a collective", "of their rate alone", 0.6, 0.95, 0.81, "18.9 % slower on average, 40 % at most (Lee et al. 2025, arXiv 2507.03114)", devices(func(c *cost.Cluster) *float64 { return &c.Device.Efficiency.Beside }, gpus...)},
 		{"links in a node, A100", "of the bandwidth", 0.65, 0.88, 0.78, "all_reduce of 1 GB over 8 A100s, 230 GB/s", devices(links, switched...)},
 		{"links in a node, H100", "of the bandwidth", 0.65, 0.9, 0.78, "as the A100's", devices(links, hoppers...)},
 		{"network, A100", "of the bandwidth", 0.35, 0.92, 0.7, "all_reduce over many nodes", devices(network, switched...)},

@@ -157,6 +157,15 @@ func TestSoftwareByRule(t *testing.T) {
 		c.row.Source = "another"
 		require.Equal(t, c.want, c.row.software().Name)
 	}
+	// Gradients are reduced in the type that rows state, or in torchtitan's default, and in that of the gradients otherwise.
+	for bytes, rows := range map[float64][]Row{
+		4: {{Framework: "torchtitan"}, {Framework: "llm-foundry/Composer FSDP", GradDType: "fp32"}},
+		0: {{Framework: "llm-foundry/Composer FSDP", GradDType: "bf16"}, {Framework: "flash-attn training (Lightning)"}},
+	} {
+		for _, row := range rows {
+			require.Equal(t, bytes, row.software().Reduce, row.Framework)
+		}
+	}
 	async := Row{Framework: "torchtitan", Compiled: true, Note: "float8 linear layers; async TP overlap"}
 	require.True(t, async.software().AsyncTP && async.software().ChunkedTP)
 	async.Note = "float8 linear layers"

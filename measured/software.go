@@ -71,6 +71,10 @@ func (r *Row) softwareOf(table []cost.Software) cost.Software {
 	if r.FusedNorm {
 		s.RMSNorm = 1
 	}
+	// torchtitan's only choice is float32 (training.mixed_precision_reduce of its job_config.py).
+	if r.frameworkHas("torchtitan") || r.frameworkHas("FSDP") && r.GradDType == "fp32" {
+		s.Reduce = 4
+	}
 	s.FP8 = r.DType == "fp8"
 	return s
 }

@@ -51,7 +51,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "what is exchanged beside a product costs nothing", how: "however long it takes",
 		file: "planner/price.go",
-		old:  "x.hidden = min(x.time, price.InOrder(", new: "x.hidden = max(x.time, price.InOrder(",
+		old:  "max(all-price.InOrder(instrs[i+1:][:in.Beside], mesh, at), price.Slows(all))", new: "price.Slows(all)",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug: "floor above what plans take", how: "nothing is hidden by products in it",

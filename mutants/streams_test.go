@@ -30,7 +30,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradient of one chunk reduced with another's", how: "by the first chunk to come",
 		file: "codegen/overlap.go",
-		old:  "of = chunkBody{max(of.phase, p.phase), p.chunk}", new: "of = chunkBody{max(of.phase, p.phase), 0}",
+		old:  "of = ready{chunkBody{max(of.phase, p.phase), p.chunk}", new: "of = ready{chunkBody{max(of.phase, p.phase), 0}",
 		pkg: "./codegen", run: "^TestVerifyAcceptsOverlap$",
 	}, {
 		bug: "reduced gradient overwritten by a later task", how: "it may lie in memory of its own task",
@@ -80,7 +80,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradients are rounded before they are whole", how: "while the block before theirs computes",
 		file: "codegen/overlap.go",
-		old:  "segments[at].narrows = append(segments[at].narrows, n)", new: "segments[max(0, at-1)].narrows = append(segments[max(0, at-1)].narrows, n)",
+		old:  "*narrows = append(*narrows, n)", new: "segments[max(0, at-1)].narrows = append(segments[max(0, at-1)].narrows, n)",
 		pkg: "./codegen", run: "^TestOverlapRounds$",
 	}, {
 		bug: "gradients are rounded before they are whole", how: "in every micro-batch",

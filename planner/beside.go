@@ -5,6 +5,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -12,7 +13,8 @@ import (
 // codegen (beside.go) runs kernels beside such a collective: products that follow it, or the nearest product before it,
 // put off. A trunk's program shows what runs beside what, except for products that are put off: in it the nearest product
 // may be taken by a collective that some outlines do not have, such as the gather of a weight that lies whole. For the
-// bound to be admissible a collective then counts as hidden by all that may be put off to run beside it.
+// bound to be admissible a collective then counts as hidden by all that may be put off to run beside it. At least it delays
+// what it runs beside (see [cost.Model.Slows]).
 
 // exchanges prices the collectives, in the order of [ordered]. With parts, a collective that may be made in parts with the
 // products next to it counts only the time by which it outlasts them.
@@ -29,12 +31,16 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 		if parts {
 			inParts = kernels(prices, in.product, mesh)
 		}
-		exposed := max(0, time-max(hides(prices, in, mesh), inParts))
+		slow := prices[0].Slows(time)
+		if parts && in.Parts == 0 { // what each part delays is rounded down
+			slow = max(0, slow-partition.MaxTPPieces)
+		}
+		exposed := max(slow, time-max(hides(prices, in, mesh), inParts))
 		beside.add(in, exposed)
 		if in.Parts > 0 { // the kernels beside it are its own other parts, under every schedule
 			time = exposed
 		}
-		all.add(in, max(0, time-inParts))
+		all.add(in, max(slow, time-inParts))
 	}
 	return [2]workTimes{beside, all}
 }

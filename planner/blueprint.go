@@ -31,9 +31,9 @@ type blueprint struct {
 	progs  [extents]*codegen.Program // by the extent to which every block is recomputed; nil until asked for
 
 	// Classes of nodes: ofBlock are there once for each block; ofWeight run apart under a
-	// zero-bubble schedule; async run on the communication stream; ofWhole are products that make
-	// gradients of weights which tensor-parallel ranks hold whole.
-	ofBlock, ofWeight, async, ofWhole map[*ir.Node]bool
+	// zero-bubble schedule; ofWhole are products that make gradients of weights which tensor-parallel
+	// ranks hold whole.
+	ofBlock, ofWeight, ofWhole map[*ir.Node]bool
 	// given are nodes outside of blocks that make a value for blocks from nothing that blocks make.
 	given      map[*ir.Node]bool
 	wires      map[*ir.Node]int // of a send: its index among the transfers between the same two stages in its phase
@@ -64,7 +64,7 @@ const (
 func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 	b := &blueprint{
 		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
-		ofWeight: map[*ir.Node]bool{}, async: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{}, given: map[*ir.Node]bool{},
+		ofWeight: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{}, given: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // a single one: the shortest schedule
 	if p.Interleave > 1 {
@@ -123,15 +123,6 @@ func (b *blueprint) compile(e extent) error {
 // while the gradient that the first block hands to the embedding is gathered once, and so is what
 // only the first block gathers.
 func (b *blueprint) attribute(prog *codegen.Program) {
-	for _, st := range prog.Stages {
-		for _, body := range st.Bodies {
-			for i := range body.Instrs {
-				if in := &body.Instrs[i]; in.Async {
-					b.async[in.Node] = true
-				}
-			}
-		}
-	}
 	maps.Copy(b.ofWeight, partition.WeightGrads(prog.Graph))
 	if len(b.plan.Replicated()) > 0 {
 		b.noteWhole(prog)

@@ -55,7 +55,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	before := cost.Picoseconds(0)
 	for i := range b.through {
 		l := &b.through[i]
-		b.before, b.each = append(b.before, before), min(b.each, l.block[kept])
+		b.before, b.each = append(b.before, before), min(b.each, l.least())
 		before += l.fixed - l.gathersAhead()
 	}
 	for _, time := range b.time {
@@ -98,7 +98,7 @@ func (b *bounds) chain() *chainTimes {
 		}
 		for _, size := range []int{c.first, rest} {
 			c.back[size][i] = p.body(i, ir.Backward, size).through()
-			c.block[size] = min(c.block[size], c.back[size][i].block[kept])
+			c.block[size] = min(c.block[size], c.back[size][i].least())
 		}
 		f = s.forward[c.first].through()
 		x := &c.back[rest][i]
@@ -153,7 +153,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learn
 		posted = 0
 	}
 	// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
-	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].block[kept] - c.block[first]
+	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].least() - c.block[first]
 	b.again = append(b.again, make([][]option, 0, blocks-stages+1))
 	b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
 	b.compared = append(b.compared, make([]bool, blocks-stages+1))
@@ -170,7 +170,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learn
 			own := cost.Picoseconds(n)*slower + c.works[i].left(p, i, n, r)
 			t := flow + cost.Picoseconds(from)*(c.block[first]-c.block[rest]) + own
 			late := start + own - posted + c.works[i].weights.at(n, r) + tail
-			t = max(t, c.works[i].all.at(n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
+			t = max(t, c.works[i].all.at(n, r)+c.works[i].waits(cost.Picoseconds(p.microBatches), n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
 			all, least = append(all, option{r, t, late}), min(least, t)
 		}
 		b.again[i] = append(b.again[i], all)
@@ -242,6 +242,10 @@ func (b *bounds) like(stage int) {
 	b.passes = append(b.passes, b.passes[stage])
 }
 
+// least is the time of a block, to whatever extent it is recomputed. With more to compute it may take less: other products
+// may then run beside its collectives.
+func (l *line) least() cost.Picoseconds { return slices.Min(l.block[:]) }
+
 // gathersAhead is by how much less the last block of a stage may take in the backward pass, from when its gradient arrives,
 // if the block is recomputed: recomputation has then gathered weights, keys and values already.
 func (l *line) gathersAhead() cost.Picoseconds {
@@ -261,11 +265,12 @@ func (l *line) spares() cost.Picoseconds {
 // stageWork is the work of a stage in a step, without its update.
 type stageWork struct {
 	forward, backward, weight [2]line
-	last                      line // a backward pass over the last micro-batch, up to what it sends
-	passes                    line // all forward and backward passes, the last one up to what it sends
-	weights                   line // all passes for weight gradients, where they have their own
-	all                       line // passes in full, and weights
-	both                      line // all, and what communication streams do
+	last                      line       // a backward pass over the last micro-batch, up to what it sends
+	passes                    line       // all forward and backward passes, the last one up to what it sends
+	weights                   line       // all passes for weight gradients, where they have their own
+	all                       line       // passes in full, and weights
+	both                      line       // all, and what communication streams do
+	beside                    *stageWork // what communication streams do in forward, backward and weight
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
@@ -278,7 +283,7 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	}
 	w.total(m)
 	beside.total(m)
-	w.both = w.all.plus(beside.all)
+	w.both, w.beside = w.all.plus(beside.all), &beside
 	w.last = p.body(i, ir.Backward, rest).sent()
 	w.passes = w.passes.plus(w.last)
 	w.passes.fixed -= w.backward[rest].fixed
@@ -309,6 +314,15 @@ func (l line) plus(m line) line {
 		l.block[e] += m.block[e]
 	}
 	return l
+}
+
+// waits is how long a stage waits in its passes for what they give to the stream, as each ends only when that is done, but for
+// the last backward pass (see outlast).
+func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation) cost.Picoseconds {
+	wait := func(stream, order *line) cost.Picoseconds { return max(0, stream.at(n, r)-order.at(n, r)) }
+	b := w.beside
+	return (m-1)*(wait(&b.forward[whole], &w.forward[whole])+wait(&b.backward[whole], &w.backward[whole])+wait(&b.weight[whole], &w.weight[whole])) +
+		wait(&b.forward[rest], &w.forward[rest])
 }
 
 // left is what stage i has left to do after its first backward pass: the other backward passes, and the forward passes that do

@@ -86,7 +86,7 @@ func (b *brute) run() {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {
-										if overlap && (all*tp == 1 || cp > 1) || !overlap && b.opts.Overlap == "on" {
+										if overlap && all*tp == 1 || !overlap && b.opts.Overlap == "on" {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)

@@ -34,6 +34,7 @@ func randomCluster(r *rand.Rand) *cost.Cluster {
 			Efficiency: cost.Efficiency{Matmul: 0.8, MatmulHalf: scale(1e5), Attention: 0.4, Vector: 0.1, Memory: 0.8},
 		},
 	}
+	c.Device.Efficiency.Beside = []float64{0, 0.813, 0.5}[c.DevicesPerNode%3]
 	switch r.IntN(4) {
 	case 0:
 		c.NICsPerNode = 1 + r.IntN(3)
@@ -82,7 +83,7 @@ func randomPools(r *rand.Rand, devices int) *cost.Cluster {
 // overlap off there.
 func sharing(r *rand.Rand, c *cost.Cluster) *cost.Cluster {
 	c.NICsPerNode, c.NodesPerRack, c.Oversubscription, c.Levels = 0, 0, 0, nil
-	c.Device.Shared, c.Device.Cores = true, 1+r.IntN(4)
+	c.Device.Shared, c.Device.Cores, c.Device.Efficiency.Beside = true, 1+r.IntN(4), 0
 	c.Device.Efficiency.Threads = []float64{0, 0.7}[r.IntN(2)]
 	c.Device.Cache = &cost.Cache{Memory: 1 << (10 + r.IntN(10)), Bandwidth: 1e12}
 	return c
@@ -199,6 +200,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
 	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
+	f.Add(uint64(97044), false, false, false, uint8(6))            // blocks that recompute take less, as other products run beside their collectives
 	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1
@@ -359,6 +361,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	}
 	if chunks > 1 && d.cp == 1 && !sh.offload.Moves() {
 		sh.overlap = also(3).IntN(3) > 0
+	}
+	if d.cp > 1 && !sh.offload.Moves() {
+		sh.overlap = also(13).IntN(3) > 0
 	}
 	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0), OverlapP2P: onOff(also(12).IntN(3) > 0)}
 	if pieces {

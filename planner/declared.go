@@ -236,7 +236,7 @@ func (d *declared) hasSharding(x outline) bool {
 		return false
 	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on", x.batch && x.sequence, !x.batch && o.BatchParallel == "on":
 		return false
-	case x.overlap && (o.Overlap == "off" || x.cp > 1 || sharers == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+	case x.overlap && (o.Overlap == "off" || sharers == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
 		return false
 	case o.Offload == "" && d.cluster.Host == nil:
 		return !x.offload.Moves()

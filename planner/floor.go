@@ -89,7 +89,9 @@ type partTimes struct {
 	update  cost.Picoseconds // once a step
 	closing cost.Picoseconds // of update, what may run at the end of the last backward pass already
 	beside  cost.Picoseconds // what the communication stream does, forward and backward
-	once    cost.Picoseconds // what it does besides in the last backward pass
+	// gathers and regathers are, of beside, what it gathers in the forward and in the backward pass, and reduces the rest.
+	gathers, regathers, reduces cost.Picoseconds
+	once                        cost.Picoseconds // what it does besides in the last backward pass
 }
 
 func (t *workTimes) plus(u *workTimes) workTimes {
@@ -103,6 +105,9 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].update += u[i].update
 		sum[i].closing += u[i].closing
 		sum[i].beside += u[i].beside
+		sum[i].gathers += u[i].gathers
+		sum[i].regathers += u[i].regathers
+		sum[i].reduces += u[i].reduces
 		sum[i].once += u[i].once
 	}
 	return sum
@@ -256,7 +261,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			x.part, part = inBlock, after
 		case n.Phase == ir.Update:
 			x.part = beforeBlocks
-		case n.Op == ir.OpAccumulate && w.of.async[n.Args[0].Def]: // with overlap it runs after a later block, beside which its gradient is reduced
+		case in.Delayed: // with overlap it runs after a later block, beside which its gradient is reduced
 			x.part = parts[in.Segment]
 		default:
 			parts[in.Segment] = part

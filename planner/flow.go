@@ -24,7 +24,9 @@ type flow struct {
 	beside   bool // communication runs beside the kernels; otherwise it takes their time
 	backward bool // blocks run from the last to the first
 	joins    bool // it begins when the stream is done with what it had
-	known    map[flowKey]flowTimes
+	// slows is by how much a bucket on the stream delays what the body does beside it: see [cost.Model.Slows].
+	slows func(cost.Picoseconds) cost.Picoseconds
+	known map[flowKey]flowTimes
 }
 
 type flowKey struct {
@@ -56,9 +58,10 @@ type segment struct {
 	gathers, reduces []cost.Picoseconds // times of buckets: what the segment needs, and what it completes
 	late             []bool             // by reduction: the end of the body does not wait for it
 	// each is how many of the reductions, from the first, are done before the gradients of the segment are added up.
-	each  int
-	sums  cost.Picoseconds // adding up those gradients
-	items []item
+	each    int
+	sums    cost.Picoseconds   // adding up those gradients, and narrowing the sums
+	further []cost.Picoseconds // times of buckets that reduce the sums further; the end of the body does not wait for them
+	items   []item
 }
 
 // item is work in order, or a transfer.
@@ -82,7 +85,7 @@ type span struct {
 
 // streams reports whether the communication stream has anything to do.
 func (f *flow) streams() bool {
-	return f != nil && slices.ContainsFunc(f.segments[kept], func(s segment) bool { return len(s.gathers)+len(s.reduces) > 0 })
+	return f != nil && slices.ContainsFunc(f.segments[kept], func(s segment) bool { return len(s.gathers)+len(s.reduces)+len(s.further) > 0 })
 }
 
 // at returns the times with n blocks, recomputed as r says.
@@ -172,15 +175,16 @@ func later(a, b moment) moment {
 
 // runner is at a moment of a body: now in order, stream on the communication stream.
 type runner struct {
-	beside      bool // otherwise a bucket takes its time in order, as the ranks share a device
+	*flow
 	now, stream moment
 	spans       []span
 }
 
 // run goes through the segments in the order of codegen. Between the items of segment k-1 and those of k, the reductions of
-// k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced.
+// k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced. Then what
+// reduces these sums further is handed over.
 func (f *flow) run(segments []segment, n tally) flowTimes {
-	r := &runner{beside: f.beside, now: moment{-1, 0}, stream: moment{0, -1}}
+	r := &runner{flow: f, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
 		r.now = later(r.now, r.stream)
 	}
@@ -216,6 +220,9 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 		if s := at(k - 2); s.sums > 0 {
 			r.now = later(r.now, reduced[k-2]).plus(s.sums)
 		}
+		for _, t := range at(k - 2).further {
+			left = r.give(t)
+		}
 		if len(at(k).gathers) > 0 {
 			r.now = later(r.now, gathered[k])
 		}
@@ -239,10 +246,11 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 
 // give hands a bucket to the stream, and returns when it is done.
 func (r *runner) give(t cost.Picoseconds) moment {
-	if !r.beside {
+	if !r.beside { // it takes its time in order, as the ranks share a device
 		r.now, t = r.now.plus(t), 0
 	}
 	r.stream = later(r.stream, r.now).plus(t)
+	r.now = r.now.plus(r.slows(t))
 	return r.stream
 }
 
@@ -263,13 +271,17 @@ func (r *runner) close() {
 }
 
 // follow adds an instruction to the flow. x has its time, or for the first of a bucket that of the bucket.
-func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Node]bool, x item) {
+func (f *flow) follow(e extent, in *codegen.Instr, block bool, x item) {
 	for len(f.segments[e]) <= in.Segment {
 		f.segments[e] = append(f.segments[e], segment{})
 	}
 	s := &f.segments[e][in.Segment]
 	n := in.Node
 	switch {
+	case in.Delayed && in.Async:
+		s.further = append(s.further, x.time)
+	case in.Delayed:
+		s.sums += x.time
 	case in.Async && n.Op == ir.OpAllGather && n.Phase != ir.Update:
 		s.gathers = append(s.gathers, x.time)
 	case in.Async:
@@ -277,8 +289,6 @@ func (f *flow) follow(e extent, in *codegen.Instr, block bool, async map[*ir.Nod
 		if !in.Last {
 			s.each = len(s.reduces)
 		}
-	case n.Op == ir.OpAccumulate && async[n.Args[0].Def]:
-		s.sums += x.time
 	default:
 		if block {
 			s.block, s.chunk = true, x.chunk

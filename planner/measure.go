@@ -21,6 +21,7 @@ type measured struct {
 	temp            int64 // the peak of temporary values
 	tempNotBackward int64 // their peak outside of the backward pass
 	tempInner       int64 // their peak, of those of blocks and those that live throughout all of the block
+	tempMiddle      int64 // their peak while the block runs, with what the stream has of a block before it and of one after it
 	apart           int64 // what weight gradients of a block read
 }
 
@@ -95,15 +96,47 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	}
 	for phase, changes := range live {
 		var now, then int64
+		carried, runs := b.carried(st, ir.Phase(phase), *sizes, all)
 		for k, c := range changes {
 			now, then = now+c, then+between[phase][k]
 			m.temp, m.tempInner = max(m.temp, now), max(m.tempInner, then)
+			if k < len(runs) && runs[k] {
+				m.tempMiddle = max(m.tempMiddle, then+carried)
+			}
 			if ir.Phase(phase) != ir.Backward {
 				m.tempNotBackward = max(m.tempNotBackward, now)
 			}
 		}
 	}
 	return m
+}
+
+// carried returns the temporary bytes of other blocks that live while a block between two others runs, in a plan with overlap:
+// what the stream gathers for the one, and reduces of the gradients of the other in every micro-batch. runs tells which
+// instructions of a body are the block's.
+func (b *blueprint) carried(st *codegen.Stage, phase ir.Phase, sizes []int64, all []held) (bytes int64, runs []bool) {
+	instrs := st.Bodies[phase].Instrs
+	streamed := map[*codegen.Buffer]bool{}
+	for i := range instrs {
+		in := &instrs[i]
+		runs = append(runs, b.ofBlock[in.Node] && !in.Async && !in.Delayed && !in.Last)
+		if !in.Async || in.Last || phase == ir.Update || !b.ofBlock[in.Node] {
+			continue
+		}
+		ids := in.Results
+		if in.Node.Op != ir.OpAllGather {
+			ids = slices.Concat(in.Args, in.Results)
+		}
+		for _, id := range ids {
+			streamed[&st.Buffers[id]] = true
+		}
+	}
+	for i := range all {
+		if x := &all[i]; x.Region == codegen.Temp && streamed[x.Buffer] && !x.apart {
+			bytes += sizes[x.kind]
+		}
+	}
+	return bytes, runs
 }
 
 // crossing measures, on a blueprint of a zero-bubble schedule, what a slot keeps from the backward pass to the pass of weight

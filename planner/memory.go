@@ -29,8 +29,10 @@ type stageMemory struct {
 	// tempInner is temp while a block runs that is not the last one: without what the head leaves behind, which only the last
 	// block still meets.
 	tempInner [extents]int64
-	update    memoryShare // temp of many blocks, in the update: see updating
-	inbox     int64       // for the activation that the stage before sends
+	// tempMiddle is temp while a block runs between two others, of which the communication stream has something. 0 without overlap.
+	tempMiddle [extents]int64
+	update     memoryShare // temp of many blocks, in the update: see updating
+	inbox      int64       // for the activation that the stage before sends
 	// lastSlot and lastInbox are of the last chunk of several; slot and inbox are of the first.
 	lastSlot    [extents]int64
 	lastInbox   int64
@@ -80,6 +82,9 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 		case count > 0:
 			temp = max(temp, m.tempInner[e])
 		}
+		if count > 2 { // one of them is between two others
+			temp = max(temp, m.tempMiddle[e])
+		}
 	}
 	return slot, max(temp, m.update.of(n))
 }
@@ -111,12 +116,14 @@ func (s *skeleton) memoryOf(microBatch int) []stageMemory {
 			m.persist += (int64(s.plan.Chunks()) - chunks) * m.morePersist
 			m.sums, m.afterHead[e] = got.sums, got.afterHead
 			m.slot[e], m.temp[e], m.tempNotBackward[e], m.tempInner[e] = got.slot[0].bytes(), got.temp, got.tempNotBackward, got.tempInner
+			m.tempMiddle[e] = got.tempMiddle
 			m.lastSlot[e] = got.slot[fewChunks-1].bytes()
 			m.inbox, m.lastInbox = got.inbox[0], got.inbox[fewChunks-1]
 		}
 		for e := s.most + 1; e < extents; e++ {
 			m.moreSlot[e], m.apart[e], m.slot[e], m.afterHead[e] = more[s.most], apart[s.most], m.slot[s.most], m.afterHead[s.most]
 			m.temp[e], m.tempNotBackward[e], m.tempInner[e], m.lastSlot[e] = m.temp[s.most], m.tempNotBackward[s.most], m.tempInner[s.most], m.lastSlot[s.most]
+			m.tempMiddle[e] = m.tempMiddle[s.most]
 		}
 		var blocks memoryShare
 		if m.update, blocks = s.of.updating(i, sizes); blocks.block > update.block {
@@ -159,7 +166,7 @@ func (m *stageMemory) leaveSlots(slot int64) {
 	for e := range extents {
 		m.slot[e], m.lastSlot[e], m.moreSlot[e] = slot, slot, slot
 	}
-	m.temp, m.tempInner = [extents]int64{}, [extents]int64{}
+	m.temp, m.tempInner, m.tempMiddle = [extents]int64{}, [extents]int64{}, [extents]int64{}
 	m.afterHead, m.apart, m.apartFixed = [extents]int64{}, [extents]int64{}, 0
 }
 
@@ -200,7 +207,7 @@ func (p *pipeline) measureApart() {
 		for i := range p.memory {
 			position, _ := s.of.plan.Position(s.like[i])
 			m, got := &p.memory[i], &all[position]
-			m.apart[e], m.temp[e], m.tempInner[e] = got.apart, got.temp, got.tempInner
+			m.apart[e], m.temp[e], m.tempInner[e], m.tempMiddle[e] = got.apart, got.temp, got.tempInner, got.tempMiddle
 			if e == kept {
 				m.apartFixed = fixed[position]
 			}

@@ -364,10 +364,7 @@ func (o Options) validateSharding() error {
 		}
 	}
 	if o.Overlap == "on" {
-		switch {
-		case o.CP > 1:
-			return optionErrorf("overlap", "is on, but cp is %d: the search has no overlap with context parallelism in this version; a plan that says so runs", o.CP)
-		case o.Offload == "optimizer" || o.Offload == "params":
+		if o.Offload == "optimizer" || o.Offload == "params" {
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
 	}

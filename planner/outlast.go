@@ -13,7 +13,7 @@ import (
 
 // outlasts bounds from below by how much the stream of a body with n blocks is done later than what the body does in order, once
 // for each part of the body between transfers, from what that part hands to the stream. When a segment hands over
-// reductions, the stream still has these and all later ones to do, and the work in order that is left is known. What the
+// reductions, the stream still has these, all later ones, and later gathers to do, and the work in order that is left is known. What the
 // stream had before, and what waits for it, is left out. The result is nil where nothing runs beside the kernels.
 //
 // The body is followed from its end. Of alike blocks in a row it is enough to look at the first and the last.
@@ -21,9 +21,14 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	if f == nil || !f.beside {
 		return nil
 	}
-	t := &outlast{}
+	t := &outlast{slows: f.slows}
 	for i := range f.segments[kept] {
-		t.sums = max(t.sums, 2*f.segments[kept][i].sums) // gradients are added up two segments after they were handed over, and so may come later
+		s := &f.segments[kept][i] // its gradients are added up two segments after they were handed over, and so may come later
+		late := s.sums
+		for _, time := range s.further {
+			late += f.slows(time)
+		}
+		t.sums = max(t.sums, 2*late)
 	}
 	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
 		s := &f.segments[kept][k]
@@ -62,19 +67,36 @@ func (f *flow) extent(r recomputation, block int) extent {
 // outlast is at a place of a body, followed from its end.
 type outlast struct {
 	stream, order cost.Picoseconds // what the stream and the body in order have to do from there on
+	next          cost.Picoseconds // what the segment after this one gathers, which the stream had before
 	sums          cost.Picoseconds
+	slows         func(cost.Picoseconds) cost.Picoseconds
 	most          cost.Picoseconds   // the largest difference in this part
 	all           []cost.Picoseconds // most of the parts after it, the last part first
 }
 
 // hand notes the difference at a segment that hands over reductions.
 func (t *outlast) hand(s *segment) {
-	for _, time := range s.reduces {
-		t.stream += time
-	}
+	stream, gathers, slow := t.handed(s)
+	t.stream, t.order = t.stream+stream, t.order+slow
 	if len(s.reduces) > 0 {
 		t.most = max(t.most, t.stream-t.order-t.sums)
 	}
+	t.stream, t.next = t.stream+t.next, gathers
+}
+
+// handed is what a segment's reductions and gathers take on the stream, and by how much these delay the body.
+func (t *outlast) handed(s *segment) (reduces, gathers, slow cost.Picoseconds) {
+	for _, times := range [][]cost.Picoseconds{s.reduces, s.further} {
+		for _, time := range times {
+			reduces += time
+			slow += t.slows(time)
+		}
+	}
+	for _, time := range s.gathers {
+		gathers += time
+		slow += t.slows(time)
+	}
+	return reduces, gathers, slow
 }
 
 // add goes through a segment; first and last say whether a block is at an end of the body.
@@ -105,18 +127,16 @@ func (t *outlast) add(s *segment, n tally, first, last bool) {
 // repeat goes through so many inner blocks that are alike.
 func (t *outlast) repeat(s *segment, count int) {
 	t.hand(s)
-	each, reduce := s.sums, cost.Picoseconds(0)
+	each := s.sums
 	for _, x := range s.items {
 		if x.each {
 			each += x.time
 		}
 	}
-	for _, time := range s.reduces {
-		reduce += time
-	}
 	if count > 1 {
-		t.stream += cost.Picoseconds(count-2) * reduce
-		t.order += cost.Picoseconds(count-1) * each
+		reduces, gathers, slow := t.handed(s)
+		t.stream += cost.Picoseconds(count-2) * (reduces + gathers)
+		t.order += cost.Picoseconds(count-1)*each + cost.Picoseconds(count-2)*slow
 		t.hand(s)
 	}
 	t.order += each

@@ -15,7 +15,8 @@ import (
 // randomFlow is a backward pass of segments before, of and after blocks, whose gradients are reduced
 // once and not waited for.
 func randomFlow(r *rand.Rand) *flow {
-	f := &flow{beside: true, backward: true, known: map[flowKey]flowTimes{}}
+	slow := cost.Picoseconds(r.IntN(3)) // of ten
+	f := &flow{beside: true, backward: true, slows: func(t cost.Picoseconds) cost.Picoseconds { return slow * t / 10 }, known: map[flowKey]flowTimes{}}
 	before, after := r.IntN(2), 1+r.IntN(2)
 	for e := range extents {
 		for k := range before + 1 + after {
@@ -65,12 +66,12 @@ func TestOutlasts(t *testing.T) {
 
 // TestOutlastsBetweenTransfers: what is handed over before a transfer counts before it.
 func TestOutlastsBetweenTransfers(t *testing.T) {
-	f := &flow{beside: true, backward: true}
+	f := &flow{beside: true, backward: true, slows: func(t cost.Picoseconds) cost.Picoseconds { return t / 10 }}
 	f.segments[kept] = []segment{
 		{items: []item{{time: 10}}, reduces: []cost.Picoseconds{100}, late: []bool{true}},
 		{items: []item{{kind: sim.Send, time: 5}, {time: 20}}, reduces: []cost.Picoseconds{30}, late: []bool{true}},
 	}
-	require.Equal(t, []cost.Picoseconds{100 + 30 - 5 - 20, 30}, f.outlasts(tally{1}, recomputation{}))
+	require.Equal(t, []cost.Picoseconds{100 + 30 - 5 - 20 - 10 - 3, 30 - 3}, f.outlasts(tally{1}, recomputation{}))
 }
 
 // TestOverlapUnderZeroBubble: of a model whose embedding has one gradient, as Llama's, which leads there from

@@ -114,7 +114,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	return bound
 }
 
-// leastOfOne is least with one position: all that it does in order, or all that its stream does.
+// leastOfOne is least with one position: of each pass what it does in order, or what it gives to its stream, and the updates.
 func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 	blocks, recomputed := s.graphs.blocks, cost.Picoseconds(0)
 	if p.more != nil {
@@ -124,8 +124,15 @@ func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 		return never
 	}
 	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1) + p.update(blocks) + p.last[beforeBlocks].update
-	inOrder += p.exposed(&p.last, 0)
-	return max(inOrder, cost.Picoseconds(blocks)*(cost.Picoseconds(p.m-1)*p.first[inBlock].beside+p.last[inBlock].beside))
+	stream, split := s.streamed(p, &p.first[inBlock]), p.schedule == partition.ZeroBubble
+	forward, backward := stream.alone(&p.first, cost.Picoseconds(blocks), recomputed, split)
+	inOrder += cost.Picoseconds(p.m-1) * (forward + backward)
+	if p.first != p.last {
+		recomputed = 0 // see recomputing
+	}
+	stream = s.streamed(p, &p.last[inBlock])
+	forward, backward = stream.alone(&p.last, cost.Picoseconds(blocks), recomputed, split)
+	return inOrder + forward + max(backward, p.exposed(&p.last, 0))
 }
 
 // leastOfEven is least with interleaving, which cuts blocks evenly, so that it is known how many lie where.
@@ -143,12 +150,17 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		time := p.recomputing()*recomputed + p.all(inBlock, its.blocks) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.update(its.blocks)
 		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 		time += p.exposed(&p.last, at)
+		tasks := p.chunks // of a micro-batch, in each direction
+		if tasks == anyChunks {
+			tasks = 2
+		}
 		switch at {
 		case 0:
-			time += p.all(beforeBlocks, 1)
+			time, tasks = time+p.all(beforeBlocks, 1), tasks-1
 		case p.pp - 1:
-			time += p.all(afterBlocks, 1)
+			time, tasks = time+p.all(afterBlocks, 1), tasks-1
 		}
+		time += cost.Picoseconds(p.m*tasks) * s.streamed(p, &p.first[inBlock]).within()
 		bound = max(bound, time)
 		if p.posts && p.chunks != anyChunks && at == p.pp-1 {
 			bound = max(bound, s.fromLastStage(p, even, recomputed))
@@ -366,6 +378,8 @@ func (s *searcher) positions(p *passage) []position {
 			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
 		case at == p.pp-1:
 			does(&first[afterBlocks], &last[afterBlocks], fixed)
+		default:
+			busy.fixed += cost.Picoseconds(m) * s.streamed(p, &first[inBlock]).within()
 		}
 		if at > 0 {
 			through.block += each[whole] - each[rest]

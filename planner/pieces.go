@@ -240,9 +240,9 @@ func (x *pair) inParts(parts int, mesh ir.Mesh, prices []*cost.Program) cost.Pic
 		// The first part of one side comes first, then each part of the first beside the one before it of the second.
 		first, second := of(0, &x.first, i), of(1, &x.second, i-1)
 		if collective {
-			time += second + max(0, first-second)
+			time += second + max(prices[0].Slows(first), first-second)
 		} else {
-			time += first + max(0, second-first)
+			time += first + max(prices[0].Slows(second), second-first)
 		}
 	}
 	return time + of(1, &x.second, parts-1)

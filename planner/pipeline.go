@@ -75,7 +75,7 @@ func (p *pipeline) remember(memory []stageMemory) {
 		// Temporary values of the backward pass may lie in the slots instead, and gradients of the head are made after it.
 		for i := range p.memory {
 			m := &p.memory[i]
-			m.temp, m.afterHead = m.tempNotBackward, [extents]int64{}
+			m.temp, m.tempMiddle, m.afterHead = m.tempNotBackward, [extents]int64{}, [extents]int64{}
 			for e := range extents {
 				m.tempInner[e] = min(m.tempInner[e], m.tempNotBackward[e])
 			}

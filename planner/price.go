@@ -22,8 +22,8 @@ import (
 // With overlap, what a part takes depends on the communication stream: flow.go has it.
 
 // priced is an instruction with its time. The first of a bucket has the time of the whole bucket. A
-// collective with kernels beside it has the time by which it outlasts them; hidden is the rest of
-// it.
+// collective with kernels beside it has the time by which it outlasts them, or delays them; hidden
+// is the rest of it.
 type priced struct {
 	*codegen.Instr
 	time, hidden cost.Picoseconds
@@ -46,8 +46,9 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 			x.time, _ = price.Bucket(codegen.Bucket(instrs, i), mesh, at)
 		}
 		if in.Beside > 0 && price.Overlaps() {
-			x.hidden = min(x.time, price.InOrder(instrs[i+1:][:in.Beside], mesh, at))
-			x.time -= x.hidden
+			all := x.time
+			x.time = max(all-price.InOrder(instrs[i+1:][:in.Beside], mesh, at), price.Slows(all))
+			x.hidden = all - x.time
 		}
 		all = append(all, x)
 	}
@@ -81,6 +82,7 @@ type part struct {
 	posted bool // a send beside which the stage goes on: no work in order
 	line        // time of what runs in order
 	beside line // time of the communication stream
+	slow   line // by how much that delays what runs in order
 	sums   []sum
 	flow   *flow // of the body, in a plan with overlap; this part is its work number nth
 	nth    int
@@ -164,6 +166,7 @@ func (b body) busy() line {
 	for i := range b {
 		if !b[i].posted {
 			l.add(&b[i])
+			l = l.plus(b[i].slow)
 		}
 	}
 	return l
@@ -173,10 +176,7 @@ func (b body) busy() line {
 func (b body) beside() line {
 	var l line
 	for i := range b {
-		l.fixed += b[i].beside.fixed
-		for e := range extents {
-			l.block[e] += b[i].beside.block[e]
-		}
+		l = l.plus(b[i].beside)
 	}
 	return l
 }
@@ -187,6 +187,7 @@ func (b body) sent() line {
 	var l line
 	for i := range b {
 		l.add(&b[i])
+		l = l.plus(b[i].slow)
 		if b[i].kind == sim.Send {
 			break
 		}
@@ -387,13 +388,14 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 func (s *skeleton) body(stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
 	if s.plan.Overlap {
-		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, known: map[flowKey]flowTimes{}}
+		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, slows: s.price.As(stage).Slows, known: map[flowKey]flowTimes{}}
 	}
 	parts := s.parts(stage, s.pass(prices, pass), mesh, at, kept, f)
 	for i := range parts {
 		for e := range extents {
 			parts[i].block[e] = parts[i].block[kept]
 			parts[i].beside.block[e] = parts[i].beside.block[kept]
+			parts[i].slow.block[e] = parts[i].slow.block[kept]
 		}
 	}
 	return parts
@@ -409,6 +411,7 @@ func (s *skeleton) recompute(parts body, stage int, pass ir.Phase, prices []pric
 	for i := range parts {
 		parts[i].block[e] = recomputed[i].block[kept]
 		parts[i].beside.block[e] = recomputed[i].beside.block[kept]
+		parts[i].slow.block[e] = recomputed[i].slow.block[kept]
 	}
 	if len(parts) > 2 && parts[1].kind == sim.Recv {
 		early := parts[0].block[e] - parts[0].block[kept]
@@ -452,7 +455,7 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 		if in.Posted && !price.Overlaps() { // the rank copies by itself, but waits for nobody
 			p := next(sim.Work)
 			if p.fixed += time; f != nil {
-				f.follow(e, in.Instr, false, s.of.async, item{time: time})
+				f.follow(e, in.Instr, false, item{time: time})
 			}
 			time = 0
 		}
@@ -471,8 +474,10 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.fixed, p.wire, p.hop = time, s.of.wires[n.Args[0].Def], s.of.hop(&s.plan, n)
 		case in.Async && s.of.ofBlock[n]:
 			p.beside.block[kept] += time
+			p.slow.block[kept] += price.Slows(time)
 		case in.Async:
 			p.beside.fixed += time
+			p.slow.fixed += price.Slows(time)
 		case s.of.ofBlock[n] && s.plan.Chunks() > 1 && n.Phase == ir.Update && !in.Last:
 			p.chunks[x.chunk] += time
 		case s.of.ofBlock[n]:
@@ -490,7 +495,7 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 			p.fixed += time
 		}
 		if f != nil {
-			f.follow(e, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", s.of.async, x)
+			f.follow(e, in.Instr, n.Op.Class() == ir.Compute && n.Block() != "", x)
 		}
 	}
 	if f != nil {

@@ -29,6 +29,7 @@ type persistent struct {
 	reduced                   int64 // gradients, each in even shares over all axes that cut it, if those are less
 	other                     int64 // all else that lives as long
 	params                    []blockParam
+	ends                      []endParam
 }
 
 // slots are lower bounds of the activation memory of a block for one micro-batch in flight, by extent of recomputation.
@@ -56,9 +57,15 @@ type blockParam struct {
 	state, gradient bool
 	frozen          bool               // a weight that has neither gradient nor state
 	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
-	// wide is set for a gradient that is cast before it is added up. If it is reduced in every micro-batch, the pass waits
-	// for that even with overlap (see codegen's overlap).
-	wide bool
+}
+
+// endParam is a weight outside of blocks.
+type endParam struct {
+	value  *ir.Value
+	bytes  int64
+	first  bool // the forward pass begins with it, and the backward pass ends with its gradient
+	again  bool // the backward pass begins with it
+	frozen bool
 }
 
 // bytes returns the persistent bytes under an outline, where ZeRO shards over so many data-parallel ranks. alone says that a
@@ -211,6 +218,9 @@ func (w *work) persistentOf(batch int) *persistent {
 	held := w.of.holds(kept, 0, mesh, &sizes)
 	for i := range held {
 		x := &held[i]
+		if x.Region == codegen.Persist && !x.block {
+			b.addEnd(w.of.progs[kept].Graph, x.Value, mesh)
+		}
 		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
 		}
@@ -253,7 +263,7 @@ func (w *work) persistentOf(batch int) *persistent {
 			if n.Op == ir.OpAccumulate {
 				n = n.Args[0].Def
 			}
-			if v.wide = n.Op == ir.OpCast; v.wide {
+			if n.Op == ir.OpCast { // it is communicated before it is cast
 				v.value = n.Args[0]
 			}
 		default:
@@ -266,11 +276,53 @@ func (w *work) persistentOf(batch int) *persistent {
 	return b
 }
 
+// addEnd adds a parameter outside of blocks.
+func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
+	attr, ok := v.Def.Attr.(ir.ParamAttr)
+	if v.Def.Op != ir.OpParam || !ok || attr.State {
+		return
+	}
+	end := endParam{value: v, frozen: attr.Frozen, bytes: mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()}
+	for _, n := range g.Nodes {
+		if slices.Contains(n.Args, v) {
+			end.first = end.first || n.Op == ir.OpEmbedding && n.Phase == ir.Forward
+			end.again = end.again || n.Op == ir.OpMatMul && n.Phase == ir.Backward
+		}
+	}
+	if end.first || end.again {
+		b.ends = append(b.ends, end)
+	}
+}
+
+// movedAtEnds adds what the streams of an outline with overlap do before the blocks of a pass and after them.
+func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) {
+	ranks, tp := s.shardedOver(o), trunk.mesh.Axis(partition.AxisTP)
+	for _, v := range trunk.persistentOf(s.batch).ends {
+		bytes := v.bytes
+		if v.value.Spec[tp].Kind != ir.Shard {
+			bytes /= int64(o.sharers(1))
+		}
+		if partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) < 0 {
+			continue
+		}
+		gather := way.collective(ir.OpAllGather, bytes)
+		if o.zero == 3 && v.first {
+			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, gather)
+		}
+		if o.zero == 3 && v.again {
+			t[afterBlocks].regathers = max(t[afterBlocks].regathers, gather)
+		}
+		if o.zero >= 2 && v.first && !v.frozen {
+			t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, way.collective(ir.OpReduceScatter, bytes))
+		}
+	}
+}
+
 // moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, copies
 // between device and host, and work on gradients and weights (see apart). The gradients of a step are summed once, or from
 // ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
-// All is in order but for what beside and once count. With overlap the new weights of a block are gathered beside the
-// update of the next, so that the longer of the two counts.
+// All is in order but for what beside and once count, which only delays that. With overlap the new weights of a block are
+// gathered beside the update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.waysOf(o)
 	o.pieces = 0 // whatever they are
@@ -281,9 +333,10 @@ func (s *searcher) moved(o outline) *workTimes {
 	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
-	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass beside it, and those of the
-	// update, except in a pipeline (see codegen's join).
+	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass or reduced beside it, and those
+	// of the update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
+	scattered := int64(0)
 	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
 	// inPasses adds what stands in order before a weight is read, in each pass that reads it.
 	inPasses := func(v *blockParam, time cost.Picoseconds) {
@@ -318,7 +371,9 @@ func (s *searcher) moved(o outline) *workTimes {
 		case v.state && o.offload.Moves():
 			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas == 1:
-		case v.gradient && cut && o.zero >= 2 && (v.wide || !o.overlap):
+		case v.gradient && cut && o.zero >= 2 && o.overlap:
+			scattered += v.bytes
+		case v.gradient && cut && o.zero >= 2:
 			reduce := way.collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
 			each.weight += reduce
@@ -354,17 +409,40 @@ func (s *searcher) moved(o outline) *workTimes {
 	}
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
 		if gathered[pass] > 0 {
-			each.beside += way.collective(ir.OpAllGather, gathered[pass])
+			gather := way.collective(ir.OpAllGather, gathered[pass])
+			each.beside += gather
+			each.all += way.slows(gather)
+			if pass == ir.Forward {
+				each.gathers += gather
+				each.forward += way.slows(gather)
+			} else { // it may be given to the stream before the gradient arrives
+				each.regathers += gather
+				each.ahead += way.slows(gather)
+			}
 		}
+	}
+	if o.overlap && replicas > 1 {
+		s.movedAtEnds(o, trunk, way, &t)
+	}
+	if scattered > 0 {
+		reduce := way.collective(ir.OpReduceScatter, scattered)
+		each.beside += reduce
+		each.reduces += reduce
+		each.all += way.slows(reduce)
+		each.weight += way.slows(reduce)
 	}
 	for op, bytes := range joined {
 		each.update += way.collective(op, bytes)
 	}
 	for op, bytes := range reduced {
-		each.once += way.collective(op, bytes)
+		reduce := way.collective(op, bytes)
+		each.once += reduce
+		each.update += way.slows(reduce)
+		each.closing += way.slows(reduce)
 	}
 	if renewed > 0 {
-		each.update = max(each.update, way.collective(ir.OpAllGather, renewed))
+		gather := way.collective(ir.OpAllGather, renewed)
+		each.update = max(each.update+way.slows(gather), gather)
 	}
 	way.moved[o.sharding] = &t
 	return &t

@@ -47,13 +47,7 @@ func (o outline) among(opts Options) bool {
 	if !o.overlap {
 		return opts.Overlap != "on"
 	}
-	return opts.Overlap != "off" && o.overlaps(opts) && !o.offload.Moves()
-}
-
-// overlaps reports whether there is data-parallel communication whose overlap the search can price.
-// What context parallelism gathers between kernels is not in [flow] yet.
-func (o outline) overlaps(opts Options) bool {
-	return o.cp == 1 && o.replicas(opts) > 1
+	return opts.Overlap != "off" && o.replicas(opts) > 1 && !o.offload.Moves()
 }
 
 // replicas is how many ranks train on sequences of their own.

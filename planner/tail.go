@@ -31,6 +31,7 @@ func newTails(p *pipeline) *tails {
 			parts = make([]line, len(s.update))
 			for k := range parts {
 				parts[k].add(&s.update[k])
+				parts[k] = parts[k].plus(s.update[k].slow)
 			}
 		}
 		t.parts = append(t.parts, parts)

@@ -108,6 +108,17 @@ func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
 	return least
 }
 
+// slows is by how much collectives over data-parallel ranks that take a time delay kernels beside them at least, at any
+// position. What each of them delays is rounded down.
+func (w *ways) slows(collectives cost.Picoseconds) cost.Picoseconds {
+	const several = 8
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.Slows(collectives))
+	}
+	return max(0, least-several)
+}
+
 // hostCopy is the least time of a copy between device and host.
 func (w *ways) hostCopy(bytes int64) cost.Picoseconds {
 	least := never

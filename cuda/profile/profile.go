@@ -95,6 +95,9 @@ type Collective struct {
 	Seconds float64
 }
 
+// publishedBeside is [cost.Efficiency.Beside] of GPUs by a fit on published runs (bench/validate.md). It is not measured.
+const publishedBeside = 0.813
+
 // Measure measures the visible GPUs, which must be of one kind and otherwise idle. With several
 // GPUs it needs NCCL.
 func Measure(ctx context.Context, system *cuda.System, opts Options) (*Result, error) {
@@ -195,6 +198,9 @@ func (r *Result) fit(steps []*step) {
 		peak(nominal * e.Matmul)
 	}
 	e.Attention, _ = fitShare(c, steps, attention, &e.Attention)
+	if e.Beside = publishedBeside; r.like != nil {
+		e.Beside = r.like.Device.Efficiency.Beside
+	}
 	e.Matmul, e.Attention, e.Memory = curve.Share(e.Matmul), curve.Share(e.Attention), curve.Share(e.Memory)
 	for _, class := range []string{product, attention, vector} {
 		_, r.Off[class] = balance(c, steps, class)

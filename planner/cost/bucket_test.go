@@ -81,7 +81,7 @@ func TestAllReduce(t *testing.T) {
 		require.Equal(t, time, one)
 		return time, m
 	}
-	whole := Software{AllReduce: 4}
+	whole := Software{Reduce: 4, AllReduce: true}
 	dp, tp := Group{Size: 8, Fan: Fan{4, 2}}, Group{Size: 2, Fan: Fan{2, 1}}
 	time, m := price(whole, ir.OpReduceScatter, partition.AxisDP)
 	require.Equal(t, m.Collective(ir.OpAllReduce, 4*elements, dp), time)
@@ -91,6 +91,10 @@ func TestAllReduce(t *testing.T) {
 	require.Equal(t, m.Collective(ir.OpAllGather, 2*elements, dp), time)
 	time, m = price(whole, ir.OpReduceScatter, partition.AxisTP)
 	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, tp), time)
+	time, m = price(Software{Reduce: 4}, ir.OpReduceScatter, partition.AxisDP)
+	require.Equal(t, m.Collective(ir.OpReduceScatter, 4*elements, dp), time)
+	time, m = price(Software{Reduce: 4}, ir.OpAllGather, partition.AxisDP)
+	require.Equal(t, m.Collective(ir.OpAllGather, 2*elements, dp), time)
 	time, m = price(Software{}, ir.OpReduceScatter, partition.AxisDP)
 	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, dp), time)
 }

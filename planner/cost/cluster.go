@@ -132,7 +132,10 @@ type Efficiency struct {
 	// Threads, on a shared machine, is the share of their total rate that cores keep when cores of waiting
 	// ranks compute for another rank; 0 means all of it.
 	Threads float64 `json:"threads,omitempty"`
-	Memory  float64 `json:"memory"` // of the memory bandwidth
+	// Beside, where devices are not shared, is the share of their rate that kernels keep while a collective runs
+	// beside them: it takes multiprocessors and memory bandwidth from them. 0 means all of it.
+	Beside float64 `json:"beside,omitempty"`
+	Memory float64 `json:"memory"` // of the memory bandwidth
 }
 
 // Link is what one device sends over, in one direction.
@@ -209,6 +212,7 @@ func (c *Cluster) Validate() error {
 		{"device.efficiency.attention", e.Attention, 1e-4, 1, ""},
 		{"device.efficiency.vector", e.Vector, 1e-4, 1, ""},
 		{"device.efficiency.threads", e.Threads, 0, 1, ""},
+		{"device.efficiency.beside", e.Beside, 0, 1, ""},
 		{"device.efficiency.attention_half_keys", e.AttentionHalf, 0, 1e5, " keys"},
 		{"device.efficiency.attention_grad_half_keys", e.AttentionGradHalf, 0, 1e5, " keys"},
 		{"device.turn", d.Turn, 0, 1, " s"},
@@ -244,7 +248,7 @@ func (c *Cluster) Validate() error {
 	}{
 		{"score_bytes", s.ScoreBytes, 1e3}, {"flash", s.Flash, 1e3}, {"rms_norm", s.RMSNorm, 1e3}, {"activation", s.Activation, 1e3},
 		{"rotation", s.Rotation, 1e3}, {"loss", s.Loss, 1e3}, {"optimizer", s.Optimizer, 1e3}, {"elementwise", s.Elementwise, 1e3},
-		{"host", s.Host, 1}, {"sync", s.Sync, 1}, {"cast", s.Cast, 1e3}, {"buffer", s.Buffer, 1e18}, {"all_reduce", s.AllReduce, 1e3},
+		{"host", s.Host, 1}, {"sync", s.Sync, 1}, {"cast", s.Cast, 1e3}, {"buffer", s.Buffer, 1e18}, {"reduce", s.Reduce, 1e3},
 		{"network", s.Network, 1e3}, {"replicas", s.Replicas, 1e3}, {"cast_bytes", s.CastBytes, 1e3},
 	} {
 		figures = append(figures, figure{"software." + f.key, f.value, 0, f.most, ""})

@@ -75,6 +75,7 @@ func (c *Cluster) constants() []Constant {
 		{Key: "device.efficiency.matmul_f8", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
 		{Key: "device.efficiency.tile_fill", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
 		{Key: "device.efficiency.threads", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
+		{Key: "device.efficiency.beside", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Beside }},
 		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
 		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
 		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"slices"
@@ -230,6 +231,7 @@ func slower(a, b Device) Device {
 	d.Efficiency = Efficiency{
 		Matmul: min(x.Matmul, y.Matmul), MatmulHalf: max(x.MatmulHalf, y.MatmulHalf), TileFill: max(x.TileFill, y.TileFill), MatmulF8: min(x.MatmulF8, y.MatmulF8),
 		Attention: min(x.Attention, y.Attention), Vector: min(x.Vector, y.Vector), Memory: min(x.Memory, y.Memory),
+		Beside: min(cmp.Or(x.Beside, 1), cmp.Or(y.Beside, 1)),
 	}
 	return d
 }

@@ -409,6 +409,11 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 	return m.crowded(m.synchronized(n, bytes, inPlace, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
 }
 
+// Slowed is [Model.Slows] on the device of a collective.
+func (m *Program) Slowed(n *ir.Node, time Picoseconds) Picoseconds {
+	return m.each(n.Stage).Slows(time)
+}
+
 // InOrder returns the time of instructions one after another, none of them in a bucket.
 func (m *Program) InOrder(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (sum Picoseconds) {
 	for i := range instrs {
@@ -432,8 +437,11 @@ func (m *Program) inPlace(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 // result in place; share is the tensor's share of the hops of its buffer.
 func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, axis string, g Group) Picoseconds {
 	op := n.Op
-	if wide := m.software.AllReduce; wide > 0 && op == ir.OpReduceScatter && replicated(axis) {
-		op, bytes = ir.OpAllReduce, int64(wide)*(bytes/n.Args[0].Type.DType.Size())
+	if replicated(axis) {
+		if wide := m.software.Reduce; wide > 0 && (op == ir.OpReduceScatter || op == ir.OpAllReduce) {
+			bytes = int64(wide) * (bytes / n.Args[0].Type.DType.Size())
+		}
+		op = m.replicas(op)
 	}
 	return m.collective(op, bytes, inPlace, g, crossing{hops: share, network: m.beyond(axis)})
 }
@@ -489,7 +497,7 @@ func own(op ir.Op, bytes int64, ranks int) int64 {
 
 // replicas returns the collective that the software makes in place of one over data-parallel ranks.
 func (m *Model) replicas(op ir.Op) ir.Op {
-	if m.software.AllReduce > 0 && op == ir.OpReduceScatter {
+	if m.software.AllReduce && op == ir.OpReduceScatter {
 		return ir.OpAllReduce
 	}
 	return op
@@ -588,7 +596,7 @@ func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) P
 	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
 		hidden = t * (tpChunks - 1) / tpChunks
 	}
-	return max(t-hidden, picoseconds(m.launch))
+	return max(t-hidden, picoseconds(m.launch), m.Slows(t))
 }
 
 // tpChunks is the number of parts in which a product and its collective are pipelined (Transformer Engine's

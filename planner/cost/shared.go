@@ -153,6 +153,8 @@ func (c *Cluster) validateShared() error {
 	switch {
 	case c.Collectives != "" && c.Collectives != OnePass:
 		return bad("collectives", "is %s; there is %s, and rings and trees where nothing is said", c.Collectives, OnePass)
+	case c.Device.Shared && c.Device.Efficiency.Beside != 0:
+		return bad("device.efficiency.beside", "has no meaning where ranks share processors, which a collective takes: device.shared is true")
 	case c.Device.Shared:
 		return nil
 	case c.Collectives != "":

@@ -52,9 +52,10 @@ type Software struct {
 	// Buffer is how many bytes of gradients or parameters data-parallel ranks combine in one collective; a larger
 	// tensor has a collective of its own. 0 means the buckets of the program.
 	Buffer float64 `json:"buffer,omitempty"`
-	// AllReduce, if not 0, says that data-parallel ranks all-reduce whole gradients even if each keeps only a part,
-	// in elements of that many bytes. 0 means a reduce-scatter in the type of the gradients.
-	AllReduce float64 `json:"all_reduce,omitempty"`
+	// Reduce is how many bytes an element has in which data-parallel ranks reduce gradients; 0 means those of the type
+	// of the gradients. AllReduce says that they all-reduce whole gradients even if each keeps only a part.
+	Reduce    float64 `json:"reduce,omitempty"`
+	AllReduce bool    `json:"all_reduce,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 means 1.
 	Network float64 `json:"network,omitempty"`
 	// Replicas multiplies it for collectives of data-parallel ranks only; 0 means 1.
@@ -97,18 +98,18 @@ func Generations() []Software {
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO, or under its pipeline. Its collectives reach a
 		// smaller share of the network: each rank's part of a bucket is reduced by itself.
 		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Replicas: 0.28},
-		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 63e-6, Replicas: 0.28},
+		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 79e-6, Replicas: 0.28},
 		// The same in bfloat16. That optimizer does not have ZeRO's reduction: gradients are summed in f32, with 18
 		// bytes instead of 10, and all-reduced in f32 (DeepSpeed's runtime/bf16_optimizer.py, and _bf16_reduce_grads
 		// of its pipe/engine.py).
-		{Name: "megatron-deepspeed-bf16", Buffer: 1e9, AllReduce: 4, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 1.8, Scatter: true, Host: 6e-6, Sync: 63e-6},
+		{Name: "megatron-deepspeed-bf16", Buffer: 1e9, Reduce: 4, AllReduce: true, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 1.8, Scatter: true, Host: 6e-6, Sync: 79e-6},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out takes 34 bytes an element
 		// forward and 88 backward, instead of 4 and 6; silu and product 10 and 18 instead of 6 and 10; rotation 40
 		// instead of 12; cross-entropy 36 bytes a logit. scaling is the same in Aleph Alpha's Scaling: gradients are
 		// added up in 16 bits, with 6 bytes instead of 10. In buckets of 5e8 they are all-reduced in 32 bits, after
 		// which each rank updates its part and gathers the others' (its optimizer as published).
-		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6},
-		{Name: "scaling", Buffer: 1e9, AllReduce: 4, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 14.1, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.11, Host: 10e-6, Network: 0.28},
+		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.13, Host: 10e-6},
+		{Name: "scaling", Buffer: 1e9, Reduce: 4, AllReduce: true, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.13, Host: 10e-6, Network: 0.28},
 		// torch.compile and XLA: a chain of elementwise ops is one kernel. An operand of an 8-bit product is read
 		// once for its largest element, then read and written. Transformer Engine reads an operand once, with the
 		// largest element of earlier steps, and writes it twice, for the two products that use it: 4 bytes, half for
@@ -122,7 +123,7 @@ func Generations() []Software {
 		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every micro-batch, and their
 		// gradients are cast back and added, with 24 bytes instead of 10.
-		{Name: "fused-amp", WholeBlock: true, Flash: 0.481, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
+		{Name: "fused-amp", WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 

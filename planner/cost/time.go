@@ -126,9 +126,16 @@ func NewModel(c *Cluster, ranks int) *Model {
 	return m
 }
 
-// Overlaps reports whether communication costs the kernels beside it nothing. Where ranks share processors it
-// does cost them: it takes processor time.
+// Overlaps reports whether communication runs beside kernels. Where ranks share processors it takes processor time.
 func (m *Model) Overlaps() bool { return !m.cluster.Device.Shared }
+
+// Slows is by how much a collective that takes a time delays the kernels beside it.
+func (m *Model) Slows(collective Picoseconds) Picoseconds {
+	if m.efficiency.Beside == 0 || !m.Overlaps() {
+		return 0
+	}
+	return Picoseconds((1 - m.efficiency.Beside) * float64(collective))
+}
 
 // kernelClass selects the efficiency that applies to a kernel.
 type kernelClass uint8

@@ -90,3 +90,22 @@ func TestMonotone(t *testing.T) {
 		require.LessOrEqual(t, m.Collective(ir.OpAllReduce, b, g), m.Collective(ir.OpAllReduce, b+r.Int64N(1e6), g), "seed %d", seed)
 	}
 }
+
+// TestSlows: kernels beside a collective lose the share of their rate that the cluster states, on devices of their own.
+func TestSlows(t *testing.T) {
+	c, err := Load("h100")
+	require.NoError(t, err)
+	require.Positive(t, c.Device.Efficiency.Beside)
+	for beside, slow := range map[float64]Picoseconds{0.75: 250, 0: 0, 1: 0} { // 0 states none
+		c.Device.Efficiency.Beside = beside
+		require.NoError(t, c.Validate())
+		require.Equal(t, slow, NewModel(c, 8).Slows(1000), "%v", beside)
+	}
+	c.Device.Efficiency.Beside = 1.5
+	require.ErrorContains(t, c.Validate(), "device.efficiency.beside: is 1.5, must be between 0 and 1")
+	cpu, err := Load("cpu")
+	require.NoError(t, err)
+	require.Zero(t, NewModel(cpu, 4).Slows(1000))
+	cpu.Device.Efficiency.Beside = 0.5
+	require.ErrorContains(t, cpu.Validate(), "device.efficiency.beside: has no meaning where ranks share processors")
+}

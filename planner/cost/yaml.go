@@ -134,7 +134,7 @@ type Error = strictyaml.Error
 //
 //   - source, software, host, uncertainty;
 //   - device.shared, device.cores, device.reserve, device.cache, device.units, device.efficiency.tile_fill,
-//     device.efficiency.matmul_f8;
+//     device.efficiency.matmul_f8, device.efficiency.beside;
 //   - what refines a shared machine: collectives, device.turn, device.fork, device.pack, device.kernels,
 //     device.cache.remote, device.efficiency.threads, device.efficiency.attention_half_keys and
 //     attention_grad_half_keys;
@@ -263,6 +263,7 @@ func (d *decoder) fields() []field {
 		{"device.efficiency.attention", &c.Device.Efficiency.Attention},
 		{"device.efficiency.vector", &c.Device.Efficiency.Vector},
 		{"device.efficiency.threads", &c.Device.Efficiency.Threads},
+		{"device.efficiency.beside", &c.Device.Efficiency.Beside},
 		{"device.efficiency.attention_half_keys", &c.Device.Efficiency.AttentionHalf},
 		{"device.efficiency.attention_grad_half_keys", &c.Device.Efficiency.AttentionGradHalf},
 		{"device.efficiency.memory", &c.Device.Efficiency.Memory},
@@ -305,7 +306,7 @@ func (d *decoder) optional(key string) bool {
 		return key != "name" && !strings.HasPrefix(key, "pools[") && (!strings.HasPrefix(key, "between.") || !d.writes("between"))
 	}
 	switch key {
-	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8",
+	case "source", "software", "device.shared", "device.cores", "device.reserve", "device.units", "device.efficiency.tile_fill", "device.efficiency.matmul_f8", "device.efficiency.beside",
 		"device.efficiency.threads", "device.efficiency.attention_half_keys", "device.efficiency.attention_grad_half_keys", "device.turn", "device.fork", "device.pack", "device.cache.remote", "collectives",
 		"nics_per_node", "oversubscription", "nodes_per_rack":
 		return true

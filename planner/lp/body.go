@@ -117,11 +117,13 @@ func (b *bodyReader) body(s *codegen.Schedule, t codegen.Task) []segment {
 		switch {
 		case in.Beside > 0 && b.price.Overlaps():
 			until, beside = i+1+in.Beside, now.plus(time)
+			now = now.plus(b.price.Slowed(in.Node, time))
 		case in.Async:
 			if !b.price.Overlaps() { // ranks share processors: its work takes their time
 				now, time = now.plus(time), 0
 			}
 			stream = latest(stream, now).plus(time)
+			now = now.plus(b.price.Slowed(in.Node, time))
 			for range bucket {
 				done = append(done, stream)
 			}

@@ -13,6 +13,7 @@
 //     the start of a task that joins the stream.
 //   - A collective may run beside the ops that follow it. The rank then only announces its arrival, and waits for the
 //     collective's end after those ops.
+//   - What runs beside the ops of a rank slows them down. The rank loses that time when it hands the op over.
 //   - Posted sends are made by another stream, one after another, each when its slot is free. A rank waits for the
 //     sends that a part of the program has posted before it starts that part again, and for all of them at its end.
 //
@@ -48,6 +49,9 @@ type Op struct {
 	// Async hands the op, Work or a Join, to the communication stream. Late says that the end of the task does not
 	// wait for it.
 	Async, Late bool
+	// Slows, of an op that the process does not wait for at once, is by how much it delays what the process does
+	// beside it.
+	Slows cost.Picoseconds
 	// Posted hands a Send to the stream of transfers, which makes one after another.
 	Posted bool
 	// Beside, of a Join, is how many ops after it run beside it; all of them are Work. The process waits for the end
@@ -256,6 +260,7 @@ func (r *runner) advance(p int) {
 			}
 			if o.Async {
 				st.given = append(st.given, given{task: st.task, op: st.op, at: st.now})
+				st.now += o.Slows
 				st.op++
 				r.stream(p, st)
 				continue
@@ -297,6 +302,7 @@ func (r *runner) fork(p int, st *state, o *Op) {
 	meet := &r.groups[o.Peer]
 	meet.arrived++
 	meet.latest = max(meet.latest, st.now)
+	st.now += o.Slows
 	members := r.Groups[o.Peer]
 	if meet.arrived < len(members) {
 		return

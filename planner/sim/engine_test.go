@@ -51,6 +51,30 @@ func TestSendWaitsForTheSlot(t *testing.T) {
 	require.Equal(t, []cost.Picoseconds{36, 72}, run(2))
 }
 
+// TestStreamsSlowDown: what a process hands to its stream, or runs beside others, delays it by what it slows down, but not
+// where the process waits for it at once.
+func TestStreamsSlowDown(t *testing.T) {
+	run := func(beside bool, after cost.Picoseconds) cost.Picoseconds {
+		first, rest := Op{Kind: Join, Time: 20, Slows: 4}, work(after)
+		first.Async = !beside
+		if beside {
+			first.Beside = 1
+		}
+		s := System{Processes: []Process{{Tasks: []Task{task(0, false, work(5), first, rest, work(1))}}}, Groups: [][]int{{0}}}
+		if !beside {
+			s.Processes[0].Tasks[0].Ops[3].Await = 1
+		}
+		ends, err := s.Run()
+		require.NoError(t, err)
+		return ends[0]
+	}
+	for _, beside := range []bool{false, true} {
+		require.Equal(t, cost.Picoseconds(5+4+30+1), run(beside, 30), "%v", beside)
+		require.Equal(t, cost.Picoseconds(5+20+1), run(beside, 16), "%v", beside)
+		require.Equal(t, cost.Picoseconds(5+20+1), run(beside, 0), "%v", beside)
+	}
+}
+
 func TestDeadlockIsAnError(t *testing.T) {
 	s := System{
 		Processes: []Process{

@@ -13,8 +13,8 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// TestOverlapHidesCommunication: on GPUs, whose communication does not slow kernels down, most of it is hidden. On
-// ranks that share processors none of it is, but buckets save latencies.
+// TestOverlapHidesCommunication: on GPUs most communication is hidden, if it does not slow down kernels. What it slows
+// down is exposed. On ranks that share processors none is hidden, but buckets save latencies.
 func TestOverlapHidesCommunication(t *testing.T) {
 	c := gpt.DefaultConfig()
 	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 4, 8, 512, 512, 513
@@ -38,7 +38,11 @@ func TestOverlapHidesCommunication(t *testing.T) {
 		}
 		gpu, err := cost.Load("a100-80g")
 		require.NoError(t, err)
+		slowed := run(gpu, true)
+		gpu.Device.Efficiency.Beside = 0
 		before, now := run(gpu, false), run(gpu, true)
+		require.Less(t, now.Step, slowed.Step, "zero %d", zero)
+		require.LessOrEqual(t, slowed.Step-now.Step, (now.Breakdown().Communication+now.Breakdown().Overlapped)/5, "zero %d", zero)
 		require.Less(t, now.Step, before.Step, "zero %d", zero)
 		require.Less(t, now.Breakdown().Communication, before.Breakdown().Communication/2, "zero %d", zero)
 		require.Positive(t, now.Breakdown().Overlapped, "zero %d", zero)
@@ -95,6 +99,7 @@ func TestPiecesHideCommunication(t *testing.T) {
 	gpu, err := cost.Load("a100-80g")
 	require.NoError(t, err)
 	gpu.Device.Efficiency.MatmulHalf, gpu.Device.Units = 0, 0 // products of all sizes are as efficient
+	gpu.Device.Efficiency.Beside = 0                          // and slowed down by nothing
 	for _, x := range []struct {
 		schedule partition.Schedule
 		sequence bool

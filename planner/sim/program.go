@@ -179,7 +179,7 @@ func (b *builder) rank(p int, end, step cost.Picoseconds, accounts []float64) Ra
 		}
 	}
 	rank.Breakdown.Communication += b.system.Exposed[p]
-	rank.Breakdown.Overlapped -= b.system.Exposed[p]
+	rank.Breakdown.Overlapped = max(0, rank.Breakdown.Overlapped-b.system.Exposed[p])
 	rank.Breakdown.Bubble = step - rank.Breakdown.Total()
 	return rank
 }
@@ -212,9 +212,11 @@ type bodyKey struct {
 
 // body is a straight line of instructions with their times.
 type body struct {
-	ops    []stretch
-	spent  [3]cost.Picoseconds
-	beside cost.Picoseconds // time on the communication stream and the stream of transfers, and of collectives beside kernels
+	ops   []stretch
+	spent [3]cost.Picoseconds
+	// beside is the time on the communication stream and the stream of transfers, and of collectives beside kernels,
+	// without that by which these delay kernels, which is part of spent.
+	beside cost.Picoseconds
 	// accounts divide spent. The accounts of what runs on streams are those of its ops.
 	accounts []float64
 }
@@ -227,11 +229,12 @@ type stretch struct {
 	times  []cost.Picoseconds
 	work   cost.Picoseconds
 	stream bool
-	late   bool // the end of the task does not wait for it
-	silent bool // it is only a meeting: its work is another op
-	await  int  // number of asynchronous ops of the task to wait for
-	beside bool // the next op runs beside it
-	posted bool // a send on the stream of transfers
+	late   bool             // the end of the task does not wait for it
+	silent bool             // it is only a meeting: its work is another op
+	await  int              // number of asynchronous ops of the task to wait for
+	beside bool             // the next op runs beside it
+	posted bool             // a send on the stream of transfers
+	slows  cost.Picoseconds // by how much it delays the ops beside it
 
 	accounts []float64 // of an op that runs on a stream or beside others
 }
@@ -365,10 +368,15 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 		o.instrs, o.times = append(o.instrs, first), append(o.times, time)
 		o.work += time
 		if hidden {
-			x.beside += time
+			if !posted {
+				o.slows = b.price.Slowed(in.Node, time)
+				x.spent[kind] += o.slows
+			}
+			x.beside += time - o.slows
 			if b.account != nil {
 				o.accounts = make([]float64, b.accounts)
 				b.account(all, at, time, o.accounts)
+				b.account(all, at, o.slows, x.accounts)
 			}
 		} else {
 			x.spent[kind] += time
@@ -401,7 +409,7 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 		o := &x.ops[i]
 		in := &instrs[o.instrs[0]]
 		n := in.Node
-		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await, Posted: o.posted}
+		ops[i] = Op{Kind: o.kind, Time: o.work, Async: o.stream, Late: o.late, Await: o.await, Posted: o.posted, Slows: o.slows}
 		if o.beside {
 			ops[i].Beside = 1
 		}

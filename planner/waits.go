@@ -1,0 +1,53 @@
+package planner
+
+import "github.com/autopar/autopar/planner/cost"
+
+// This file is the part of floors (floor.go) that says how long tasks wait for their communication stream in a plan with
+// overlap (flow.go). A pass gathers the parameters of a block (ZeRO 3) while the block before it computes, and reduces the
+// gradients of a block (from ZeRO 2 on) while the next one does. It ends when all that is done. So nothing hides the first
+// gather and the last reduction but what stands outside of blocks, and a pass takes no less than its stream.
+
+// streamed is what the passes of an outline give to the stream for a block, and by how much each of these delays the pass, as
+// part of the times in order. A pass that waits for one at once is not delayed by it.
+type streamed struct {
+	gather, regather, reduce cost.Picoseconds // in the forward pass, in the backward pass
+	slow                     struct{ gather, regather, reduce cost.Picoseconds }
+}
+
+// streamed returns that of an outline, from the times of a block.
+func (s *searcher) streamed(p *passage, block *partTimes) *streamed {
+	way := s.waysOf(p.outline)
+	x := &streamed{gather: block.gathers, regather: block.regathers, reduce: block.reduces}
+	x.slow.gather, x.slow.regather, x.slow.reduce = way.slows(x.gather), way.slows(x.regather), way.slows(x.reduce)
+	return x
+}
+
+// alone is how long a forward and a backward pass wait that have all parts of the model, with n blocks, of which the backward
+// pass recomputes some.
+func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split bool) (forward, backward cost.Picoseconds) {
+	before, block, after := &t[beforeBlocks], &t[inBlock], &t[afterBlocks]
+	order := before.forward + n*block.forward + after.forward
+	least := order
+	if x.gather > 0 {
+		// All gathers, then the last block and the head; or the first gather, then all blocks.
+		least = max(least, n*x.gather+block.forward-x.slow.gather+after.forward, max(before.forward, x.gather)+n*block.forward-x.slow.gather+after.forward)
+	}
+	forward = before.gathers + least - order // it waits for the first gather with nothing to do
+
+	first, each, last := after.all-after.forward, block.all-block.forward, before.all-before.forward
+	order = first + n*each + last + recomputed
+	if split { // the gradients of weights have a pass of their own
+		return forward, max(0, n*(x.regather+x.reduce)-order)
+	}
+	// After the head the stream still has all but one gather to do; after the blocks, the reduction of the last one.
+	least = max(order, max(first, x.regather)+max(0, n-1)*x.regather+n*x.reduce)
+	if x.reduce > 0 {
+		least = max(least, first+n*each+recomputed-x.slow.reduce+max(x.reduce, last))
+	}
+	return forward, after.regathers + least - order + before.reduces // nor for the first gather here, and the last reduction
+}
+
+// within is how long a forward and a backward pass wait that have blocks and nothing else.
+func (x *streamed) within() cost.Picoseconds {
+	return x.gather - x.slow.gather + x.regather - x.slow.regather + x.reduce - x.slow.reduce
+}
