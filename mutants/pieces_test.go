@@ -81,7 +81,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "of a product and its sum each part has the one before beside it",
 		file: "planner/pieces.go",
-		old:  "time += first + max(0, second-first)", new: "time += first + second",
+		old:  "time += first + max(prices[0].Slows(second), second-first)", new: "time += first + second",
 		pkg: "./planner", run: "^TestTrunksTellWhatPartsTake$",
 	}, {
 		bug: "a certificate that leaves out plans is accepted", how: "nobody asks for those in several parts",
@@ -111,7 +111,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "of what a zero-bubble schedule has in parts nothing is hidden",
 		file: "planner/beside.go",
-		old:  "all.add(in, max(0, time-inParts))", new: "all.add(in, time)",
+		old:  "all.add(in, max(slow, time-inParts))", new: "all.add(in, time)",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
 		bug: "floor above what plans take", how: "parts of one program count for all",

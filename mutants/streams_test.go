@@ -80,7 +80,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug: "gradients are rounded before they are whole", how: "while the block before theirs computes",
 		file: "codegen/overlap.go",
-		old:  "*narrows = append(*narrows, n)", new: "segments[max(0, at-1)].narrows = append(segments[max(0, at-1)].narrows, n)",
+		old:  "*narrows = append(*narrows, n)", new: "narrows = &segments[max(0, at-1)].narrows\n\t\t\t\t*narrows = append(*narrows, n)",
 		pkg: "./codegen", run: "^TestOverlapRounds$",
 	}, {
 		bug: "gradients are rounded before they are whole", how: "in every micro-batch",

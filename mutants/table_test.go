@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inAdapters(), inLossSlices(), inPieces(), inPosted(), inShortMemory(), inSums(), inFiles())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inAdapters(), inLossSlices(), inPieces(), inPosted(), inBeside(), inShortMemory(), inSums(), inFiles())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.

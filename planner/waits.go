@@ -8,7 +8,8 @@ import "github.com/autopar/autopar/planner/cost"
 // gather and the last reduction but what stands outside of blocks, and a pass takes no less than its stream.
 
 // streamed is what the passes of an outline give to the stream for a block, and by how much each of these delays the pass, as
-// part of the times in order. A pass that waits for one at once is not delayed by it.
+// part of the times in order. A wait hides what has been given before it delays: at the first block of a pass its own gather
+// and that of the next block.
 type streamed struct {
 	gather, regather, reduce cost.Picoseconds // in the forward pass, in the backward pass
 	slow                     struct{ gather, regather, reduce cost.Picoseconds }
@@ -26,28 +27,34 @@ func (s *searcher) streamed(p *passage, block *partTimes) *streamed {
 // pass recomputes some.
 func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split bool) (forward, backward cost.Picoseconds) {
 	before, block, after := &t[beforeBlocks], &t[inBlock], &t[afterBlocks]
-	order := before.forward + n*block.forward + after.forward
-	least := order
-	if x.gather > 0 {
-		// All gathers, then the last block and the head; or the first gather, then all blocks.
-		least = max(least, n*x.gather+block.forward-x.slow.gather+after.forward, max(before.forward, x.gather)+n*block.forward-x.slow.gather+after.forward)
-	}
-	forward = before.gathers + least - order // it waits for the first gather with nothing to do
+	blocks, order := n*block.forward, before.forward+n*block.forward+after.forward
+	// Nothing hides the first gather. Then: all in order; all other gathers, the last block and the head; or the gather of the
+	// first block, then all blocks.
+	least := max(
+		order-x.slow.gather,
+		n*x.gather+block.forward-x.slow.gather+after.forward,
+		max(before.forward, x.gather)+blocks-2*x.slow.gather+after.forward,
+	)
+	forward = max(0, before.gathers+least-order)
 
 	first, each, last := after.all-after.forward, block.all-block.forward, before.all-before.forward
-	order = first + n*each + last + recomputed
+	blocks = n*each + recomputed
+	order = first + blocks + last
 	if split { // the gradients of weights have a pass of their own
 		return forward, max(0, n*(x.regather+x.reduce)-order)
 	}
-	// After the head the stream still has all but one gather to do; after the blocks, the reduction of the last one.
-	least = max(order, max(first, x.regather)+max(0, n-1)*x.regather+n*x.reduce)
-	if x.reduce > 0 {
-		least = max(least, first+n*each+recomputed-x.slow.reduce+max(x.reduce, last))
-	}
-	return forward, after.regathers + least - order + before.reduces // nor for the first gather here, and the last reduction
+	// Nothing hides the first gather and the last reduction. Between them: all in order; the head, then all but one gather and
+	// all reductions; or the head and all blocks, then the reduction of the last one.
+	least = max(
+		order-x.slow.regather,
+		max(first, x.regather)+max(0, n-1)*x.regather+n*x.reduce,
+		first+blocks-x.slow.regather-x.slow.reduce+max(x.reduce, last),
+	)
+	return forward, max(0, after.regathers+least+before.reduces-order)
 }
 
-// within is how long a forward and a backward pass wait that have blocks and nothing else.
+// within is how long a forward and a backward pass wait that have blocks and nothing else: for their first gathers, and the
+// last reduction.
 func (x *streamed) within() cost.Picoseconds {
-	return x.gather - x.slow.gather + x.regather - x.slow.regather + x.reduce - x.slow.reduce
+	return max(0, x.gather-2*x.slow.gather) + max(0, x.regather-2*x.slow.regather) + x.reduce - x.slow.reduce
 }

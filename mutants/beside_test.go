@@ -1,0 +1,71 @@
+package mutants
+
+// inBeside is what runs beside kernels, how much it delays them, and what bounds know of that.
+func inBeside() []mutant {
+	return []mutant{{
+		bug: "passes wait for reductions of gradients", how: "that are cast before they are added up",
+		file: "codegen/overlap.go",
+		old:  "return n.Op == ir.OpCast && n.Phase != ir.Update && len(readers) > 0", new: "return n.Op == ir.OpCast && n.Phase == ir.Update && len(readers) > 0",
+		pkg: "./codegen", run: "^TestOverlapReducesEach$",
+	}, {
+		bug: "a sum is reduced further before it is complete", how: "with what its block reduces in every micro-batch",
+		file: "codegen/overlap.go",
+		old:  "if in.delayed {", new: "if in.delayed && n.Op == ir.OpCast {",
+		pkg: "./codegen", run: "^TestOverlapReducesEach$",
+	}, {
+		bug: "collectives slow down nothing", how: "on a stream, in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "\t\t\t\tst.now += o.Slows\n\t\t\t\tst.op++\n", new: "\t\t\t\tst.op++\n",
+		pkg: "./planner/sim", run: "^TestStreamsSlowDown$",
+	}, {
+		bug: "collectives slow down nothing", how: "that kernels run beside, in the simulation",
+		file: "planner/sim/engine.go",
+		old:  "\tst.now += o.Slows\n\tmembers", new: "\tmembers",
+		pkg: "./planner/sim", run: "^TestStreamsSlowDown$",
+	}, {
+		bug: "collectives slow down nothing", how: "in the price of a plan",
+		file: "planner/flow.go",
+		old:  "\tr.now = r.now.plus(r.slows(t))\n", new: "",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
+	}, {
+		bug: "collectives slow down nothing", how: "in parts of products",
+		file: "planner/pieces.go",
+		old:  "second + max(prices[0].Slows(first), first-second)", new: "second + max(0, first-second)",
+		pkg: "./planner", run: "^TestTrunksTellWhatPartsTake$",
+	}, {
+		bug: "kernels lose the rate that they keep", how: "beside a collective",
+		file: "planner/cost/time.go",
+		old:  "(1 - m.efficiency.Beside) * float64", new: "m.efficiency.Beside * float64",
+		pkg: "./planner/cost", run: "^TestSlows$",
+	}, {
+		bug: "a stream outlasts a body by more than it does", how: "which it delays",
+		file: "planner/outlast.go",
+		old:  "t.stream, t.order = t.stream+stream, t.order+slow", new: "t.stream, t.order = t.stream+stream, t.order+slow-slow",
+		pkg: "./planner", run: "^TestOutlasts$",
+	}, {
+		bug: "a block takes least where it keeps all", how: "in the bound of a cut",
+		file: "planner/bound.go",
+		old:  "return slices.Min(l.block[:])", new: "return l.block[kept]",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "floor above what plans take", how: "a pass waits for the first block's gather when it has the head to do",
+		file: "planner/waits.go",
+		old:  "max(first, x.regather)+max(0, n-1)*x.regather", new: "first+n*x.regather",
+		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
+	}, {
+		bug: "floor above what plans take", how: "a pass that waits is delayed as well",
+		file: "planner/waits.go",
+		old:  "\t\torder-x.slow.gather,\n", new: "\t\torder,\n",
+		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
+	}, {
+		bug: "floor above what plans take", how: "a stage has the buffers of neighbours of its only block",
+		file: "planner/memory.go",
+		old:  "if count > 2 {", new: "if count > 0 {",
+		pkg: "./planner", run: "^TestCostIsSimulation$|^FuzzCosts$",
+	}, {
+		bug: "torchtitan reduces gradients in 16 bits", how: "as their type is",
+		file: "measured/software.go",
+		old:  "\t\ts.Reduce = 4\n", new: "\t\ts.Reduce = 2\n",
+		pkg: "./measured", run: "^TestSoftwareByRule$",
+	}}
+}

@@ -1,0 +1,77 @@
+package planner
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/planner/cost"
+)
+
+// TestWaitsAreNoLonger: what floors say that passes with all parts of a model wait for their streams is never more than in
+// flows of the same times, and often all of it; nor what they say of passes of blocks alone.
+func TestWaitsAreNoLonger(t *testing.T) {
+	const seed = 11
+	r := rand.New(rand.NewPCG(seed, 0))
+	all := 0
+	for k := range 3000 {
+		tenths := cost.Picoseconds(r.IntN(4))
+		slows := func(t cost.Picoseconds) cost.Picoseconds { return tenths * t / 10 }
+		draw := func(most int) cost.Picoseconds { return cost.Picoseconds(r.IntN(most)) }
+		some := func(t cost.Picoseconds) []cost.Picoseconds {
+			if t == 0 {
+				return nil
+			}
+			return []cost.Picoseconds{t}
+		}
+		x := &streamed{reduce: draw(60)}
+		first, head, last := draw(40), draw(40), draw(40) // gathers of the embedding and, backward, of the head; its reduction
+		if r.IntN(2) == 0 {                               // ZeRO 3
+			x.gather, x.regather = draw(60), draw(60)
+		} else {
+			first, head = 0, 0
+		}
+		x.slow.gather, x.slow.regather, x.slow.reduce = slows(x.gather), slows(x.regather), slows(x.reduce)
+		segmentOf := func(items cost.Picoseconds, block bool, gather, reduce cost.Picoseconds) segment {
+			s := segment{block: block, items: []item{{time: items, each: block}}, gathers: some(gather), reduces: some(reduce)}
+			s.each, s.late = len(s.reduces), make([]bool, len(s.reduces))
+			return s
+		}
+		pass := func(backward bool, segments ...segment) *flow {
+			f := &flow{beside: true, backward: backward, slows: slows, known: map[flowKey]flowTimes{}}
+			for e := range extents {
+				f.segments[e] = segments
+			}
+			return f
+		}
+		var work workTimes
+		before, block, after := 1+draw(90), 1+draw(50), 1+draw(90)
+		work[beforeBlocks] = partTimes{forward: before, gathers: first, regathers: 0, reduces: last}
+		work[inBlock].forward = block + x.slow.gather
+		work[afterBlocks] = partTimes{forward: after, regathers: head}
+		forward := pass(false, segmentOf(before, false, first, 0), segmentOf(block, true, x.gather, 0), segmentOf(after, false, 0, 0))
+		before, block, after = 1+draw(90), 1+draw(90), 1+draw(90)
+		work[beforeBlocks].all = work[beforeBlocks].forward + before
+		work[inBlock].all = work[inBlock].forward + block + x.slow.regather + x.slow.reduce
+		work[afterBlocks].all = work[afterBlocks].forward + after
+		middle := [2]*flow{pass(false, forward.segments[kept][1]), pass(true, segmentOf(block, true, x.regather, x.reduce))}
+		backward := pass(true, segmentOf(after, false, head, 0), segmentOf(block, true, x.regather, x.reduce), segmentOf(before, false, 0, last))
+		for n := 1; n < 6; n++ {
+			blocks := cost.Picoseconds(n)
+			ahead, back := x.alone(&work, blocks, 0, false)
+			order := work[beforeBlocks].forward + blocks*work[inBlock].forward + work[afterBlocks].forward
+			took := forward.at(tally{n}, recomputation{}).spans[0].time
+			require.LessOrEqual(t, order+ahead, took, "seed %d case %d: forward, %d blocks", seed, k, n)
+			whole := work[beforeBlocks].all + blocks*work[inBlock].all + work[afterBlocks].all
+			takes := backward.at(tally{n}, recomputation{}).spans[0].time
+			require.LessOrEqual(t, whole-order+back, takes, "seed %d case %d: backward, %d blocks", seed, k, n)
+			within := middle[0].at(tally{n}, recomputation{}).spans[0].time + middle[1].at(tally{n}, recomputation{}).spans[0].time
+			require.LessOrEqual(t, blocks*work[inBlock].all+x.within(), within, "seed %d case %d: between other stages, %d blocks", seed, k, n)
+			if order+ahead == took && whole-order+back == takes {
+				all++
+			}
+		}
+	}
+	require.Greater(t, all, 1000)
+}
