@@ -303,7 +303,7 @@ func inThePartition() []mutant {
 	}, {
 		bug: "backward pass split wrongly", how: "a gradient that another stage waits for is put off",
 		file: "partition/weightgrad.go",
-		old:  "if of != many && !passed[n.ID()] && !waited", new: "if n.Op == ir.OpSend || of != many && !waited",
+		old:  "if of != many && !passed[n.ID()] && !waited", new: "if n.Op == ir.OpSend || of != many && !waited[n.ID()] || passed == nil && !waited",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "backward pass split wrongly", how: "what a kernel that stays reads is put off",
