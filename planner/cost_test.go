@@ -201,6 +201,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
 	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
 	f.Add(uint64(97044), false, false, false, uint8(6))            // blocks that recompute take less, as other products run beside their collectives
+	f.Add(uint64(98029), false, true, false, uint8(10))            // what an adapter's product reads is kept cut by tokens, not by heads of which a rank has more
 	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1

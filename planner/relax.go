@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -111,20 +112,34 @@ func (w *work) slotsOf(size, batch int) *slots {
 		held := w.of.holds(like, 0, mesh, &sizes)
 		for i := range held {
 			x := &held[i]
+			size := sizes[x.kind]
+			if strings.Contains(x.Value.Def.Name, ".lora/") { // in other plans its product may read it cut in another dimension
+				size = min(size, evenOver(x.Value, mesh, partition.AxisTP))
+			}
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights alone: with ZeRO it may be gathered again instead of kept
 			case e.partial() && e.drops(x.Value):
 			case x.apart && w.gathered(like, x.Buffer): // in other plans the products that read it read a share only
 			case x.apart:
-				all.apart[e] += sizes[x.kind]
+				all.apart[e] += size
 			case x.Region == codegen.Slot && x.block:
-				all.slot[e] += sizes[x.kind]
+				all.slot[e] += size
 			}
 		}
 	}
 	all.temp = min(w.of.tempOfSequences(kept, mesh, sizes), w.of.tempOfSequences(full, mesh, sizes))
 	w.slots[size] = all
 	return all
+}
+
+// evenOver is the bytes of a value on a rank if the ranks of an axis have equal shares of it.
+func evenOver(v *ir.Value, mesh ir.Mesh, name string) int64 {
+	spec, axis := v.Spec, mesh.Axis(name)
+	share := int64(1)
+	if spec[axis].Kind == ir.Shard {
+		spec[axis], share = ir.Placement{}, int64(mesh.Axes[axis].Size)
+	}
+	return mesh.LocalElems(v.Type.Shape, spec, ir.Coord{}) * v.Type.DType.Size() / share
 }
 
 // recomputeTimesOf returns what recomputation adds for a micro-batch of a size.
