@@ -36,7 +36,7 @@ func inTheDevice() []mutant {
 		bug: "a message is written over", how: "by products that are tried while a program is loaded",
 		file: "cuda/memory.go",
 		old:  "	d.checked = nil\n	return d.drain()", new: "	d.checked = nil\n	return nil",
-		pkg: "./cmd/autopar", run: "^FuzzPlansOnGPUs$",
+		pkg: "./cuda", run: "^TestStepsLaunch$",
 	}, {
 		bug: "a message comes while the step before is still going on", how: "on the rank that it is for",
 		file: "runtime/rank.go",

@@ -334,6 +334,16 @@ func (d *Driver) Leaks() []string {
 	return held
 }
 
+// Waiting returns how much work streams have not done yet.
+func (d *Driver) Waiting() (work int) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, s := range d.order {
+		work += len(s.queue)
+	}
+	return work
+}
+
 // Ran returns how many pieces of work have run, and how many graphs were launched.
 func (d *Driver) Ran() (work, graphs int) {
 	d.mu.Lock()
