@@ -132,7 +132,7 @@ func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 	}
 	stream = s.streamed(p, &p.last[inBlock])
 	forward, backward = stream.alone(&p.last, cost.Picoseconds(blocks), recomputed, split)
-	return inOrder + forward + max(backward, p.exposed(&p.last, 0))
+	return inOrder + forward + max(backward, p.exposed(&p.last, 0), stream.last(&p.last, cost.Picoseconds(blocks), recomputed))
 }
 
 // leastOfEven is least with interleaving, which cuts blocks evenly, so that it is known how many lie where.

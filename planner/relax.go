@@ -351,7 +351,7 @@ func (s *searcher) moved(o outline) *workTimes {
 	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass or reduced beside it, and those
 	// of the update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
-	scattered := int64(0)
+	scattered, shares := int64(0), int64(0)
 	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
 	// inPasses adds what stands in order before a weight is read, in each pass that reads it.
 	inPasses := func(v *blockParam, time cost.Picoseconds) {
@@ -388,6 +388,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		case v.state || replicas == 1:
 		case v.gradient && cut && o.zero >= 2 && o.overlap:
 			scattered += v.bytes
+			shares += part
 		case v.gradient && cut && o.zero >= 2:
 			reduce := way.collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
@@ -407,6 +408,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		case o.overlap && cut:
 			if o.zero == 1 {
 				reduced[ir.OpReduceScatter] += v.bytes
+				shares += part
 			}
 			renewed += v.bytes
 		case o.overlap:
@@ -449,8 +451,14 @@ func (s *searcher) moved(o outline) *workTimes {
 	for op, bytes := range joined {
 		each.update += way.collective(op, bytes)
 	}
+	var reduces []cost.Picoseconds
 	for op, bytes := range reduced {
-		reduce := way.collective(op, bytes)
+		reduces = append(reduces, way.collective(op, bytes))
+	}
+	if groups := replicas / ranks; groups > 1 && shares > 0 {
+		reduces = append(reduces, way.further(shares, groups))
+	}
+	for _, reduce := range reduces {
 		each.once += reduce
 		each.update += way.slows(reduce)
 		each.closing += way.slows(reduce)

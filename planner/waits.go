@@ -53,6 +53,16 @@ func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split boo
 	return forward, max(0, after.regathers+least+before.reduces-order)
 }
 
+// last is how long the update after the last backward pass waits for its stream, which then does once what is left to do, if
+// the pass does everything in order.
+func (x *streamed) last(t *workTimes, n, recomputed cost.Picoseconds) cost.Picoseconds {
+	before, block, after := &t[beforeBlocks], &t[inBlock], &t[afterBlocks]
+	first := after.all - after.forward
+	order := first + n*(block.all-block.forward) + before.all - before.forward + recomputed
+	closing := before.closing + n*block.closing + after.closing
+	return max(0, after.regathers+max(first, x.regather)+max(0, n-1)*x.regather+n*(x.reduce+block.once)+before.reduces-order-closing)
+}
+
 // within is how long a forward and a backward pass wait that have blocks and nothing else: for their first gathers, and the
 // last reduction.
 func (x *streamed) within() cost.Picoseconds {

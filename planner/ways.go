@@ -28,7 +28,7 @@ func waysKeyOf(o outline) waysKey { return waysKey{o.degrees, o.group, o.rows, o
 type ways struct {
 	text      string                // equal for outlines whose communication goes alike
 	prices    []*cost.Program       // one for each position whose data-parallel groups lie differently
-	dp        int                   // the mesh axis of those groups
+	dp, rep   int                   // the mesh axes of those groups, and of the ranks that have equal shares
 	anywhere  int                   // their size, if they may lie anywhere; else 0
 	plan      *partition.Plan       // one that communicates so; nil anywhere
 	transfers map[int]*cost.Program // what prices its transfers, by chunks per rank
@@ -74,7 +74,7 @@ func (s *searcher) waysOf(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := s.rates.Program(p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds cost.Kinds
 		group cost.Group
@@ -104,6 +104,18 @@ func (w *ways) collective(op ir.Op, bytes int64) cost.Picoseconds {
 	least := never
 	for _, price := range w.prices {
 		least = min(least, price.Replicas(op, bytes, price.Group(w.dp)))
+	}
+	return least
+}
+
+// further is the least time of a sum over so many ranks that have equal shares of what ZeRO shards, at any position.
+func (w *ways) further(bytes int64, ranks int) cost.Picoseconds {
+	if w.anywhere > 0 {
+		return w.prices[0].Nearest(ir.OpAllReduce, bytes, ranks)
+	}
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.Replicas(ir.OpAllReduce, bytes, price.Group(w.rep)))
 	}
 	return least
 }
