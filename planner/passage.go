@@ -160,7 +160,7 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		case p.pp - 1:
 			time, tasks = time+p.all(afterBlocks, 1), tasks-1
 		}
-		time += cost.Picoseconds(p.m*tasks) * s.streamed(p, &p.first[inBlock]).within()
+		time += cost.Picoseconds(p.m*tasks) * s.streamed(p, &p.first[inBlock]).within(1, 3)
 		bound = max(bound, time)
 		if p.posts && p.chunks != anyChunks && at == p.pp-1 {
 			bound = max(bound, s.fromLastStage(p, even, recomputed))
@@ -378,9 +378,8 @@ func (s *searcher) positions(p *passage) []position {
 			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
 		case at == p.pp-1:
 			does(&first[afterBlocks], &last[afterBlocks], fixed)
-		default:
-			busy.fixed += cost.Picoseconds(m) * s.streamed(p, &first[inBlock]).within()
 		}
+		busy.fixed += cost.Picoseconds(m) * s.streamed(p, &first[inBlock]).within(at, p.pp)
 		if at > 0 {
 			through.block += each[whole] - each[rest]
 			update.block += each[whole]

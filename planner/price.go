@@ -501,6 +501,11 @@ func (s *skeleton) parts(stage int, instrs []priced, mesh ir.Mesh, at ir.Coord, 
 	if f != nil {
 		next(sim.Work) // what the body waits for at its end
 	}
+	if first := slices.IndexFunc(parts, func(p part) bool { return p.kind == sim.Recv }); first > 0 && instrs[0].Node.Phase != ir.Update {
+		for i := range first { // what a pass gives to its stream before it receives anything may delay nothing but its waiting
+			parts[i].slow = line{}
+		}
+	}
 	return parts
 }
 

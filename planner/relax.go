@@ -429,12 +429,12 @@ func (s *searcher) moved(o outline) *workTimes {
 			gather := way.collective(ir.OpAllGather, gathered[pass])
 			each.beside += gather
 			each.all += way.slows(gather)
+			each.ahead += 2 * way.slows(gather) // the first two may be given to the stream before what the pass receives arrives
 			if pass == ir.Forward {
 				each.gathers += gather
 				each.forward += way.slows(gather)
-			} else { // it may be given to the stream before the gradient arrives
+			} else {
 				each.regathers += gather
-				each.ahead += way.slows(gather)
 			}
 		}
 	}

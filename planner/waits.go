@@ -63,8 +63,15 @@ func (x *streamed) last(t *workTimes, n, recomputed cost.Picoseconds) cost.Picos
 	return max(0, after.regathers+max(first, x.regather)+max(0, n-1)*x.regather+n*(x.reduce+block.once)+before.reduces-order-closing)
 }
 
-// within is how long a forward and a backward pass wait that have blocks and nothing else: for their first gathers, and the
-// last reduction.
-func (x *streamed) within() cost.Picoseconds {
-	return max(0, x.gather-2*x.slow.gather) + max(0, x.regather-2*x.slow.regather) + x.reduce - x.slow.reduce
+// within is how long a forward and a backward pass of one of so many positions wait: for their first gathers, and the last
+// reduction, where nothing outside of blocks stands beside them, as the embedding does at the first position and the head at
+// the last one.
+func (x *streamed) within(at, positions int) (wait cost.Picoseconds) {
+	if at > 0 {
+		wait += max(0, x.gather-2*x.slow.gather) + x.reduce - x.slow.reduce
+	}
+	if at < positions-1 {
+		wait += max(0, x.regather-2*x.slow.regather)
+	}
+	return wait
 }
