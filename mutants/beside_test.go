@@ -50,7 +50,7 @@ func inBeside() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "a pass waits for the first block's gather when it has the head to do",
 		file: "planner/waits.go",
-		old:  "max(first, x.regather)+max(0, n-1)*x.regather", new: "first+n*x.regather",
+		old:  "max(first, x.regather)+max(0, n-1)*x.regather+n*x.reduce,", new: "first+n*x.regather+n*x.reduce,",
 		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
 	}, {
 		bug: "floor above what plans take", how: "a pass that waits is delayed as well",

@@ -151,29 +151,25 @@ func ofBlock(items []item, first, last bool) []item {
 // mark does not matter.
 type moment []cost.Picoseconds
 
-func (m moment) plus(t cost.Picoseconds) moment {
-	next := make(moment, len(m))
+func (m moment) add(t cost.Picoseconds) {
 	for i, x := range m {
-		next[i] = x
 		if x >= 0 {
-			next[i] += t
+			m[i] += t
 		}
 	}
-	return next
 }
 
-func later(a, b moment) moment {
-	if len(a) < len(b) {
-		a, b = b, a
+// wait makes a moment no earlier than another.
+func (m *moment) wait(other moment) {
+	for len(*m) < len(other) {
+		*m = append(*m, -1)
 	}
-	next := append(moment(nil), a...)
-	for i, x := range b {
-		next[i] = max(next[i], x)
+	for i, x := range other {
+		(*m)[i] = max((*m)[i], x)
 	}
-	return next
 }
 
-// runner is at a moment of a body: now in order, stream on the communication stream.
+// runner is at a moment of a body: now in order, stream on the communication stream. It keeps no others: these are copies.
 type runner struct {
 	*flow
 	now, stream moment
@@ -186,7 +182,7 @@ type runner struct {
 func (f *flow) run(segments []segment, n tally) flowTimes {
 	r := &runner{flow: f, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
-		r.now = later(r.now, r.stream)
+		r.now.wait(r.stream)
 	}
 	var left, joined moment // late reductions so far, and the last of the others: the body waits for those at its end
 	gathered := make([]moment, len(segments))
@@ -218,28 +214,29 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 		}
 		gather(k + 1)
 		if s := at(k - 2); s.sums > 0 {
-			r.now = later(r.now, reduced[k-2]).plus(s.sums)
+			r.now.wait(reduced[k-2])
+			r.now.add(s.sums)
 		}
 		for _, t := range at(k - 2).further {
 			left = r.give(t)
 		}
 		if len(at(k).gathers) > 0 {
-			r.now = later(r.now, gathered[k])
+			r.now.wait(gathered[k])
 		}
 		for _, x := range at(k).items {
 			switch {
 			case x.kind != sim.Work:
 				r.transfer()
 			case x.sum != nil:
-				r.now = r.now.plus(x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock))
+				r.now.add(x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock))
 			case x.each:
-				r.now = r.now.plus(cost.Picoseconds(n[x.chunk]) * x.time)
+				r.now.add(cost.Picoseconds(n[x.chunk]) * x.time)
 			default:
-				r.now = r.now.plus(x.time)
+				r.now.add(x.time)
 			}
 		}
 	}
-	r.now = later(r.now, joined)
+	r.now.wait(joined)
 	r.close()
 	return flowTimes{r.spans, left}
 }
@@ -247,11 +244,13 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 // give hands a bucket to the stream, and returns when it is done.
 func (r *runner) give(t cost.Picoseconds) moment {
 	if !r.beside { // it takes its time in order, as the ranks share a device
-		r.now, t = r.now.plus(t), 0
+		r.now.add(t)
+		t = 0
 	}
-	r.stream = later(r.stream, r.now).plus(t)
-	r.now = r.now.plus(r.slows(t))
-	return r.stream
+	r.stream.wait(r.now)
+	r.stream.add(t)
+	r.now.add(r.slows(t))
+	return slices.Clone(r.stream)
 }
 
 // transfer ends a span: the next one counts from the end of the transfer, a new mark.
