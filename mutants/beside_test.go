@@ -25,7 +25,7 @@ func inBeside() []mutant {
 	}, {
 		bug: "collectives slow down nothing", how: "in the price of a plan",
 		file: "planner/flow.go",
-		old:  "\tr.now = r.now.plus(r.slows(t))\n", new: "",
+		old:  "\tr.now.add(r.slows(t))\n", new: "",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
 		bug: "collectives slow down nothing", how: "in parts of products",

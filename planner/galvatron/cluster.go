@@ -24,6 +24,7 @@ const samples = 8
 //     time with 8 samples.
 //   - Links in a node have the latency and bandwidth of the line through the all-gathers measured over most ranks.
 //   - A device keeps free the memory that Galvatron assumes for PyTorch.
+//   - Kernels beside a collective slow down by its factor for that.
 //
 // The graph is that of the measured model, for a batch of at least 8. Measured memory is not used: autopar computes
 // its own layout.
@@ -42,6 +43,7 @@ func (p *Profile) Cluster(base *cost.Cluster, g *ir.Graph, batch int) (*cost.Clu
 	c.DevicesPerNode = ranks
 	c.IntraNode = cost.Link{Bandwidth: float64(ranks-1) / float64(ranks) * (1 << 20) / (line.Slope / 1000), Efficiency: 1, Latency: max(0, line.Constant) / 1000 / float64(ranks-1)}
 	c.Device.Reserve = context << 20
+	c.Device.Efficiency.Beside = 1 / p.Overlap
 	forward, err := newForward(g, batch)
 	if err != nil {
 		return nil, err
