@@ -225,7 +225,8 @@ func (c *randomRun) plan(file string, ranks int, more ...string) *planner.Docume
 // search runs a plan command and returns the plan it has written, or nil if it fails with the given status.
 func (c *randomRun) search(args []string, file string, refusal int) *planner.Document {
 	status, said := c.execute(args...)
-	if status == refusal && (strings.HasPrefix(said, "autopar: planner: ") || strings.HasPrefix(said, "autopar: plan: ")) {
+	isRefusal := func(prefix string) bool { return strings.HasPrefix(said, "autopar: "+prefix+": ") }
+	if status == refusal && slices.ContainsFunc([]string{"planner", "plan", "--plan-ngpus"}, isRefusal) {
 		c.Logf("refused: %s", said)
 		return nil
 	}
