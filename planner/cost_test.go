@@ -203,6 +203,8 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(97044), false, false, false, uint8(6))            // blocks that recompute take less, as other products run beside their collectives
 	f.Add(uint64(98029), false, true, false, uint8(10))            // what an adapter's product reads is kept cut by tokens, not by heads of which a rank has more
 	f.Add(uint64(99001), false, true, false, uint8(4))             // what a pass gives to its stream before it receives anything delays only its waiting
+	f.Add(uint64(100081), false, true, false, uint8(23))           // what delays a position while it waits for its stream delays nothing
+	f.Add(uint64(100099), true, true, false, uint8(22))            // chunks have streams of their own
 	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1

@@ -92,6 +92,7 @@ type partTimes struct {
 	// gathers and regathers are, of beside, what it gathers in the forward and in the backward pass, and reduces the rest.
 	gathers, regathers, reduces cost.Picoseconds
 	once                        cost.Picoseconds // what it does besides in the last backward pass
+	delays                      cost.Picoseconds // of closing, by how much once delays it
 }
 
 func (t *workTimes) plus(u *workTimes) workTimes {
@@ -109,6 +110,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].regathers += u[i].regathers
 		sum[i].reduces += u[i].reduces
 		sum[i].once += u[i].once
+		sum[i].delays += u[i].delays
 	}
 	return sum
 }

@@ -116,7 +116,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 // instructions of a body are the block's.
 func (b *blueprint) carried(st *codegen.Stage, phase ir.Phase, sizes []int64, all []held) (bytes int64, runs []bool) {
 	instrs := st.Bodies[phase].Instrs
-	streamed := map[*codegen.Buffer]bool{}
+	streamed := map[*codegen.Buffer]int{} // by buffer: its chunk, and one
 	for i := range instrs {
 		in := &instrs[i]
 		runs = append(runs, b.ofBlock[in.Node] && !in.Async && !in.Delayed && !in.Last)
@@ -128,15 +128,16 @@ func (b *blueprint) carried(st *codegen.Stage, phase ir.Phase, sizes []int64, al
 			ids = slices.Concat(in.Args, in.Results)
 		}
 		for _, id := range ids {
-			streamed[&st.Buffers[id]] = true
+			streamed[&st.Buffers[id]] = in.Chunk + 1
 		}
 	}
+	var each [fewChunks]int64
 	for i := range all {
-		if x := &all[i]; x.Region == codegen.Temp && streamed[x.Buffer] && !x.apart {
-			bytes += sizes[x.kind]
+		if x := &all[i]; x.Region == codegen.Temp && streamed[x.Buffer] > 0 && !x.apart {
+			each[streamed[x.Buffer]-1] += sizes[x.kind]
 		}
 	}
-	return bytes, runs
+	return slices.Min(each[:b.plan.Chunks()]), runs
 }
 
 // crossing measures, on a blueprint of a zero-bubble schedule, what a slot keeps from the backward pass to the pass of weight

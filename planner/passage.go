@@ -180,7 +180,7 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	default:
 		after = x.all - x.forward + x.closing
 	}
-	return max(0, last[inBlock].once-after)
+	return max(0, last[inBlock].once-last[inBlock].delays-after) // what delays the position while it waits delays nothing
 }
 
 // alone is the time of the first micro-batch through all positions and back, if nothing else kept them busy.

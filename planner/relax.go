@@ -462,6 +462,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		each.once += reduce
 		each.update += way.slows(reduce)
 		each.closing += way.slows(reduce)
+		each.delays += way.slows(reduce)
 	}
 	if renewed > 0 {
 		gather := way.collective(ir.OpAllGather, renewed)
