@@ -101,6 +101,7 @@ func TestReceivingStagesAreLikeOthers(t *testing.T) {
 	model := tiny(5)
 	model.NHead, model.NEmbd, model.BlockSize, model.Bias, model.Dropout, model.Float = 2, 64, 32, false, 0, ir.BF16
 	c := cluster(t, "h100") // but so slow that it makes a difference what runs beside what
+	c.Device.Efficiency.Beside = 0
 	c.Device.FLOPS["bf16"], c.Device.MemoryBandwidth, c.IntraNode.Bandwidth, c.InterNode.Bandwidth = 2e11, 7e9, 5.8e8, 3.7e7
 	d := degrees{plan: 16, dp: 4, cp: 1, tp: 2, pp: 2}
 	opts, err := Options{RuntimeNGPUs: d.plan, OverlapTP: "on"}.on(c, batch)
