@@ -134,7 +134,7 @@ func inTheBounds() []mutant {
 		bug: "the first block unlike the others", how: "it puts off what it makes while its stage waits for weights",
 		file: "codegen/beside.go",
 		old:  "b.nodes[i-1].Op == ir.OpRecv && b.spot", new: "b.nodes[i-1].Op == ir.OpFold && b.spot",
-		pkg: "./planner", run: "^TestReceivingStagesAreLikeOthers$",
+		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "the first block unlike the others", how: "it adds to terms of what is looked up",
 		file: "partition/reshard.go",

@@ -200,6 +200,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
 	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
 	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
+	f.Add(uint64(97012), false, true, true, uint8(10))             // a stage that receives waits for weights where others have nothing to wait for
 	f.Add(uint64(97044), false, false, false, uint8(6))            // blocks that recompute take less, as other products run beside their collectives
 	f.Add(uint64(98029), false, true, false, uint8(10))            // what an adapter's product reads is kept cut by tokens, not by heads of which a rank has more
 	f.Add(uint64(99001), false, true, false, uint8(4))             // what a pass gives to its stream before it receives anything delays only its waiting
