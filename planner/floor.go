@@ -88,12 +88,15 @@ type partTimes struct {
 	ahead   cost.Picoseconds // of all, what recomputation may do before the gradient arrives
 	update  cost.Picoseconds // once a step
 	closing cost.Picoseconds // of update, what may run at the end of the last backward pass already
-	beside  cost.Picoseconds // what the communication stream does, forward and backward
-	// gathers and regathers are, of beside, what it gathers in the forward and in the backward pass, and reduces the rest.
+	// gathers, regathers and reduces are what the communication stream does: it gathers in the forward and in the backward
+	// pass, and reduces in the latter.
 	gathers, regathers, reduces cost.Picoseconds
 	once                        cost.Picoseconds // what it does besides in the last backward pass
 	delays                      cost.Picoseconds // of closing, by how much once delays it
 }
+
+// streams is all that the communication stream does for a micro-batch.
+func (t *partTimes) streams() cost.Picoseconds { return t.gathers + t.regathers + t.reduces }
 
 func (t *workTimes) plus(u *workTimes) workTimes {
 	sum := *t
@@ -105,7 +108,6 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 		sum[i].closing += u[i].closing
-		sum[i].beside += u[i].beside
 		sum[i].gathers += u[i].gathers
 		sum[i].regathers += u[i].regathers
 		sum[i].reduces += u[i].reduces

@@ -360,7 +360,7 @@ func (s *searcher) positions(p *passage) []position {
 			*to(through) += left
 			*to(update) += left
 			*to(busy) += m1*first.all + last.all
-			*to(beside) += m1*first.beside + last.beside
+			*to(beside) += m1*first.streams() + last.streams()
 			if split { // weight gradients that come before the last backward pass, and all of them
 				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
 				*to(update) += m1*first.weight + last.weight

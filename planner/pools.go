@@ -145,7 +145,7 @@ func (t *workTimes) fastest(u *workTimes) {
 		a.ahead = max(a.ahead, b.ahead)
 		after := min(a.update-a.closing, b.update-b.closing)
 		a.closing = min(a.closing, b.closing)
-		a.update, a.beside, a.gathers, a.once = a.closing+after, min(a.beside, b.beside), min(a.gathers, b.gathers), min(a.once, b.once)
+		a.update, a.gathers, a.once = a.closing+after, min(a.gathers, b.gathers), min(a.once, b.once)
 		a.delays = max(a.delays, b.delays)
 		a.regathers, a.reduces = min(a.regathers, b.regathers), min(a.reduces, b.reduces)
 	}

@@ -336,7 +336,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 // moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, copies
 // between device and host, and work on gradients and weights (see apart). The gradients of a step are summed once, or from
 // ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
-// All is in order but for what beside and once count, which only delays that. With overlap the new weights of a block are
+// All is in order but for what the stream does, in passes and once, which only delays that. With overlap the new weights of a block are
 // gathered beside the update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline) *workTimes {
 	way := s.waysOf(o)
@@ -427,7 +427,6 @@ func (s *searcher) moved(o outline) *workTimes {
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
 		if gathered[pass] > 0 {
 			gather := way.collective(ir.OpAllGather, gathered[pass])
-			each.beside += gather
 			each.all += way.slows(gather)
 			each.ahead += 2 * way.slows(gather) // the first two may be given to the stream before what the pass receives arrives
 			if pass == ir.Forward {
@@ -443,7 +442,6 @@ func (s *searcher) moved(o outline) *workTimes {
 	}
 	if scattered > 0 {
 		reduce := way.collective(ir.OpReduceScatter, scattered)
-		each.beside += reduce
 		each.reduces += reduce
 		each.all += way.slows(reduce)
 		each.weight += way.slows(reduce)
