@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/partition/partitiontest"
@@ -26,15 +27,7 @@ func TestOverlapHidesCommunication(t *testing.T) {
 				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 4, TP: 1, MicroBatch: 1, Schedule: partition.OneFOneB, ZeRO: zero, Overlap: overlap,
 				Stages: []partition.Stage{{Last: 4}},
 			}
-			prog, err := codegen.Compile(g, p, 8, nil)
-			require.NoError(t, err)
-			line, err := sim.Run(prog, cluster, sim.Options{})
-			require.NoError(t, err)
-			for _, r := range line.Ranks {
-				require.Equal(t, line.Step, r.Breakdown.Total())
-				require.GreaterOrEqual(t, r.Breakdown.Overlapped, cost.Picoseconds(0))
-			}
-			return line
+			return simulate(t, g, p, 8, cluster)
 		}
 		gpu, err := cost.Load("a100-80g")
 		require.NoError(t, err)
@@ -69,14 +62,7 @@ func TestOverlapTPHidesCommunication(t *testing.T) {
 				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 4, MicroBatch: 4, Schedule: partition.OneFOneB, SequenceParallel: sequence, OverlapTP: beside,
 				Stages: []partition.Stage{{Last: 4}}, Placements: partitiontest.Megatron(),
 			}
-			prog, err := codegen.Compile(g, p, 8, nil)
-			require.NoError(t, err)
-			line, err := sim.Run(prog, cluster, sim.Options{})
-			require.NoError(t, err)
-			for _, r := range line.Ranks {
-				require.Equal(t, line.Step, r.Breakdown.Total())
-			}
-			return line
+			return simulate(t, g, p, 8, cluster)
 		}
 		before, now := run(gpu, false), run(gpu, true)
 		hidden := now.Breakdown().Overlapped
@@ -115,12 +101,7 @@ func TestPiecesHideCommunication(t *testing.T) {
 				PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 1, TP: 4, MicroBatch: microBatch, Schedule: x.schedule, SequenceParallel: x.sequence, TPPieces: pieces,
 				Stages: []partition.Stage{{Last: 4}}, Placements: partitiontest.Megatron(),
 			}
-			prog, err := codegen.Compile(g, p, 8, nil)
-			require.NoError(t, err)
-			require.NoError(t, codegen.Verify(prog, g))
-			line, err := sim.Run(prog, gpu, sim.Options{})
-			require.NoError(t, err)
-			return line
+			return simulate(t, g, p, 8, gpu)
 		}
 		before, now := run(8, 0), run(8, 4)
 		hidden := now.Breakdown().Overlapped
@@ -153,14 +134,7 @@ func TestPostedHidesTransfers(t *testing.T) {
 			for i := range 4 * chunks {
 				p.Stages = append(p.Stages, partition.Stage{First: i * 8 / (4 * chunks), Last: (i + 1) * 8 / (4 * chunks)})
 			}
-			prog, err := codegen.Compile(g, p, 16, nil)
-			require.NoError(t, err)
-			line, err := sim.Run(prog, cluster, sim.Options{})
-			require.NoError(t, err)
-			for _, r := range line.Ranks {
-				require.Equal(t, line.Step, r.Breakdown.Total())
-			}
-			return line
+			return simulate(t, g, p, 16, cluster)
 		}
 		before, now := run(gpu, false), run(gpu, true)
 		require.Less(t, now.Step, before.Step, "%d chunks", chunks)
@@ -170,4 +144,19 @@ func TestPostedHidesTransfers(t *testing.T) {
 		require.LessOrEqual(t, run(&shared, true).Step, run(&shared, false).Step)
 		require.Zero(t, run(&shared, true).Breakdown().Overlapped)
 	}
+}
+
+// simulate verifies a plan's program and runs it on a cluster. What each rank does adds up to the step.
+func simulate(t *testing.T, g *ir.Graph, p *partition.Plan, batch int, cluster *cost.Cluster) *sim.Timeline {
+	t.Helper()
+	prog, err := codegen.Compile(g, p, batch, nil)
+	require.NoError(t, err)
+	require.NoError(t, codegen.Verify(prog, g))
+	line, err := sim.Run(prog, cluster, sim.Options{})
+	require.NoError(t, err)
+	for _, r := range line.Ranks {
+		require.Equal(t, line.Step, r.Breakdown.Total())
+		require.GreaterOrEqual(t, r.Breakdown.Overlapped, cost.Picoseconds(0))
+	}
+	return line
 }
