@@ -34,7 +34,10 @@ func packTogether(buffers []Buffer, order []int) int64 {
 	}
 	slices.SortFunc(order, func(x, y int) int {
 		a, b := &buffers[x], &buffers[y]
-		return cmp.Or(cmp.Compare(b.Size, a.Size), cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
+		if a.Size != b.Size {
+			return cmp.Compare(b.Size, a.Size)
+		}
+		return cmp.Or(cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
 	})
 	var total int64
 	for _, id := range order {
@@ -114,6 +117,7 @@ type occupancy struct {
 	times []int   // sorted: where lifetimes begin, and the times after they end
 	nodes []taken // the children of node i are 2i and 2i+1; the last half are the leaves, one for each of times
 	near  []spans // see place
+	room  []span  // for the first spans of nodes
 }
 
 // taken is what is taken during the interval of a node.
@@ -136,35 +140,61 @@ func newOccupancy(buffers []Buffer, ids []int) *occupancy {
 func (o *occupancy) place(size int64, b *Buffer) int64 {
 	from, _ := slices.BinarySearch(o.times, b.From)
 	to, _ := slices.BinarySearch(o.times, b.To+1)
-	leaves := len(o.nodes) / 2
 	o.near = o.near[:0]
-	o.each(1, 0, leaves, from, to, func(t *taken, whole bool) {
-		if whole {
-			o.near = append(o.near, t.ever)
-		} else {
-			o.near = append(o.near, t.always)
+	whole := func(i int) { o.near = append(o.near, o.nodes[i].ever) }
+	above := func(i int) {
+		if all := o.nodes[i].always; len(all) > 0 {
+			o.near = append(o.near, all)
 		}
-	})
+	}
+	o.each(from, to, whole, above)
 	at := lowest(o.near, size)
-	o.each(1, 0, leaves, from, to, func(t *taken, whole bool) {
-		if t.ever.take(at, at+size); whole {
-			t.always.take(at, at+size)
-		}
-	})
+	o.each(from, to, func(i int) {
+		o.take(&o.nodes[i].ever, at, at+size)
+		o.take(&o.nodes[i].always, at, at+size)
+	}, func(i int) { o.take(&o.nodes[i].ever, at, at+size) })
 	return at
 }
 
-// each calls do for the nodes below and including node i, whose interval is [first, end), that make up the
-// interval [from, to), with whole set, and for the ancestors of those, without.
-func (o *occupancy) each(i, first, end, from, to int, do func(t *taken, whole bool)) {
-	if to <= first || end <= from {
-		return
+// take adds a range to what is taken of a node. Most nodes never have more than a few spans, whose room is made for many
+// nodes at once.
+func (o *occupancy) take(s *spans, at, end int64) {
+	if cap(*s) == 0 {
+		const few = 4
+		if len(o.room) < few {
+			o.room = make([]span, 256*few)
+		}
+		*s, o.room = o.room[:0:few], o.room[few:]
 	}
-	whole := from <= first && end <= to
-	if do(&o.nodes[i], whole); !whole {
-		half := (first + end) / 2
-		o.each(2*i, first, half, from, to, do)
-		o.each(2*i+1, half, end, from, to, do)
+	s.take(at, end)
+}
+
+// each calls whole for the nodes that make up the interval [from, to), and above for all ancestors of those.
+func (o *occupancy) each(from, to int, whole, above func(i int)) {
+	// The nodes are between the paths from the root to the leaf before the interval and to the leaf after it, and their
+	// ancestors on the paths to its first leaf and to its last one.
+	leaves := len(o.nodes) / 2
+	for l, r := from+leaves, to+leaves; l < r; l, r = l/2, r/2 {
+		if l%2 == 1 {
+			whole(l)
+			l++
+		}
+		if r%2 == 1 {
+			r--
+			whole(r)
+		}
+	}
+	for l, r, span := (from+leaves)/2, (to-1+leaves)/2, 2; l > 0; l, r, span = l/2, r/2, 2*span {
+		inside := func(i int) bool { // whole, or below such a node
+			first := i*span - leaves
+			return from <= first && first+span <= to
+		}
+		if !inside(l) {
+			above(l)
+		}
+		if r != l && !inside(r) {
+			above(r)
+		}
 	}
 }
 
@@ -192,10 +222,23 @@ func lowest(all []spans, size int64) (at int64) {
 
 // take adds a range, some of which may be taken already.
 func (s *spans) take(at, end int64) {
-	i, _ := slices.BinarySearchFunc(*s, at, func(x span, at int64) int { return cmp.Compare(x.end, at) })
-	j := i
-	for ; j < len(*s) && (*s)[j].at <= end; j++ {
-		at, end = min(at, (*s)[j].at), max(end, (*s)[j].end)
+	all := *s
+	i := len(all) // the first that ends at the range, or behind where it begins
+	if i > 0 && all[0].end >= at {
+		i = 0
+	} else {
+		i = sort.Search(i, func(i int) bool { return all[i].end >= at })
 	}
-	*s = slices.Replace(*s, i, j, span{at, end})
+	j := i
+	for ; j < len(all) && all[j].at <= end; j++ {
+		at, end = min(at, all[j].at), max(end, all[j].end)
+	}
+	if j == i {
+		*s = slices.Insert(all, i, span{at, end})
+		return
+	}
+	all[i] = span{at, end}
+	if j > i+1 {
+		*s = slices.Delete(all, i+1, j)
+	}
 }
