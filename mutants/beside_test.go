@@ -40,8 +40,18 @@ func inBeside() []mutant {
 	}, {
 		bug: "a stream outlasts a body by more than it does", how: "which it delays",
 		file: "planner/outlast.go",
-		old:  "t.stream, t.order = t.stream+stream, t.order+slow", new: "t.stream, t.order = t.stream+stream, t.order+slow-slow",
+		old:  "\tt.order += times * h.slow\n", new: "",
 		pkg: "./planner", run: "^TestOutlasts$",
+	}, {
+		bug: "a body waits for its first gathers longer than it does", how: "which delay it",
+		file: "planner/waits.go",
+		old:  "lead := -f.mostSlow()", new: "lead := cost.Picoseconds(0)",
+		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
+	}, {
+		bug: "a body waits for its first gathers longer than it does", how: "while it does what comes before the second",
+		file: "planner/waits.go",
+		old:  "lead -= x.time", new: "lead -= 0 * x.time",
+		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
 	}, {
 		bug: "a block takes least where it keeps all", how: "in the bound of a cut",
 		file: "planner/bound.go",

@@ -19,6 +19,11 @@ func inLossSlices() []mutant {
 		old:  "c.head += c.pipe.headForward()", new: "c.head += 0",
 		pkg: "./planner", run: "^TestSlicesUnderGPipe$",
 	}, {
+		bug: "a plan with the loss in slices is taken for slower than it is", how: "more slices of a head that is whole communicate as fewer do",
+		file: "planner/slices.go",
+		old:  " && p.skel.outline.split == split{}", new: "",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a plan with the loss in slices is taken for larger than it is", how: "a gradient is whole until the update, as with one slice",
 		file: "planner/slices.go",
 		old:  "less := sizes[x.kind] -", new: "less := 0 * sizes[x.kind] *",

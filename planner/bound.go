@@ -271,6 +271,8 @@ type stageWork struct {
 	all                       line       // passes in full, and weights
 	both                      line       // all, and what communication streams do
 	beside                    *stageWork // what communication streams do in forward, backward and weight
+	// leads are those of the passes, and of the last backward pass and the last one for weight gradients: see [body.leads].
+	leads struct{ forward, backward, weight [2]cost.Picoseconds }
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
@@ -280,6 +282,7 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 		forward, backward, weight := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size), p.body(i, ir.WeightGrad, size)
 		w.forward[size], w.backward[size], w.weight[size] = forward.busy(), backward.busy(), weight.busy()
 		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
+		w.leads.forward[size], w.leads.backward[size], w.leads.weight[size] = forward.leads(), backward.leads(), weight.leads()
 	}
 	w.total(m)
 	beside.total(m)
@@ -316,13 +319,17 @@ func (l line) plus(m line) line {
 	return l
 }
 
-// waits is how long a stage waits in its passes for what they give to the stream, as each ends only when that is done, but for
-// the last backward pass (see outlast).
+// waits is how long a stage waits in its passes: for what they gather first, or for all that they give to the stream, as each
+// ends only when that is done. The last backward pass may end earlier (see outlast).
 func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation) cost.Picoseconds {
-	wait := func(stream, order *line) cost.Picoseconds { return max(0, stream.at(n, r)-order.at(n, r)) }
-	b := w.beside
-	return (m-1)*(wait(&b.forward[whole], &w.forward[whole])+wait(&b.backward[whole], &w.backward[whole])+wait(&b.weight[whole], &w.weight[whole])) +
-		wait(&b.forward[rest], &w.forward[rest])
+	wait := func(stream, order *line, lead cost.Picoseconds) cost.Picoseconds {
+		return max(lead, stream.at(n, r)-order.at(n, r))
+	}
+	b, l := w.beside, &w.leads
+	return (m-1)*(wait(&b.forward[whole], &w.forward[whole], l.forward[whole])+
+		wait(&b.backward[whole], &w.backward[whole], l.backward[whole])+
+		wait(&b.weight[whole], &w.weight[whole], l.weight[whole])) +
+		wait(&b.forward[rest], &w.forward[rest], l.forward[rest]) + l.backward[rest] + l.weight[rest]
 }
 
 // left is what stage i has left to do after its first backward pass: the other backward passes, and the forward passes that do

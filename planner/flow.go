@@ -62,6 +62,7 @@ type segment struct {
 	sums    cost.Picoseconds   // adding up those gradients, and narrowing the sums
 	further []cost.Picoseconds // times of buckets that reduce the sums further; the end of the body does not wait for them
 	items   []item
+	blocks  [2][2]*segment // see ofBlock
 }
 
 // item is work in order, or a transfer.
@@ -100,30 +101,46 @@ func (f *flow) at(n tally, r recomputation) flowTimes {
 }
 
 // expand lists the segments with so many blocks, recomputed as r says.
-func (f *flow) expand(blocks tally, r recomputation) []segment {
-	var all []segment
-	for k, s := range f.segments[kept] {
+func (f *flow) expand(blocks tally, r recomputation) []*segment {
+	var all []*segment
+	for k := range f.segments[kept] {
+		s := &f.segments[kept][k]
 		if !s.block {
 			all = append(all, s)
 			continue
 		}
 		n := blocks[s.chunk]
 		for i := range n {
-			s := s
 			if f.backward {
-				s = f.segments[r.of(n-1-i)][k]
+				s = &f.segments[r.of(n-1-i)][k]
 			}
-			s.items = ofBlock(s.items, i == 0, i == n-1)
-			all = append(all, s)
+			all = append(all, s.ofBlock(i == 0, i == n-1))
 		}
 	}
 	return all
 }
 
-// ofBlock returns the items of one of the blocks, from those of the only block of the program. Transfers and other items
+// ofBlock returns the segment of one of the blocks, from that of the only block of the program. Transfers and other items
 // outside of blocks may stand in the segment of the block, as that computes next. The first block receives, and sends what
 // there is before it has done anything; the last one sends what it has made. Other items are the first block's if they stand
 // before its own work or are given to it, and the last one's if they stand after that.
+func (s *segment) ofBlock(first, last bool) *segment {
+	index := func(b bool) int {
+		if b {
+			return 1
+		}
+		return 0
+	}
+	known := &s.blocks[index(first)][index(last)]
+	if *known == nil {
+		of := *s
+		of.items = ofBlock(s.items, first, last)
+		*known = &of
+	}
+	return *known
+}
+
+// ofBlock returns the items of one of the blocks.
 func ofBlock(items []item, first, last bool) []item {
 	var rest []item
 	own := false
@@ -179,7 +196,7 @@ type runner struct {
 // run goes through the segments in the order of codegen. Between the items of segment k-1 and those of k, the reductions of
 // k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced. Then what
 // reduces these sums further is handed over.
-func (f *flow) run(segments []segment, n tally) flowTimes {
+func (f *flow) run(segments []*segment, n tally) flowTimes {
 	r := &runner{flow: f, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
 		r.now.wait(r.stream)
@@ -191,7 +208,7 @@ func (f *flow) run(segments []segment, n tally) flowTimes {
 		if k < 0 || k >= len(segments) {
 			return &segment{}
 		}
-		return &segments[k]
+		return segments[k]
 	}
 	gather := func(k int) {
 		for _, t := range at(k).gathers {

@@ -67,48 +67,56 @@ func (f *flow) extent(r recomputation, block int) extent {
 // outlast is at a place of a body, followed from its end.
 type outlast struct {
 	stream, order cost.Picoseconds // what the stream and the body in order have to do from there on
-	next          cost.Picoseconds // what the segment after this one gathers, which the stream had before
+	next          handed           // what the segment after this one gathers, which the stream had before
 	sums          cost.Picoseconds
 	slows         func(cost.Picoseconds) cost.Picoseconds
 	most          cost.Picoseconds   // the largest difference in this part
 	all           []cost.Picoseconds // most of the parts after it, the last part first
 }
 
+// handed is what the stream is given at once, and by how much that delays the body.
+type handed struct{ stream, slow cost.Picoseconds }
+
+func (t *outlast) give(h handed, times cost.Picoseconds) {
+	t.stream += times * h.stream
+	t.order += times * h.slow
+}
+
 // hand notes the difference at a segment that hands over reductions.
 func (t *outlast) hand(s *segment) {
-	stream, gathers, slow := t.handed(s)
-	t.stream, t.order = t.stream+stream, t.order+slow
+	reduces, gathers := t.handed(s)
+	t.give(reduces, 1)
 	if len(s.reduces) > 0 {
 		t.most = max(t.most, t.stream-t.order-t.sums)
 	}
-	t.stream, t.next = t.stream+t.next, gathers
+	t.give(t.next, 1)
+	t.next = gathers
 }
 
-// handed is what a segment's reductions and gathers take on the stream, and by how much these delay the body.
-func (t *outlast) handed(s *segment) (reduces, gathers, slow cost.Picoseconds) {
-	for _, times := range [][]cost.Picoseconds{s.reduces, s.further} {
+// handed is what a segment reduces and gathers.
+func (t *outlast) handed(s *segment) (reduces, gathers handed) {
+	of := func(h *handed, times []cost.Picoseconds) {
 		for _, time := range times {
-			reduces += time
-			slow += t.slows(time)
+			h.stream += time
+			h.slow += t.slows(time)
 		}
 	}
-	for _, time := range s.gathers {
-		gathers += time
-		slow += t.slows(time)
-	}
-	return reduces, gathers, slow
+	of(&reduces, s.reduces)
+	of(&reduces, s.further)
+	of(&gathers, s.gathers)
+	return reduces, gathers
 }
 
 // add goes through a segment; first and last say whether a block is at an end of the body.
 func (t *outlast) add(s *segment, n tally, first, last bool) {
 	t.hand(s)
 	t.order += s.sums
-	items := s.items
+	of := s
 	if s.block {
-		items = ofBlock(items, first, last)
+		of = s.ofBlock(first, last)
 	}
-	for i := len(items) - 1; i >= 0; i-- {
-		x := &items[i]
+	for i := len(of.items) - 1; i >= 0; i-- {
+		x := &of.items[i]
 		switch {
 		case x.sum != nil:
 			t.order += x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock)
@@ -134,9 +142,10 @@ func (t *outlast) repeat(s *segment, count int) {
 		}
 	}
 	if count > 1 {
-		reduces, gathers, slow := t.handed(s)
-		t.stream += cost.Picoseconds(count-2) * (reduces + gathers)
-		t.order += cost.Picoseconds(count-1)*each + cost.Picoseconds(count-2)*slow
+		reduces, gathers := t.handed(s)
+		t.give(reduces, cost.Picoseconds(count-2))
+		t.give(gathers, cost.Picoseconds(count-2))
+		t.order += cost.Picoseconds(count-1) * each
 		t.hand(s)
 	}
 	t.order += each

@@ -142,6 +142,8 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		even = s.evenOf(p.outline, p.m)
 	}
 	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
+	stream := s.streamed(p, &p.first[inBlock])
+	within := stream.within(false, false) // of the stages between the first and the last
 	for at, its := range even.at {
 		recomputed := p.more.time(its.blocks, its.flights)
 		if recomputed == never {
@@ -160,7 +162,7 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		case p.pp - 1:
 			time, tasks = time+p.all(afterBlocks, 1), tasks-1
 		}
-		time += cost.Picoseconds(p.m*tasks) * s.streamed(p, &p.first[inBlock]).within(1, 3)
+		time += cost.Picoseconds(p.m*tasks) * within
 		bound = max(bound, time)
 		if p.posts && p.chunks != anyChunks && at == p.pp-1 {
 			bound = max(bound, s.fromLastStage(p, even, recomputed))
@@ -379,7 +381,8 @@ func (s *searcher) positions(p *passage) []position {
 		case at == p.pp-1:
 			does(&first[afterBlocks], &last[afterBlocks], fixed)
 		}
-		busy.fixed += cost.Picoseconds(m) * s.streamed(p, &first[inBlock]).within(at, p.pp)
+		stream := s.streamed(p, &first[inBlock])
+		busy.fixed += cost.Picoseconds(m) * stream.within(at == 0, at == p.pp-1)
 		if at > 0 {
 			through.block += each[whole] - each[rest]
 			update.block += each[whole]

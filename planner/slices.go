@@ -240,7 +240,7 @@ func (c *cutter) unlaid() cost.Picoseconds {
 // where the schedule is searched, as the same plan under 1f1b takes no longer and keeps no more.
 func (c *cutter) inHead() cost.Picoseconds {
 	if c.head == never {
-		if c.head = c.pipe.inHead(); c.search.opts.Schedule == partition.GPipe {
+		if c.head = c.pipe.inHead(); c.search.opts.Schedule == partition.GPipe && slicesOf(&c.pipe.template) == 0 {
 			c.head += c.pipe.headForward()
 		}
 	}
@@ -391,19 +391,22 @@ func (b *blueprint) mostTemp(e extent, position int, sizes []int64, life func(*h
 // inHead bounds from above by how much less a step may take with more slices. What is communicated or copied outside of blocks,
 // in the passes or for the loss, may run beside products of other slices, or once instead of twice. The gradient of a head
 // whose weight is whole is summed over tensor-parallel ranks in the pass instead of the update. And the values of a slice may
-// lie in a cache that is too small for all.
+// lie in a cache that is too small for all. Only this last is left where there are slices already, with no module whole or on a
+// grid: what they communicate, and when, does not depend on how many there are.
 func (p *pipeline) inHead() cost.Picoseconds {
 	under, _ := p.skel.under(p.template.Schedule) // on a crowded machine prices depend on the schedule
 	s := *p.skel
 	s.price = under.price
-	last := len(s.plan.Stages) - 1
+	last, sliced := len(s.plan.Stages)-1, slicesOf(&p.template) > 0 && p.skel.outline.split == split{}
 	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
 	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
 		for _, x := range s.prices(kept, last, phase, whole, mesh, ir.Coord{}) {
 			switch {
 			case s.of.ofBlock[x.Node]:
 			case variesBySlices(x.Node):
-				sum += x.time
+				if !sliced {
+					sum += x.time
+				}
 			case x.Node.Op.Class() != ir.Comm:
 				time, _ := near.Instr(x.Instr, mesh, ir.Coord{})
 				sum += max(0, x.time-time)
@@ -411,6 +414,9 @@ func (p *pipeline) inHead() cost.Picoseconds {
 		}
 	}
 	sum *= cost.Picoseconds(p.microBatches)
+	if sliced {
+		return sum
+	}
 	for _, stage := range []int{0, last} {
 		for _, x := range s.prices(kept, stage, ir.Update, whole, mesh, ir.Coord{}) {
 			if !s.of.ofBlock[x.Node] && variesBySlices(x.Node) {
