@@ -2,6 +2,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -147,6 +148,8 @@ type code struct {
 	writers map[int][]Instr         // by buffer: the instructions that accumulate into it, in order
 	same    map[*ir.Value]*ir.Value // results of folded sums: the operand that completes them; see canon
 	terms   map[*ir.Value]bool      // values that kernels add into an accumulator themselves
+	sums    map[*ir.Value]*ir.Node  // values that kernels add into a sum of their pass themselves: that sum
+	added   map[*ir.Node]int        // of such a sum, how many terms a buffer has
 }
 
 // checkCode executes the bodies of a stage once, over names of values instead of numbers.
@@ -154,6 +157,7 @@ func checkCode(p *Program, s *Stage) error {
 	c := &code{
 		prog: p, stage: s, holds: map[int]*ir.Value{}, torn: map[int]*ir.Node{}, made: map[int]int{}, near: s.near(),
 		writers: map[int][]Instr{}, same: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value]bool{},
+		sums: map[*ir.Value]*ir.Node{}, added: map[*ir.Node]int{},
 	}
 	if err := c.checkRuns(); err != nil {
 		return err
@@ -218,6 +222,9 @@ func (c *code) checkRuns() error {
 					last = a
 				}
 				c.terms[a] = c.terms[a] || n.Op == ir.OpAccumulate
+				if n.Op == ir.OpAddN && n.Phase != ir.Update {
+					c.sums[a] = n
+				}
 			}
 			c.same[n.Results[0]] = last
 		}
@@ -229,6 +236,11 @@ func (c *code) checkRuns() error {
 		case got != want:
 			return c.fail(n, nil, "runs %d times per task, want %d", got, want)
 		}
+	}
+	for id, all := range c.writers { // those of a pass's sum leave its buffer to others
+		c.writers[id] = slices.DeleteFunc(all, func(in Instr) bool {
+			return slices.ContainsFunc(in.Node.Results, func(r *ir.Value) bool { return c.sums[r] != nil })
+		})
 	}
 	return nil
 }
@@ -346,6 +358,9 @@ func (c *code) inItsSpace(n *ir.Node, v *ir.Value, id int) error {
 func (c *code) accum(in Instr, i int, writers []Instr) error {
 	n, r := in.Node, in.Results[i]
 	v := n.Results[i]
+	if sum := c.sums[v]; sum != nil {
+		return c.addsTo(sum, in, i)
+	}
 	summed := n.Op == ir.OpAccumulate || c.terms[v]
 	first := len(writers) > 0 && writers[0].Node == n
 	want := Overwrite
@@ -360,6 +375,25 @@ func (c *code) accum(in Instr, i int, writers []Instr) error {
 	}
 	if in.Accum[i] != want {
 		return c.fail(n, v, "writes b%d with mode %q of %d terms, want %s", r, in.Accum[i], len(writers), [...]string{"to overwrite", "to add after the first micro-batch", "to add"}[want])
+	}
+	return nil
+}
+
+// addsTo checks the mode of a term of a sum that a pass makes: the first to run overwrites, the others add to what
+// those before have left, and all have been added when the one that completes the sum has run.
+func (c *code) addsTo(sum *ir.Node, in Instr, i int) error {
+	v, id := in.Node.Results[i], in.Results[i]
+	want := Overwrite
+	if held := c.holds[id]; held != nil && c.sums[held] == sum && c.added[sum] > 0 {
+		want = Always
+	} else {
+		c.added[sum] = 0
+	}
+	if in.Accum[i] != want {
+		return c.fail(in.Node, v, "writes b%d, which has %d terms of %s, with mode %q", id, c.added[sum], sum.Name, in.Accum[i])
+	}
+	if c.added[sum]++; c.canon(sum.Results[0]) == v && c.added[sum] != len(sum.Args) {
+		return c.fail(in.Node, v, "completes %s in b%d with %d of its %d terms", sum.Name, id, c.added[sum], len(sum.Args))
 	}
 	return nil
 }

@@ -178,6 +178,13 @@ func (e *equivalence) write(c *class, t Task, in *Instr, i int, v *ir.Value, x *
 	if in.Parts > 0 {
 		return e.fail(c, t, n, v, "is added to b%d in parts", buffer)
 	}
+	if in.Accum[i] == Always && cell.terms == nil && cell.expr != nil { // a sum that a pass makes
+		if cell.task != now.task || cell.microBatch != now.microBatch || cell.spec != now.spec || !cell.typ.Equal(now.typ) || cell.made > 0 {
+			return e.fail(c, t, n, v, "is added to b%d, which holds %s", buffer, cell.expr.name)
+		}
+		cell.expr = e.exprs.sum([]*expr{cell.expr, x}, cell.expr.name)
+		return nil
+	}
 	if t.MicroBatch < 0 || t.MicroBatch >= c.MicroBatches || t.Phase == ir.Update {
 		return e.fail(c, t, n, v, "is added to b%d in no micro-batch of the rank's %d", buffer, c.MicroBatches)
 	}

@@ -24,16 +24,17 @@ type stageBuilder struct {
 // tables holds what is known about the nodes and values of the graph, indexed by ID. A node and its results
 // belong to one stage, so the builders of all stages share the tables.
 type tables struct {
-	of      []int      // value -> buffer, or unplaced
-	uses    []int      // number of operands that read the value, plus updates and outputs
-	keep    []bool     // values read after the step
-	next    []bool     // new values of parameters
-	saved   []bool     // values made for a micro-batch in one phase and read in a later one
-	lastUse []*ir.Node // the last of the stage's nodes to read a value
-	at      []int      // node -> index among the stage's nodes
-	folded  []bool     // nodes: sums that the kernels which make their operands accumulate themselves
-	fused   []bool     // nodes: collectives that share a bucket with the previous one
-	modes   []Accum    // of values: how the kernel that makes it writes its buffer
+	of      []int       // value -> buffer, or unplaced
+	uses    []int       // number of operands that read the value, plus updates and outputs
+	keep    []bool      // values read after the step
+	next    []bool      // new values of parameters
+	saved   []bool      // values made for a micro-batch in one phase and read in a later one
+	lastUse []*ir.Node  // the last of the stage's nodes to read a value
+	at      []int       // node -> index among the stage's nodes
+	folded  []bool      // nodes: sums that the kernels which make their operands accumulate themselves
+	fused   []bool      // nodes: collectives that share a bucket with the previous one
+	modes   []Accum     // of values: how the kernel that makes it writes its buffer
+	sums    []*ir.Value // of values: the sum, made in the same pass, of which it is a term that its kernel adds; nil if there is none
 
 	// For overlap.go; nil in plans without overlap.
 	spots   []spot       // of nodes
@@ -124,6 +125,7 @@ func (b *stageBuilder) build() {
 	b.Chunks = Room(plan, b.Index, microBatches, b.training)
 	b.persistent()
 	b.accumulators()
+	b.passSums()
 	b.sharedFirst()
 	b.overlap()
 	b.join()
@@ -220,7 +222,7 @@ func (b *stageBuilder) persistent() {
 		case ir.OpAccumulate:
 			region := Persist
 			if n.Phase == ir.Backward && !b.keep[v.ID] {
-				region = b.sums()
+				region = b.sumsRegion()
 			}
 			b.buffer(v, region, n.Phase)
 		case ir.OpRecv:
@@ -242,9 +244,9 @@ func (b *stageBuilder) persistent() {
 	}
 }
 
-// sums returns the region of values that passes make for the update. Stages of a pipeline keep them in Persist:
+// sumsRegion returns the region of values that passes make for the update. Stages of a pipeline keep them in Persist:
 // they rarely run only one micro-batch.
-func (b *stageBuilder) sums() Region {
+func (b *stageBuilder) sumsRegion() Region {
 	if len(b.prog.Plan.Stages) > 1 {
 		return Persist
 	}
@@ -304,12 +306,49 @@ func (b *stageBuilder) accumulators() {
 	}
 }
 
-// orderMerged chooses, among terms merged into one accumulator, the one that runs first in a micro-batch as the
+// passSums folds sums that a pass makes into the kernels of their terms, where these can add into their result and
+// nothing else reads the terms.
+func (b *stageBuilder) passSums() {
+	for _, n := range b.nodes {
+		if n.Op != ir.OpAddN || n.Phase == ir.Update || len(n.Args) < 2 || b.of[n.ID()] != unplaced {
+			continue
+		}
+		sum := n.Results[0]
+		if slices.ContainsFunc(n.Args, func(a *ir.Value) bool {
+			d := a.Def
+			return b.uses[a.ID] > 1 || d.Phase != n.Phase || d.Stage != n.Stage || d.Op.Class() != ir.Compute || !d.Op.Accumulates(a.Index) ||
+				b.of[a.ID] != unplaced || a.Spec != sum.Spec
+		}) {
+			continue
+		}
+		if b.sums == nil {
+			b.sums = make([]*ir.Value, len(b.of))
+		}
+		for _, a := range n.Args {
+			b.sums[a.ID] = sum
+		}
+		b.folded[n.ID()] = true
+	}
+}
+
+// orderMerged chooses, among terms merged into one accumulator or one sum of a pass, the one that runs first in a micro-batch as the
 // one that overwrites. It runs again after nodes have moved, because the kernel that makes the first term, say
 // of a slice of the loss, may now come after another term's.
 func (b *stageBuilder) orderMerged() {
 	first := map[int]bool{}
+	begun := map[*ir.Value]bool{} // sums of a pass
 	for _, n := range b.nodes {
+		if b.sums != nil {
+			for _, r := range n.Results {
+				if sum := b.sums[r.ID]; sum != nil {
+					b.modes[r.ID] = Overwrite
+					if begun[sum] {
+						b.modes[r.ID] = Always
+					}
+					begun[sum] = true
+				}
+			}
+		}
 		if n.Op != ir.OpAccumulate {
 			continue
 		}
@@ -413,27 +452,40 @@ func (b *stageBuilder) place(n *ir.Node) {
 		if b.of[r.ID] != unplaced {
 			continue
 		}
+		if b.sums != nil && b.sums[r.ID] != nil { // the first term is made where the sum is to lie
+			sum := b.sums[r.ID]
+			if b.of[sum.ID] == unplaced {
+				b.buffer(sum, b.regionOf(sum), n.Phase)
+			}
+			b.of[r.ID] = b.of[sum.ID]
+			continue
+		}
 		if n.Op == ir.OpSend {
 			b.of[r.ID] = b.of[n.Args[0].ID]
 			continue
 		}
-		region := Temp
-		switch {
-		case r.OnHost():
-			region = Host
-		case b.saved[r.ID]:
-			region = Slot
-		case b.bodyOf(n) != n.Phase:
-			region = b.sums() // made in a pass, read in the update
-		case b.isSent(r):
-			region = Persist
-		}
+		region := b.regionOf(r)
 		if b.canOverwrite(n, i, region) {
 			b.of[r.ID] = b.of[n.Args[i].ID]
 			continue
 		}
 		b.buffer(r, region, n.Phase)
 	}
+}
+
+// regionOf returns the region for a value that bodies make.
+func (b *stageBuilder) regionOf(v *ir.Value) Region {
+	switch n := v.Def; {
+	case v.OnHost():
+		return Host
+	case b.saved[v.ID]:
+		return Slot
+	case b.bodyOf(n) != n.Phase:
+		return b.sumsRegion() // made in a pass, read in the update
+	case b.isSent(v):
+		return Persist
+	}
+	return Temp
 }
 
 // canOverwrite reports whether result i of n may take over the buffer of operand i (i is 0, except for AdamW).

@@ -126,3 +126,112 @@ func TestLossSlicesAreProven(t *testing.T) {
 		require.ErrorContains(t, codegen.CheckEquivalent(prog, g), c.want, name)
 	}
 }
+
+// TestLossSlicesReduceOnce: from ZeRO stage 2 on a micro-batch reduces the gradient of the head's weight once, however many
+// slices add to it, and no more than that one is there whole.
+func TestLossSlicesReduceOnce(t *testing.T) {
+	const parts = 11
+	for _, float := range []ir.DType{ir.F32, ir.BF16} {
+		for _, tied := range []bool{true, false} {
+			m := model(2)
+			m.Float, m.TieEmbeddings = float, tied
+			g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, 33)
+			require.NoError(t, err)
+			for _, c := range []struct {
+				tp, pp, zero int
+				overlap      bool
+				schedule     partition.Schedule
+			}{
+				{1, 1, 2, false, partition.OneFOneB}, {1, 1, 3, true, partition.OneFOneB}, {2, 1, 2, true, partition.OneFOneB}, {1, 2, 3, true, partition.ZeroBubble},
+			} {
+				p := plan(2, c.tp, c.pp, 1, 2, c.schedule, false)
+				p.ZeRO, p.LossSlices, p.Overlap, p.SequenceParallel, p.OverlapTP = c.zero, parts, c.overlap, c.tp > 1, c.tp > 1
+				prog := generate(t, g, p)
+				require.NoError(t, codegen.Verify(prog, g), "%s, tied %v, %+v", float, tied, c)
+				last := prog.Stages[c.pp-1]
+				reduced, whole := 0, map[int]bool{}
+				for _, body := range last.Bodies[:ir.Update] {
+					for _, in := range body.Instrs {
+						if name := in.Node.Name; !strings.HasPrefix(name, "lm_head/matmul@dw") {
+							continue
+						}
+						switch in.Node.Op {
+						case ir.OpReduceScatter:
+							reduced++
+						case ir.OpMatMul:
+							whole[in.Results[0]] = true
+						case ir.OpAddN:
+							t.Errorf("%s runs", in.Node.Name)
+						}
+					}
+				}
+				require.Equal(t, 1, reduced, "%s, tied %v, %+v", float, tied, c)
+				require.Len(t, whole, 1, "%s, tied %v, %+v", float, tied, c)
+			}
+		}
+	}
+}
+
+// TestSumsOfSlicesAreChecked: kernels that do not add to the sum of a pass as they should do not pass, whoever looks.
+func TestSumsOfSlicesAreChecked(t *testing.T) {
+	g := trainGraph(t, 2)
+	for name, c := range map[string]struct {
+		breakIt      func(slice func(int) *codegen.Instr, other int)
+		check, prove string
+	}{
+		"one overwrites": {func(slice func(int) *codegen.Instr, _ int) { slice(1).Accum[0] = codegen.Overwrite },
+			`which has 1 terms of lm_head/matmul@dw@slices, with mode ""`, "misses"},
+		"the first adds": {func(slice func(int) *codegen.Instr, _ int) { slice(0).Accum[0] = codegen.Always },
+			`which has 0 terms of lm_head/matmul@dw@slices, with mode "+="`, "holds no sum"},
+		"one is elsewhere": {func(slice func(int) *codegen.Instr, other int) {
+			slice(1).Results[0], slice(1).Accum[0] = other, codegen.Overwrite
+		}, "completes lm_head/matmul@dw@slices in b", ""},
+		"the last is elsewhere": {func(slice func(int) *codegen.Instr, other int) {
+			slice(2).Results[0], slice(2).Accum[0] = other, codegen.Overwrite
+		}, "completes lm_head/matmul@dw@slices in b", "misses"},
+		"one is added after the first micro-batch": {func(slice func(int) *codegen.Instr, _ int) { slice(1).Accum[0] = codegen.AfterFirst },
+			"with mode", ""},
+	} {
+		p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
+		p.ZeRO, p.LossSlices = 2, 3
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Verify(prog, g))
+		st := prog.Stages[0]
+		body := st.Bodies[ir.Backward].Instrs
+		slice := func(k int) *codegen.Instr {
+			at := slices.IndexFunc(body, func(in codegen.Instr) bool { return in.Node.Name == fmt.Sprintf("lm_head/matmul@dw@slice%d", k) })
+			require.GreaterOrEqual(t, at, 0)
+			return &body[at]
+		}
+		st.Buffers = append(st.Buffers, st.Buffers[slice(0).Results[0]])
+		st.Temp += st.Buffers[slice(0).Results[0]].Size + 1024
+		other := &st.Buffers[len(st.Buffers)-1]
+		other.Offset = (st.Temp - other.Size) / 64 * 64
+		c.breakIt(slice, len(st.Buffers)-1)
+		require.ErrorContains(t, codegen.Check(prog), c.check, name)
+		require.ErrorContains(t, codegen.CheckEquivalent(prog, g), c.prove, name)
+	}
+}
+
+// TestLossSlicesFetchOnce: all slices of the loss share one copy of a head's weight that lies in host memory.
+func TestLossSlicesFetchOnce(t *testing.T) {
+	m := model(2)
+	m.TieEmbeddings = false
+	g, err := gpt.TrainStep(m, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8}, batch, 33)
+	require.NoError(t, err)
+	for _, parts := range []int{3, 11} {
+		p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
+		p.ZeRO, p.LossSlices, p.Offload = 2, parts, partition.OffloadParams
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Verify(prog, g))
+		fetched := 0
+		for _, body := range prog.Stages[0].Bodies[:ir.Update] {
+			for _, in := range body.Instrs {
+				if in.Node.Op == ir.OpFetch && strings.HasPrefix(in.Node.Name, "lm_head.weight@") {
+					fetched++
+				}
+			}
+		}
+		require.Equal(t, 1, fetched, "%d slices", parts)
+	}
+}

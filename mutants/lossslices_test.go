@@ -34,6 +34,36 @@ func inLossSlices() []mutant {
 		old:  "if joined[x.Value.Def] {", new: "if joined[x.Value.Def] && false {",
 		pkg: "./planner", run: "^TestGradientsInSlices$",
 	}, {
+		bug: "every slice of the loss communicates what one would do for all", how: "the gradient of the head is reduced under ZeRO 2",
+		file: "partition/apply.go",
+		old:  "sliceLoss(work, p.LossSlices, p.ZeRO >= 2)", new: "sliceLoss(work, p.LossSlices, false)",
+		pkg: "./codegen", run: "^TestLossSlicesReduceOnce$",
+	}, {
+		bug: "every slice of the loss communicates what one would do for all", how: "its weight is copied from the host",
+		file: "partition/offload.go",
+		old:  "if strings.Contains(user.Name, sliceSuffix) {", new: "if false {",
+		pkg: "./codegen", run: "^TestLossSlicesFetchOnce$",
+	}, {
+		bug: "a sum that a pass makes lacks a term", how: "the kernel of each overwrites what was there",
+		file: "codegen/layout.go",
+		old:  "b.modes[r.ID] = Always\n\t\t\t\t\t}\n\t\t\t\t\tbegun", new: "b.modes[r.ID] = Overwrite\n\t\t\t\t\t}\n\t\t\t\t\tbegun",
+		pkg: "./codegen", run: "^TestLossSlicesReduceOnce$",
+	}, {
+		bug: "a sum that a pass makes lacks a term", how: "a program in which one lies elsewhere passes",
+		file: "codegen/check.go",
+		old:  "c.canon(sum.Results[0]) == v && c.added[sum] != len(sum.Args)", new: "false",
+		pkg: "./codegen", run: "^TestSumsOfSlicesAreChecked$",
+	}, {
+		bug: "a sum that a pass makes lacks a term", how: "a program in which one overwrites the others passes",
+		file: "codegen/check.go",
+		old:  "if in.Accum[i] != want {\n\t\treturn c.fail(in.Node", new: "if in.Accum[i] != want && false {\n\t\treturn c.fail(in.Node",
+		pkg: "./codegen", run: "^TestSumsOfSlicesAreChecked$",
+	}, {
+		bug: "a sum that a pass makes lacks a term", how: "for the proof, what is added takes the place of what was there",
+		file: "codegen/contents.go",
+		old:  "e.exprs.sum([]*expr{cell.expr, x}, cell.expr.name)", new: "x",
+		pkg: "./codegen", run: "^TestLossSlicesReduceOnce$",
+	}, {
 		bug: "a slice of the loss is left out", how: "all positions are the last slice's",
 		file: "partition/lossslices.go",
 		old:  "ir.RowsAttr{Part: part, Parts: s.parts}", new: "ir.RowsAttr{Part: s.parts - 1 + 0*part, Parts: s.parts}",

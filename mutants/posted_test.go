@@ -16,7 +16,7 @@ func inPosted() []mutant {
 	}, {
 		bug: "what is still being sent is overwritten", how: "it lies with what is temporary",
 		file: "codegen/layout.go",
-		old:  "case b.isSent(r):\n\t\t\tregion = Persist", new: "case b.isSent(r):\n\t\t\tregion = Temp",
+		old:  "case b.isSent(v):\n\t\treturn Persist", new: "case b.isSent(v):\n\t\treturn Temp",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "what is still being sent is overwritten", how: "in the place of an operand",

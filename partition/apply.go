@@ -32,7 +32,7 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 		work, _ = g.Clone() // to be rewritten
 	}
 	recompute(work, again)
-	if err := sliceLoss(work, p.LossSlices); err != nil {
+	if err := sliceLoss(work, p.LossSlices, p.ZeRO >= 2); err != nil {
 		return nil, err
 	}
 	if err := context(work, p); err != nil {

@@ -15,9 +15,13 @@ import (
 // head's weight; kernels accumulate those terms in place. In a training step the head's forward pass thereby
 // becomes part of the backward pass.
 //
+// A sum that only the update reads is made there, so that its terms are first accumulated over micro-batches. But
+// from ZeRO stage 2 on each micro-batch reduces its gradients. With early all sums are made in the pass, so that
+// it reduces that of the head once, not once for every slice.
+//
 // Like context parallelism it is a rewrite of the graph: nothing later, from placement to prices, needs to know
 // about it, and [codegen.CheckEquivalent] proves the result from the signatures of the ops.
-func sliceLoss(g *ir.Graph, parts int) error {
+func sliceLoss(g *ir.Graph, parts int, early bool) error {
 	if parts <= 1 {
 		return nil
 	}
@@ -33,7 +37,7 @@ func sliceLoss(g *ir.Graph, parts int) error {
 		return planErrorf("loss_slices", "%d slices of sequences of %d tokens are not equal; the nearest that are: %s", parts, tokens, NearestGroups(tokens, parts))
 	}
 	s := &lossSlicer{
-		parts: parts, logits: logits.Def,
+		parts: parts, early: early, logits: logits.Def,
 		roles: map[*ir.Value]sliceRole{}, now: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value][]*ir.Value{},
 	}
 	if err := s.find(g); err != nil {
@@ -53,7 +57,7 @@ func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
 		return g, nil
 	}
 	work, _ := g.Clone()
-	return work, sliceLoss(work, parts)
+	return work, sliceLoss(work, parts, false)
 }
 
 // sliceRole says what becomes of a value that the head makes.
@@ -68,6 +72,7 @@ const (
 // lossSlicer rewrites one graph.
 type lossSlicer struct {
 	parts  int
+	early  bool     // all sums are made in the pass
 	logits *ir.Node // the product that makes the logits
 	head   []*ir.Node
 	roles  map[*ir.Value]sliceRole
@@ -85,7 +90,7 @@ func (s *lossSlicer) find(g *ir.Graph) error {
 		reads := func(role sliceRole) bool {
 			return slices.ContainsFunc(n.Args, func(v *ir.Value) bool { return s.roles[v] == role })
 		}
-		cast := n.Op == ir.OpCast && n.Phase != ir.Update && reads(summed) // of a gradient that slices sum
+		cast := !s.early && n.Op == ir.OpCast && n.Phase != ir.Update && reads(summed) // of a gradient that slices sum
 		if n != s.logits && !cast && !reads(perSlice) {
 			continue
 		}
@@ -252,7 +257,7 @@ func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.N
 }
 
 // whole appends, after all slices, the joined values and the sums. A sum that only the update reads, a
-// gradient, is made in the update, so that its terms are first accumulated over micro-batches.
+// gradient, is made in the update, unless the sums are to be early.
 func (s *lossSlicer) whole(g *ir.Graph) error {
 	for _, n := range s.head {
 		for _, r := range n.Results {
@@ -266,7 +271,7 @@ func (s *lossSlicer) whole(g *ir.Graph) error {
 				delete(s.terms, r)
 			case summed:
 				update, passes := s.readers(g, r)
-				if !passes && !update {
+				if passes = passes || s.early; !passes && !update {
 					continue // only sums read it, and those read its terms
 				}
 				m, err := s.add(ir.OpAddN, nil, n.Name+sliceSuffix+"s", -1, n, s.terms[r])

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -94,7 +95,7 @@ type offloader struct {
 	names   map[string]int
 }
 
-// fetchKey is what one fetch serves: a block in one phase, or outside of blocks
+// fetchKey is what one fetch serves: a block in one phase, all slices of the loss, or outside of both
 // one node. All of it is on one stage.
 type fetchKey struct {
 	value *ir.Value
@@ -106,6 +107,9 @@ func (o *offloader) fetch(v *ir.Value, user *ir.Node) *ir.Value {
 	key := fetchKey{v, user.Phase, user.Block()}
 	if key.user == "" {
 		key.user = user.Name
+		if strings.Contains(user.Name, sliceSuffix) {
+			key.user = sliceSuffix
+		}
 	}
 	if _, ok := o.fetched[key]; !ok {
 		o.fetched[key] = o.copy(ir.OpFetch, v.Name(), v, user)
