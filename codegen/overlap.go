@@ -337,10 +337,11 @@ func stepOf(n *ir.Node) ir.Op {
 }
 
 // computedWith reports whether a kernel reads what a node communicates, directly or after further
-// communication. If none does, the value is a gradient that is only going to be accumulated.
+// communication. If none does but a cast to the type of a sum, the value is a gradient that is only going to
+// be accumulated.
 func (b *stageBuilder) computedWith(n *ir.Node) bool {
 	return slices.ContainsFunc(b.readers[n.ID()], func(r *ir.Node) bool {
-		return r.Op.Class() == ir.Compute || r.Op.Class() == ir.Comm && r.Op != ir.OpAccumulate && b.computedWith(r)
+		return r.Op.Class() == ir.Compute && !b.widens(r) || r.Op.Class() == ir.Comm && r.Op != ir.OpAccumulate && b.computedWith(r)
 	})
 }
 

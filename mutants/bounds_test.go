@@ -171,6 +171,11 @@ func inTheBounds() []mutant {
 		old:  "made := !b.computedWith(c)", new: "made := c == nil && !b.computedWith(c)",
 		pkg: "./planner", run: "^TestFirstBlocksAreLikeOthers$",
 	}, {
+		bug: "gradients of the head are reduced with those of a block", how: "those of 16 bits, which are cast before they are added up",
+		file: "codegen/overlap.go",
+		old:  "r.Op.Class() == ir.Compute && !b.widens(r) ||", new: "r.Op.Class() == ir.Compute ||",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a floor has tensor-parallel ranks make whole gradients of weights that they hold whole", how: "as in a trunk, where ZeRO shards none",
 		file: "planner/floor.go",
 		old:  "|| w.gathers(n) || w.gathersFor", new: "|| w.gathersFor",
