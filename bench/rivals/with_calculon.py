@@ -199,7 +199,8 @@ def cluster(memory):
 
     Calculon adds the time of a kernel's traffic to that of its arithmetic, of which autopar takes the longer: products get
     the share of the peak that one of a block reaches there. Its collectives in a node take 1.5 times a ring's time, and all-reduces
-    between nodes half of a ring's, which a cluster file cannot say.
+    between nodes half of a ring's, which a cluster file cannot say. Nor has a cluster file a slowdown of kernels for each of its
+    networks: it gets that of collectives in a node.
     """
     matrix, vector = figures["matrix"]["float16"], figures["vector"]["float16"]
     peak, most = matrix["tflops"] * 1e12, matrix["gflops_efficiency"][0][1]
@@ -217,7 +218,7 @@ device:
   flops: {{f32: {peak / 16}, bf16: {peak}}}
   memory_bandwidth: {rate}
   launch_overhead: 0
-  efficiency: {{matmul: {reached:.3f}, matmul_half_flops: 6e8, attention: {reached:.3f}, vector: {vector['tflops'] / matrix['tflops']:.3f}, memory: {share}}}
+  efficiency: {{matmul: {reached:.3f}, matmul_half_flops: 6e8, attention: {reached:.3f}, vector: {vector['tflops'] / matrix['tflops']:.3f}, memory: {share}, beside: {1 - figures['networks'][0]['processor_usage']}}}
 devices_per_node: {figures['networks'][0]['size']}
 intra_node: {links[0]}
 inter_node: {links[1]}
