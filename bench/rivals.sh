@@ -7,7 +7,7 @@
 # such as a clone at hand. nnScaler's solver is compiled there, which takes a C++ compiler; what Piper's program printed for DEVICES is
 # read from PIPER_LOG, if that is set. LAYERS are the depths of the GPTs for nnScaler. PYTHON is an interpreter that has their packages;
 # without it they are installed into a virtual environment that is thrown away, too: 6 GB for nnScaler, which wants PyTorch.
-# WHOLE=1 runs Calculon's search, which takes an hour. Without it all takes twenty minutes of processor time.
+# WHOLE=1 runs Calculon's search, which takes an hour. Without it all takes half an hour of processor time.
 set -eu
 autopar=$(realpath "$1")
 shift
