@@ -79,6 +79,27 @@ func packedAtMost(buffers []Buffer, ids []int) int64 {
 	return min(all, most)
 }
 
+// packedAtLeast returns a lower bound of pack: the most bytes that are live at one time.
+func packedAtLeast(buffers []Buffer, ids []int) int64 {
+	last := 0
+	for _, id := range ids {
+		last = max(last, buffers[id].To)
+	}
+	change := make([]int64, last+2) // bytes that begin, less those that have ended, by time
+	for _, id := range ids {
+		b := &buffers[id]
+		size := alignUp(b.Size)
+		change[b.From] += size
+		change[b.To+1] -= size
+	}
+	var live, most int64
+	for _, bytes := range change {
+		live += bytes
+		most = max(most, live)
+	}
+	return most
+}
+
 // manyBuffers is the number of buffers above which an [occupancy] is faster than the list of [placed].
 const manyBuffers = 1024
 

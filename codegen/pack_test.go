@@ -15,7 +15,7 @@ func TestPack(t *testing.T) {
 	const seed = 7
 	r := rand.New(rand.NewPCG(seed, 0))
 	made := &ir.Value{Def: &ir.Node{Op: ir.OpAdd}}
-	shared := 0
+	shared, tight := 0, 0
 	for k := range 300 {
 		var buffers []Buffer
 		var ids []int
@@ -34,6 +34,10 @@ func TestPack(t *testing.T) {
 		}
 		total := pack(buffers, ids)
 		require.LessOrEqual(t, total, packedAtMost(buffers, ids), "seed %d case %d: more than the bound", seed, k)
+		require.LessOrEqual(t, packedAtLeast(buffers, ids), total, "seed %d case %d: less than the bound", seed, k)
+		if packedAtLeast(buffers, ids) == total {
+			tight++
+		}
 		many, all := newOccupancy(buffers, ids), new(placed)
 		for _, id := range r.Perm(n) { // the order of ids does not matter
 			b := &buffers[id]
@@ -74,4 +78,5 @@ func TestPack(t *testing.T) {
 		require.Equal(t, end, total, "seed %d case %d", seed, k)
 	}
 	require.Greater(t, shared, 1000)
+	require.Greater(t, tight, 100)
 }

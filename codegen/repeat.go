@@ -71,6 +71,9 @@ func (l *Longer) Regions(mesh ir.Mesh) Regions { return l.regions(mesh, pack) }
 // AtMost returns an upper bound of Regions, without packing buffers.
 func (l *Longer) AtMost(mesh ir.Mesh) Regions { return l.regions(mesh, packedAtMost) }
 
+// AtLeast returns a lower bound of Regions, without packing buffers.
+func (l *Longer) AtLeast(mesh ir.Mesh) Regions { return l.regions(mesh, packedAtLeast) }
+
 func (l *Longer) regions(mesh ir.Mesh, pack func([]Buffer, []int) int64) Regions {
 	r := Regions{Chunks: slices.Clone(l.tape.stage.Chunks)}
 	if l.shared != nil {

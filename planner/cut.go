@@ -196,9 +196,14 @@ func (c *cutter) leastPeak(cut []partition.Stage) int64 {
 	return peak
 }
 
-// allocate lays out the memory of every stage. It returns a stage that exceeds the limit, or -1.
+// allocate lays out the memory of every stage, if a bound lets all fit. It returns a stage that exceeds the limit, or -1.
 func (c *cutter) allocate(x *candidate) int {
 	var err error
+	x.peaks, err = c.search.leastPeaks(x.plan)
+	mustCompile(err)
+	if over := c.search.over(x.plan, x.peaks); over >= 0 {
+		return over
+	}
 	x.peaks, _, err = c.search.peaks(x.plan)
 	mustCompile(err)
 	return c.search.over(x.plan, x.peaks)

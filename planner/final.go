@@ -103,9 +103,9 @@ type compiledStage struct {
 	unlike     bool           // its blocks do not show how more of them would lie
 }
 
-// footprint returns the memory of the stage at a position of a plan: as laid out, or a bound, as
-// the function of says. It returns false if the compiled blocks do not show it.
-func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh, of func(*codegen.Longer, ir.Mesh) codegen.Regions) (f footprint, ok bool) {
+// footprint returns the memory of the stage at a position of a plan. It returns false if the
+// compiled blocks do not show it.
+func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mesh ir.Mesh, how packing) (f footprint, ok bool) {
 	if c.unlike {
 		return f, false
 	}
@@ -130,14 +130,14 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 		c.unlike = true
 		return f, false
 	}
-	f.step = of(step, mesh)
+	f.step = how.of(step, mesh)
 	if c.eval != nil {
 		eval, ok := longer(c.eval, c.step)
 		if !ok {
 			c.unlike = true
 			return f, false
 		}
-		f.eval = of(eval, mesh)
+		f.eval = how.of(eval, mesh)
 	}
 	return f, true
 }
@@ -145,25 +145,44 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 // keptStages is how many compiled stages are kept for further plans.
 const keptStages = 16
 
+// packing says how the memory of a stage is found: laid out, or bounded without that.
+type packing int
+
+const (
+	laidOut packing = iota
+	atMost
+	atLeast
+)
+
+func (p packing) of(l *codegen.Longer, mesh ir.Mesh) codegen.Regions {
+	switch p {
+	case atMost:
+		return l.AtMost(mesh)
+	case atLeast:
+		return l.AtLeast(mesh)
+	}
+	return l.Regions(mesh)
+}
+
 // footprintsOf returns the memory of every position of a plan.
-func (s *searcher) footprintsOf(p *partition.Plan) ([]footprint, error) {
+func (s *searcher) footprintsOf(p *partition.Plan, how packing) ([]footprint, error) {
 	if len(s.compiled) > keptStages {
 		clear(s.compiled)
 	}
 	all := make([]footprint, p.PP())
 	for at := range all {
 		var err error
-		if all[at], err = s.footprintOf(p, at, false); err != nil {
+		if all[at], err = s.footprintOf(p, at, how); err != nil {
 			return nil, err
 		}
 	}
 	return all, nil
 }
 
-// footprintOf returns the memory of one position of a plan: as laid out, or an upper bound, which
-// is not remembered. It compiles a row of few blocks first, and all blocks only if those do not
+// footprintOf returns the memory of one position of a plan: as laid out, or a bound, which is not
+// remembered. It compiles a row of few blocks first, and all blocks only if those do not
 // show it.
-func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint, error) {
+func (s *searcher) footprintOf(p *partition.Plan, at int, how packing) (footprint, error) {
 	of, err := s.find(p)
 	if err != nil {
 		return footprint{}, err
@@ -175,10 +194,6 @@ func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint
 	}
 	key := footprintKey{stageKeyOf(of, p, at, whole), p.DataParallel(), p.ContextParallel(), p.TP, p.Rows(), p.Copies(), p.MicroBatch}
 	f, known := s.footprints[key]
-	regions := (*codegen.Longer).Regions
-	if bound {
-		regions = (*codegen.Longer).AtMost
-	}
 	for _, most := range rows {
 		if known {
 			break
@@ -187,9 +202,9 @@ func (s *searcher) footprintOf(p *partition.Plan, at int, bound bool) (footprint
 		if err != nil {
 			return footprint{}, err
 		}
-		f, known = c.footprint(p, at, most, p.Mesh(s.batch), regions)
+		f, known = c.footprint(p, at, most, p.Mesh(s.batch), how)
 	}
-	if !bound {
+	if how == laidOut {
 		s.footprints[key] = f
 	}
 	return f, nil
@@ -340,7 +355,7 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 		}
 		return peaks, hostBytes(prog), nil
 	}
-	all, err := s.footprintsOf(p)
+	all, err := s.footprintsOf(p, laidOut)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -356,7 +371,7 @@ func (s *searcher) peaks(p *partition.Plan) (peaks, host []int64, err error) {
 }
 
 // fits reports whether one position of a plan fits as it is laid out. The plan must have a price.
-// An upper bound often decides without laying it out.
+// Bounds often decide without laying it out.
 func (s *searcher) fits(p *partition.Plan, at int) bool {
 	if s.unlikeStep() {
 		_, peaks, err := s.allocate(p)
@@ -367,12 +382,26 @@ func (s *searcher) fits(p *partition.Plan, at int) bool {
 		clear(s.compiled)
 	}
 	m := p.Mesh(s.batch).Size(partition.AxisMB)
-	within := func(bound bool) bool {
-		f, err := s.footprintOf(p, at, bound)
+	within := func(how packing) bool {
+		f, err := s.footprintOf(p, at, how)
 		mustCompile(err)
 		return f.arena(p, at, m) <= s.limitAt(p, at)
 	}
-	return within(true) || within(false)
+	return within(atMost) || within(atLeast) && within(laidOut)
+}
+
+// leastPeaks is a lower bound of [searcher.peaks], without laying anything out; nil where plans are
+// compiled as a whole.
+func (s *searcher) leastPeaks(p *partition.Plan) (peaks []int64, err error) {
+	if s.unlikeStep() {
+		return nil, nil
+	}
+	all, err := s.footprintsOf(p, atLeast)
+	m := p.Mesh(s.batch).Size(partition.AxisMB)
+	for at := range all {
+		peaks = append(peaks, all[at].arena(p, at, m))
+	}
+	return peaks, err
 }
 
 // unlikeStep reports whether the blocks of the evaluation differ from each other while those of the

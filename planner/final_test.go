@@ -143,7 +143,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 			}
 			eval, err := codegen.Compile(opts.Eval, x.plan, batch, prog)
 			require.NoError(t, err)
-			all, err := s.footprintsOf(x.plan)
+			all, err := s.footprintsOf(x.plan, laidOut)
 			require.NoError(t, err)
 			for at, st := range eval.Stages {
 				regions := all[at].eval
