@@ -34,7 +34,7 @@ type tables struct {
 	folded  []bool      // nodes: sums that the kernels which make their operands accumulate themselves
 	fused   []bool      // nodes: collectives that share a bucket with the previous one
 	modes   []Accum     // of values: how the kernel that makes it writes its buffer
-	sums    []*ir.Value // of values: the sum, made in the same pass, of which it is a term that its kernel adds; nil if there is none
+	sums    []*ir.Value // of values: the sum of their pass that their kernel adds to; nil if there are none
 
 	// For overlap.go; nil in plans without overlap.
 	spots   []spot       // of nodes
@@ -244,8 +244,8 @@ func (b *stageBuilder) persistent() {
 	}
 }
 
-// sumsRegion returns the region of values that passes make for the update. Stages of a pipeline keep them in Persist:
-// they rarely run only one micro-batch.
+// sumsRegion returns the region of values that passes make for the update. Stages of a pipeline keep them in
+// Persist: they rarely run only one micro-batch.
 func (b *stageBuilder) sumsRegion() Region {
 	if len(b.prog.Plan.Stages) > 1 {
 		return Persist
@@ -331,9 +331,9 @@ func (b *stageBuilder) passSums() {
 	}
 }
 
-// orderMerged chooses, among terms merged into one accumulator or one sum of a pass, the one that runs first in a micro-batch as the
-// one that overwrites. It runs again after nodes have moved, because the kernel that makes the first term, say
-// of a slice of the loss, may now come after another term's.
+// orderMerged chooses, among terms merged into one accumulator or one sum of a pass, the one that runs first in a
+// micro-batch as the one that overwrites. It runs again after nodes have moved, because the kernel that makes the
+// first term, say of a slice of the loss, may now come after another term's.
 func (b *stageBuilder) orderMerged() {
 	first := map[int]bool{}
 	begun := map[*ir.Value]bool{} // sums of a pass
