@@ -110,6 +110,9 @@ func TestSearchOfOneMicroBatch(t *testing.T) {
 		require.NoError(t, err)
 		require.Positive(t, found.Plan.Stages[0].Pointwise, "memory is short")
 		require.Len(t, s.footprints, 1, "%d slices", sliced)
+		for _, p := range s.looked {
+			require.Empty(t, p.learned, "%d slices", sliced)
+		}
 	}
 }
 
