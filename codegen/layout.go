@@ -34,7 +34,7 @@ type tables struct {
 	folded  []bool      // nodes: sums that the kernels which make their operands accumulate themselves
 	fused   []bool      // nodes: collectives that share a bucket with the previous one
 	modes   []Accum     // of values: how the kernel that makes it writes its buffer
-	sums    []*ir.Value // of values: the sum of their pass that their kernel adds to; nil if there are none
+	sumOf   []*ir.Value // of values: the sum of their pass that their kernel adds to; nil if there are none
 
 	// For overlap.go; nil in plans without overlap.
 	spots   []spot       // of nodes
@@ -222,7 +222,7 @@ func (b *stageBuilder) persistent() {
 		case ir.OpAccumulate:
 			region := Persist
 			if n.Phase == ir.Backward && !b.keep[v.ID] {
-				region = b.sumsRegion()
+				region = b.sums()
 			}
 			b.buffer(v, region, n.Phase)
 		case ir.OpRecv:
@@ -244,9 +244,9 @@ func (b *stageBuilder) persistent() {
 	}
 }
 
-// sumsRegion returns the region of values that passes make for the update. Stages of a pipeline keep them in
+// sums returns the region of values that passes make for the update. Stages of a pipeline keep them in
 // Persist: they rarely run only one micro-batch.
-func (b *stageBuilder) sumsRegion() Region {
+func (b *stageBuilder) sums() Region {
 	if len(b.prog.Plan.Stages) > 1 {
 		return Persist
 	}
@@ -321,11 +321,11 @@ func (b *stageBuilder) passSums() {
 		}) {
 			continue
 		}
-		if b.sums == nil {
-			b.sums = make([]*ir.Value, len(b.of))
+		if b.sumOf == nil {
+			b.sumOf = make([]*ir.Value, len(b.of))
 		}
 		for _, a := range n.Args {
-			b.sums[a.ID] = sum
+			b.sumOf[a.ID] = sum
 		}
 		b.folded[n.ID()] = true
 	}
@@ -338,9 +338,9 @@ func (b *stageBuilder) orderMerged() {
 	first := map[int]bool{}
 	begun := map[*ir.Value]bool{} // sums of a pass
 	for _, n := range b.nodes {
-		if b.sums != nil {
+		if b.sumOf != nil {
 			for _, r := range n.Results {
-				if sum := b.sums[r.ID]; sum != nil {
+				if sum := b.sumOf[r.ID]; sum != nil {
 					b.modes[r.ID] = Overwrite
 					if begun[sum] {
 						b.modes[r.ID] = Always
@@ -452,8 +452,8 @@ func (b *stageBuilder) place(n *ir.Node) {
 		if b.of[r.ID] != unplaced {
 			continue
 		}
-		if b.sums != nil && b.sums[r.ID] != nil { // the first term is made where the sum is to lie
-			sum := b.sums[r.ID]
+		if b.sumOf != nil && b.sumOf[r.ID] != nil { // the first term is made where the sum is to lie
+			sum := b.sumOf[r.ID]
 			if b.of[sum.ID] == unplaced {
 				b.buffer(sum, b.regionOf(sum), n.Phase)
 			}
@@ -481,7 +481,7 @@ func (b *stageBuilder) regionOf(v *ir.Value) Region {
 	case b.saved[v.ID]:
 		return Slot
 	case b.bodyOf(n) != n.Phase:
-		return b.sumsRegion() // made in a pass, read in the update
+		return b.sums() // made in a pass, read in the update
 	case b.isSent(v):
 		return Persist
 	}

@@ -44,12 +44,12 @@ func inBeside() []mutant {
 		pkg: "./planner", run: "^TestOutlasts$",
 	}, {
 		bug: "a body waits for its first gathers longer than it does", how: "which delay it",
-		file: "planner/waits.go",
-		old:  "lead := -f.mostSlow()", new: "lead := cost.Picoseconds(0)",
+		file: "planner/outlast.go",
+		old:  "return least - next", new: "return least - 0*next",
 		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
 	}, {
 		bug: "a body waits for its first gathers longer than it does", how: "while it does what comes before the second",
-		file: "planner/waits.go",
+		file: "planner/outlast.go",
 		old:  "lead -= x.time", new: "lead -= 0 * x.time",
 		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
 	}, {

@@ -62,7 +62,7 @@ type segment struct {
 	sums    cost.Picoseconds   // adding up those gradients, and narrowing the sums
 	further []cost.Picoseconds // times of buckets that reduce the sums further; the end of the body does not wait for them
 	items   []item
-	blocks  [2][2]*segment // see ofBlock
+	blocks  [4]*segment // see ofBlock
 }
 
 // item is work in order, or a transfer.
@@ -125,26 +125,20 @@ func (f *flow) expand(blocks tally, r recomputation) []*segment {
 // there is before it has done anything; the last one sends what it has made. Other items are the first block's if they stand
 // before its own work or are given to it, and the last one's if they stand after that.
 func (s *segment) ofBlock(first, last bool) *segment {
-	index := func(b bool) int {
-		if b {
-			return 1
-		}
-		return 0
+	at := 0
+	if first {
+		at++
 	}
-	known := &s.blocks[index(first)][index(last)]
-	if *known == nil {
-		of := *s
-		of.items = ofBlock(s.items, first, last)
-		*known = &of
+	if last {
+		at += 2
 	}
-	return *known
-}
-
-// ofBlock returns the items of one of the blocks.
-func ofBlock(items []item, first, last bool) []item {
-	var rest []item
+	if s.blocks[at] != nil {
+		return s.blocks[at]
+	}
+	of := *s
+	of.items = nil
 	own := false
-	for _, x := range items {
+	for _, x := range s.items {
 		there := true
 		switch early := !own || x.given; {
 		case x.kind == sim.Recv:
@@ -159,9 +153,10 @@ func ofBlock(items []item, first, last bool) []item {
 		}
 		own = own || x.kind == sim.Work && x.each
 		x.each, x.given = false, false
-		rest = append(rest, x)
+		of.items = append(of.items, x)
 	}
-	return rest
+	s.blocks[at] = &of
+	return &of
 }
 
 // moment is a time as a max-plus expression: the latest of the marks of a body, each with some time added; negative where a

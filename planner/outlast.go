@@ -21,7 +21,7 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	if f == nil || !f.beside {
 		return nil
 	}
-	t := &outlast{slows: f.slows}
+	t := &outlast{flow: f}
 	for i := range f.segments[kept] {
 		s := &f.segments[kept][i] // its gradients are added up two segments after they were handed over, and so may come later
 		late := s.sums
@@ -66,10 +66,10 @@ func (f *flow) extent(r recomputation, block int) extent {
 
 // outlast is at a place of a body, followed from its end.
 type outlast struct {
+	*flow
 	stream, order cost.Picoseconds // what the stream and the body in order have to do from there on
 	next          handed           // what the segment after this one gathers, which the stream had before
 	sums          cost.Picoseconds
-	slows         func(cost.Picoseconds) cost.Picoseconds
 	most          cost.Picoseconds   // the largest difference in this part
 	all           []cost.Picoseconds // most of the parts after it, the last part first
 }
@@ -94,11 +94,11 @@ func (t *outlast) hand(s *segment) {
 }
 
 // handed is what a segment reduces and gathers.
-func (t *outlast) handed(s *segment) (reduces, gathers handed) {
+func (f *flow) handed(s *segment) (reduces, gathers handed) {
 	of := func(h *handed, times []cost.Picoseconds) {
 		for _, time := range times {
 			h.stream += time
-			h.slow += t.slows(time)
+			h.slow += f.slows(time)
 		}
 	}
 	of(&reduces, s.reduces)
@@ -149,4 +149,45 @@ func (t *outlast) repeat(s *segment, count int) {
 		t.hand(s)
 	}
 	t.order += each
+}
+
+// leads bounds from below how long a body waits for what its first segment gathers, or its first two. Nothing hides that but what
+// the first one does, and delays by these gathers and those of the next. What the first one reduces comes on the stream after
+// that, so that a body may wait for so long and its stream outlast it (see outlasts).
+func (b body) leads() cost.Picoseconds {
+	if len(b) == 0 || b[0].flow == nil || !b[0].flow.beside {
+		return 0
+	}
+	f := b[0].flow
+	least := f.leads(0)
+	if first := &f.segments[kept][0]; !first.block && len(f.segments[kept]) > 1 && !slices.ContainsFunc(first.items, func(x item) bool { return x.kind != sim.Work || x.each || x.sum != nil }) {
+		least = max(least, f.leads(1))
+	}
+	return max(0, least)
+}
+
+// leads is [body.leads] of what the segments up to one gather, the least of all extents of recomputation.
+func (f *flow) leads(upTo int) cost.Picoseconds {
+	least, next := never, cost.Picoseconds(0) // next: the most by which the gathers of one segment delay what runs beside them
+	for _, segments := range f.segments {
+		if len(segments) <= upTo {
+			continue // blocks are not recomputed to this extent
+		}
+		lead := cost.Picoseconds(0)
+		for i := range segments {
+			s := &segments[i]
+			reduces, gathers := f.handed(s)
+			if next = max(next, gathers.slow); i <= upTo {
+				lead += gathers.stream - gathers.slow
+			}
+			if i < upTo {
+				lead -= reduces.slow
+				for _, x := range s.items {
+					lead -= x.time
+				}
+			}
+		}
+		least = min(least, lead)
+	}
+	return least - next
 }

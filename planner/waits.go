@@ -1,11 +1,6 @@
 package planner
 
-import (
-	"slices"
-
-	"github.com/autopar/autopar/planner/cost"
-	"github.com/autopar/autopar/planner/sim"
-)
+import "github.com/autopar/autopar/planner/cost"
 
 // This file is the part of floors (floor.go) that says how long tasks wait for their communication stream in a plan with
 // overlap (flow.go). A pass gathers the parameters of a block (ZeRO 3) while the block before it computes, and reduces the
@@ -78,63 +73,4 @@ func (x *streamed) within(first, last bool) (wait cost.Picoseconds) {
 		wait += max(0, x.regather-2*x.slow.regather)
 	}
 	return wait
-}
-
-// leads bounds from below how long a body waits for what its first segment gathers, or its first two. Nothing hides that but what
-// the first one does, and delays by these gathers and those of the next. What the first one reduces comes on the stream after
-// that, so that a body may wait for so long and its stream outlast it (see outlasts).
-func (b body) leads() cost.Picoseconds {
-	if len(b) == 0 || b[0].flow == nil || !b[0].flow.beside {
-		return 0
-	}
-	f := b[0].flow
-	least := f.leads(0)
-	if first := &f.segments[kept][0]; !first.block && len(f.segments[kept]) > 1 && !slices.ContainsFunc(first.items, func(x item) bool { return x.kind != sim.Work || x.each || x.sum != nil }) {
-		least = max(least, f.leads(1))
-	}
-	return max(0, least)
-}
-
-// leads is [body.leads] of what the segments up to one gather, the least of all extents of recomputation.
-func (f *flow) leads(upTo int) cost.Picoseconds {
-	least := never
-	for _, segments := range f.segments {
-		if len(segments) <= upTo {
-			continue // blocks are not recomputed to this extent
-		}
-		lead := -f.mostSlow()
-		for i := range segments[:upTo+1] {
-			s := &segments[i]
-			for _, time := range s.gathers {
-				lead += time - f.slows(time)
-			}
-			if i == upTo {
-				break
-			}
-			for _, x := range s.items {
-				lead -= x.time
-			}
-			for _, times := range [][]cost.Picoseconds{s.reduces, s.further} {
-				for _, time := range times {
-					lead -= f.slows(time)
-				}
-			}
-		}
-		least = min(least, lead)
-	}
-	return least
-}
-
-// mostSlow is the most by which the gathers of one segment delay what runs beside them.
-func (f *flow) mostSlow() (most cost.Picoseconds) {
-	for _, segments := range f.segments {
-		for i := range segments {
-			slow := cost.Picoseconds(0)
-			for _, time := range segments[i].gathers {
-				slow += f.slows(time)
-			}
-			most = max(most, slow)
-		}
-	}
-	return most
 }
