@@ -258,7 +258,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "memory that is short is spared with no size of micro-batches", how: "as it would be enough with another",
 		file: "planner/relief.go",
-		old:  "!p.base.slowed(x, p.pieces, gain)", new: "!p.base.slowed(x, p.pieces, gain) || true",
+		old:  "!p.base.slowed(x, p.pieces, limit)", new: "!p.base.slowed(x, p.pieces, limit) || true",
 		pkg: "./planner", run: "^TestOffloadWhereMemoryIsShort$",
 	}, {
 		bug: "a floor takes a bucket for its first collective", how: "the others may be of what data-parallel ranks share",

@@ -372,7 +372,7 @@ func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 type structure struct {
 	dp, cp, tp, stages, chunks int // of the small plan
 	sharding                       // of its split only rows, of the small plan, and batch; placements say the rest
-	overlapTP, overlapP2P      bool
+	overlapTP, waits           bool
 	placements                 string
 	shards                     string // the dimension of each parameter in which ZeRO cuts it
 }
@@ -388,7 +388,7 @@ func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
 		dp: min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
-		overlapP2P: p.OverlapP2P,
+		waits:      waits(p),
 		placements: placementText(p.Placements),
 	}
 	if p.Rows() > 1 {
@@ -468,7 +468,7 @@ func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
 
 // single returns the same structure with one stage.
 func (s structure) single() structure {
-	s.stages, s.chunks, s.overlapP2P = 1, 1, false
+	s.stages, s.chunks, s.waits = 1, 1, false
 	return s
 }
 
@@ -495,7 +495,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
 		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload, LossSlices: key.slices,
-		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, OverlapP2P: key.overlapP2P, TPPieces: key.pieces, Stages: make([]partition.Stage, key.stages), Placements: placements,
+		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, OverlapP2P: key.stages > key.chunks && !key.waits, TPPieces: key.pieces, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {
 		p.CP = key.cp

@@ -101,7 +101,9 @@ func (b *brute) run() {
 															if all == 1 && !split.batch && (zero > 0 || overlap) {
 																continue
 															}
-															b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, 0, 0, split}, chunks, ranks}, (b.batch+all-1)/all)
+															for _, waits := range b.waits(pp) {
+																b.sizes(s, outline{d, sharding{zero, group, sequence, overlap, offload, 0, 0, split}, chunks, ranks, waits}, (b.batch+all-1)/all)
+															}
 														}
 													}
 												}
@@ -116,6 +118,20 @@ func (b *brute) run() {
 			}
 		}
 	}
+}
+
+// waits lists whether stages wait for what they send.
+func (b *brute) waits(pp int) []bool {
+	never, always := []bool{false}, []bool{true}
+	switch {
+	case pp == 1, b.opts.OverlapP2P == "on":
+		return never
+	case b.opts.OverlapP2P == "off", b.cluster.Device.Shared:
+		return always
+	case b.roomy():
+		return never // waiting only spares memory
+	}
+	return []bool{false, true}
 }
 
 // rankOrders lists all orders of the axes of a unit that differ, on clusters of one kind.
@@ -196,7 +212,6 @@ func (b *brute) sizesOf(s *searcher, o outline, local int, beside bool) {
 	for size := 1; size <= local; size++ {
 		plan := skel.plan
 		plan.MicroBatch, plan.OverlapTP = size, beside
-		plan.OverlapP2P = o.pp > 1 && b.opts.OverlapP2P != "off" && (b.opts.OverlapP2P == "on" || !b.cluster.Device.Shared)
 		asked := b.opts.MicroBatch == 0 || size == min(b.opts.MicroBatch, local)
 		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp || b.opts.TPPieces == 0 && o.pieces >= 2*size {
 			continue

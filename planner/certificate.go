@@ -29,6 +29,7 @@ import (
 //   - the axes of a unit over its ranks in every order, if the cluster has one kind of device and
 //     the ranks are on more than one unit of its innermost level;
 //   - sequence parallelism, ZeRO stage and group, offload, and overlap on and off;
+//   - stages that wait for what they send, and stages that do not, unless ranks share a device;
 //   - overlap of tensor parallelism in all plans that have tensor parallelism or in none, as given,
 //     except under zero-bubble schedules, which have none;
 //   - modules that tensor-parallel ranks replicate: of attention, MLP and vocabulary any but all,
@@ -120,9 +121,7 @@ func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Re
 		return res, nil, fmt.Errorf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster than %s; one could be by %.2g %%",
 			50*thorough, res.Plan.Degrees(), 100*res.Stats.Gap)
 	}
-	if opts.Eval = nil; s.opts.OverlapP2P == "off" && opts.OverlapP2P == "" && !c.Device.Shared {
-		opts.OverlapP2P = "off" // as nothing fits otherwise
-	}
+	opts.Eval = nil
 	cert := &Certificate{
 		GraphHash: graphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
 		Plan: res.Plan, Step: res.Prediction.Step, Peaks: res.Prediction.PeakBytes,

@@ -68,6 +68,9 @@ func (c *Certificate) Marshal() []byte {
 				word(of.key, rangesText(counts))
 			}
 		}
+		if r.waits {
+			word("waits", onOff(r.waits))
+		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
 		}
@@ -273,6 +276,9 @@ func parseRegion(word, text string) (Region, error) {
 	if strings.Contains(text, " rows=") { // or some modules are on a grid
 		read["rows"] = number(&r.rows)
 		read["grid"] = func(text string) error { r.grid = text; return nil }
+	}
+	if strings.Contains(text, " waits=") { // left out if stages do not wait for what they send
+		read["waits"] = toggle(&r.waits)
 	}
 	for key, counts := range map[string]*[]int{"slices": &r.slices, "pieces": &r.pieces} {
 		if strings.Contains(text, " "+key+"=") { // left out if there is one slice, or one part

@@ -173,7 +173,7 @@ func (a *auditor) winner(g, eval *ir.Graph) error {
 func (a *auditor) outlineOf(p *partition.Plan) outline {
 	return outline{
 		degrees{p.PlanNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(), a.cluster.Order(p)},
-		sharding{p.ZeRO, p.ZeROGroup, p.SequenceParallel, p.Overlap, p.Offload, slicesOf(p), piecesOf(p), a.splitOf(p)}, p.Chunks(), p.RankOrder,
+		sharding{p.ZeRO, p.ZeROGroup, p.SequenceParallel, p.Overlap, p.Offload, slicesOf(p), piecesOf(p), a.splitOf(p)}, p.Chunks(), p.RankOrder, waits(p),
 	}
 }
 
@@ -185,9 +185,6 @@ func (a *auditor) isTemplate(o outline) error {
 	}
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
-	}
-	if template.OverlapP2P != a.cert.Plan.OverlapP2P {
-		return refute(8, "the winner has overlap of transfers %s, the space %s", onOff(a.cert.Plan.OverlapP2P), onOff(template.OverlapP2P))
 	}
 	if !reflect.DeepEqual(slices.Clip(template.Placements), slices.Clip(a.cert.Plan.Placements)) && len(template.Placements)+len(a.cert.Plan.Placements) > 0 {
 		return refute(8, "the winner places parameters as %v, the space as %v", a.cert.Plan.Placements, template.Placements)
@@ -346,10 +343,7 @@ func (a *auditor) stages(o outline, size int, schedule partition.Schedule, more 
 func (a *auditor) trunks(o outline, size int, schedule partition.Schedule, more *again, enough cost.Picoseconds) cost.Picoseconds {
 	bound := cost.Picoseconds(0)
 	for _, o := range []outline{a.undivided(o), o} {
-		bare := o // without what only spares memory
-		if a.relieves(o) {
-			bare.offload = partition.OffloadNone
-		}
+		bare := a.base(o)
 		for _, x := range []struct {
 			outline
 			*again

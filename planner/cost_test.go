@@ -248,7 +248,7 @@ func holdCosts(t *testing.T, seed uint64, cases, kinds int, pieces, extreme bool
 		c.boundsPutOff(t)
 		c.isAboveFloors(t, r, met)
 		c.isAboveWithoutHead(t)
-		c.isAboveWithoutOffload(t)
+		c.isAboveBase(t)
 		if c.chunks > 1 {
 			for at := range c.pp {
 				require.LessOrEqual(t, c.p.interleavedPeak(c.cut, at), c.prog.Stages[at].Arena(), "%s: memory of position %d", c, at)
@@ -375,7 +375,7 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	if d.cp > 1 && !sh.offload.Moves() {
 		sh.overlap = also(13).IntN(3) > 0
 	}
-	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0), OverlapP2P: onOff(also(12).IntN(3) > 0)}
+	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0)}
 	if pieces {
 		opts.TPPieces = 2 + k%3
 		if d.tp > 1 {
@@ -410,7 +410,7 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	if kinds == 1 && sh.rows == 0 {
 		ranks = randomRankOrder(also(1), d)
 	}
-	c.outline = outline{d, sh, chunks, ranks}
+	c.outline = outline{d, sh, chunks, ranks, d.pp > 1 && also(12).IntN(3) == 0}
 	if fewer := c.outline; k%2 == 0 && d.tp > 2 { // whose programs may stand for those of more
 		fewer.tp -= max(1, sh.rows)
 		fewer.plan -= d.dp * d.cp * max(1, sh.rows) * d.pp
@@ -583,10 +583,8 @@ func (c *costCase) isAboveFloors(t *testing.T, r *rand.Rand, met *costsMet) {
 	}
 }
 
-// like is the pipeline of the same plan with another sharding.
-func (c *costCase) like(t *testing.T, sh sharding) *pipeline {
-	o := c.outline
-	o.sharding = sh
+// like is the pipeline of the same plan under another outline.
+func (c *costCase) like(t *testing.T, o outline) *pipeline {
 	skel, err := c.s.skeleton(o)
 	require.NoError(t, err)
 	skel.upTo(full)
@@ -602,7 +600,7 @@ func (c *costCase) isAboveWithoutHead(t *testing.T) {
 		if n /= 2; n == 1 {
 			n = 0
 		}
-		fewer := c.sharding
+		fewer := c.outline
 		fewer.slices = n
 		without := c.like(t, fewer)
 		without.leaveHead()
@@ -621,20 +619,17 @@ func (c *costCase) isAboveWithoutHead(t *testing.T) {
 	}
 }
 
-// isAboveWithoutOffload: what relief builds on, the same plan without offload takes no longer.
-func (c *costCase) isAboveWithoutOffload(t *testing.T) {
-	if !c.offload.Moves() {
+// isAboveBase: what relief builds on, the same plan without what only spares memory takes no longer.
+func (c *costCase) isAboveBase(t *testing.T) {
+	base := c.s.base(c.outline)
+	if base == c.outline {
 		return
 	}
-	base := c.sharding
-	base.offload = partition.OffloadNone
 	on := c.like(t, base)
 	if c.chunks == 1 {
-		require.LessOrEqual(t, newBounds(on, 1<<62, Options{}, nil).best(), c.time, "%s: the plan without copies", c)
-		return
+		require.LessOrEqual(t, newBounds(on, 1<<62, Options{}, nil).best(), c.time, "%s: the plan that spares no memory", c)
 	}
-	even := c.p.interleavedCut(RecomputeNone, make([]int, c.pp))
-	require.LessOrEqual(t, on.time(even), c.p.time(even), "%s: the plan without copies", c)
+	require.LessOrEqual(t, on.time(c.cut), c.time, "%s: the plan that spares no memory", c)
 }
 
 // isAboveBounds: a plan of which the limit is its memory is one of those that bounds are of, or no faster than one; and bounds of memory

@@ -40,11 +40,14 @@ func (c *candidate) peak() int64 {
 	return peak
 }
 
-// less orders plans by time, then by peak memory, then by comparePlans.
+// less orders plans by time; then those whose stages do not wait for what they send are first; then by peak memory, and then by
+// comparePlans.
 func (c *candidate) less(d *candidate) bool {
 	switch {
 	case c.time != d.time:
 		return c.time < d.time
+	case waits(c.plan) != waits(d.plan):
+		return waits(d.plan)
 	case c.peak() != d.peak():
 		return c.peak() < d.peak()
 	}

@@ -114,9 +114,11 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 					for _, sequence := range []bool{false, true} {
 						for _, overlap := range []bool{false, true} {
 							for _, split := range d.splits(cut, group, ranks, sequence) {
-								x := outline{cut, sharding{zero, group, sequence, overlap, offload, o.slices(), 0, split}, chunks, ranks}
-								if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
-									visit(x)
+								for _, waits := range d.waits(cut) {
+									x := outline{cut, sharding{zero, group, sequence, overlap, offload, o.slices(), 0, split}, chunks, ranks, waits}
+									if d.hasChunks(x) && d.hasSharding(x) && len(d.schedules(x)) > 0 {
+										visit(x)
+									}
 								}
 							}
 						}
@@ -125,6 +127,18 @@ func (d *declared) eachOf(cut degrees, ranks string, visit func(outline)) {
 			}
 		}
 	}
+}
+
+// waits lists whether stages wait for what they send: as asked for, or both ways on devices that can
+// send beside kernels. One stage alone sends nothing.
+func (d *declared) waits(cut degrees) []bool {
+	switch {
+	case cut.pp == 1 || d.opts.OverlapP2P == "on":
+		return []bool{false}
+	case d.opts.OverlapP2P == "off" || d.cluster.Device.Shared:
+		return []bool{true}
+	}
+	return []bool{false, true}
 }
 
 // splits lists how weights may be cut: in one dimension, with modules replicated, or on grids. A
@@ -490,6 +504,9 @@ func (o outline) text() string {
 	}
 	if o.rows > 0 {
 		text += fmt.Sprintf(", %s on a grid of %d rows", o.grid, o.rows)
+	}
+	if o.waits {
+		text += ", stages that wait for what they send"
 	}
 	if o.slices > 0 {
 		text += fmt.Sprintf(", the loss in %d slices", o.slices)

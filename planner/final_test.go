@@ -49,7 +49,7 @@ func randomOutline(r *rand.Rand, blocks, batch int) (o outline, units int, ok bo
 	if grid && (d.cp == 1 || sh.group == 0) {
 		sh.split = split{grid: []string{"attn", "mlp", "attn+mlp"}[blocks%3], rows: []int{2, 4}[batch%2]}
 	}
-	return outline{d, sh, chunks, ""}, units, all <= batch
+	return outline{d, sh, chunks, "", d.pp > 1 && blocks%2 == 0}, units, all <= batch
 }
 
 // What is said of a plan without compiling it is what its program says: memory to

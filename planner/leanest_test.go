@@ -37,8 +37,8 @@ func TestClosestIsExact(t *testing.T) {
 		if x.opts.Offload == "" {
 			x.opts.Offload = "none"
 		}
-		if x.opts.PP > 1 { // else both are tried: see TestWaitingFits
-			x.opts.OverlapP2P = onOff(k%2 == 0)
+		if x.opts.PP > 1 {
+			x.opts.OverlapP2P = []string{"on", "off", ""}[k%3]
 		}
 		x.opts.RuntimeNGPUs, x.opts.PlanNGPUs, x.opts.MemoryLimit = x.ranks, x.ranks, 1<<10
 		b := &brute{

@@ -57,8 +57,8 @@ type Options struct {
 	// or off if ranks share a device. It costs no memory to speak of, so there is nothing to search.
 	OverlapTP string
 	// OverlapP2P is "on" or "off": stages go on while what their passes send is on its way, in every
-	// plan with several stages. Empty is on, or off if ranks share a device, or if no plan fits with
-	// the buffers that stages then send from: these are small, so there is nothing else to search.
+	// plan with several stages. Empty is off if ranks share a device. Else it is on, and off is
+	// searched where memory is short, as stages that wait need no buffers to send from.
 	OverlapP2P string
 	// TPPieces is [partition.Plan.TPPieces] of every plan with tensor parallelism; 1 is none. 0
 	// searches 1, 2 and 4 for micro-batches with sequences for more than half of them. It is 1
@@ -135,16 +135,13 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 	if err != nil {
 		return o, err
 	}
-	if o.Overlap == "" && c.Device.Shared {
-		o.Overlap = "off" // else communication would take the time of kernels
-	}
-	for _, overlap := range []*string{&o.OverlapTP, &o.OverlapP2P} {
-		switch {
-		case *overlap == "" && c.Device.Shared:
-			*overlap = "off"
-		case *overlap == "":
-			*overlap = "on"
+	for _, overlap := range []*string{&o.Overlap, &o.OverlapTP, &o.OverlapP2P} {
+		if *overlap == "" && c.Device.Shared {
+			*overlap = "off" // else communication would take the time of kernels
 		}
+	}
+	if o.OverlapTP == "" {
+		o.OverlapTP = "on"
 	}
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {
 		return o, optionErrorf("runtime-ngpus", "is %d, but cluster %s has %d devices", o.RuntimeNGPUs, c.Name, n)

@@ -132,7 +132,7 @@ func TestBoundsKnowStreams(t *testing.T) {
 		close float64
 	}{{1, 0.9999}, {2, 0.98}, {4, 0.95}} {
 		s := newSearcher(g, 64, c, Options{RuntimeNGPUs: 32, PlanNGPUs: 32})
-		o := outline{degrees{32, 32 / x.pp, 1, 1, x.pp, 0}, sharding{zero: 1, overlap: true}, 1, ""}
+		o := outline{degrees{32, 32 / x.pp, 1, 1, x.pp, 0}, sharding{zero: 1, overlap: true}, 1, "", false}
 		skel, err := s.skeleton(o)
 		require.NoError(t, err)
 		schedule := partition.ZeroBubble

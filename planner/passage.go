@@ -409,7 +409,7 @@ func (s *searcher) positions(p *passage) []position {
 // on the way of a micro-batch, but where positions go on meanwhile no work of theirs. It is
 // nothing where ranks share their cores: a rank that sends may then have those of ranks that wait.
 func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
-	key := sendKey{o.sequence, o.split, size, o.chunks}
+	key := sendKey{o.sequence, o.waits, o.split, size, o.chunks}
 	all, known := way.sent[key]
 	if known {
 		return all
@@ -444,7 +444,7 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 			}
 			time := cost.Picoseconds(sending) * price.Send(n, mesh, ir.Coord{}, from, from+hop)
 			t := &all[at]
-			if t.way += time; !s.posts(o) {
+			if t.way += time; !o.posts() {
 				t.all += time
 			}
 			if n.Phase == ir.Forward {
@@ -474,7 +474,7 @@ func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
 
 // sendKey is what sends depends on besides the degrees.
 type sendKey struct {
-	sequence bool
+	sequence, waits bool
 	split
 	size, chunks int
 }

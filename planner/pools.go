@@ -84,7 +84,7 @@ func (w *work) everywhere() []cost.Kinds {
 func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &s.passage
-	*p = passage{outline: o, schedule: schedule, m: m, more: more, enough: p.enough, posts: s.posts(o)}
+	*p = passage{outline: o, schedule: schedule, m: m, more: more, enough: p.enough, posts: o.posts()}
 	if way != nil {
 		p.sent[whole] = s.sends(o, way, size)
 		if p.sent[rest] = p.sent[whole]; last != size {

@@ -136,7 +136,7 @@ func TestStagesFollowSpeed(t *testing.T) {
 	s := newSearcher(g, 8, c, Options{RuntimeNGPUs: 2})
 	var forward [2][2]float64 // by order of the pools and position
 	for order := range forward {
-		skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, order}, sharding{}, 1, ""})
+		skel, err := s.skeleton(outline{degrees{2, 1, 1, 1, 2, order}, sharding{}, 1, "", true})
 		require.NoError(t, err)
 		for at, times := range skel.times(1, partition.OneFOneB) {
 			l := times.forward[whole].busy()
@@ -147,7 +147,7 @@ func TestStagesFollowSpeed(t *testing.T) {
 	require.InEpsilon(t, 3, forward[1][1]/forward[0][1], 1e-6)
 
 	// Floors know both speeds: no plan takes less, nor this one much more.
-	o := outline{degrees{2, 1, 1, 1, 2, 0}, sharding{}, 1, ""}
+	o := outline{degrees{2, 1, 1, 1, 2, 0}, sharding{}, 1, "", true}
 	floor := s.floor(o, s.trunk(o), 1, partition.OneFOneB)
 	require.LessOrEqual(t, floor, found.Prediction.Step)
 	require.Greater(t, float64(floor), 0.8*float64(found.Prediction.Step))

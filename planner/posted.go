@@ -1,8 +1,7 @@
 package planner
 
 import (
-	"errors"
-
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -10,9 +9,15 @@ import (
 // [Options.OverlapP2P] and codegen's posted). The send is no work of the stage, but its time is on the way of the micro-batch
 // to the next one. So bounds that add up what a position does leave it out, and those that follow a micro-batch through the
 // positions have it, but for the position whose work ends the chain.
+//
+// A position that waits takes no less time, but needs no buffers to send from. So waiting is searched where memory is short: see
+// relief.go.
 
 // posts reports whether the positions of an outline go on while what they send is on its way.
-func (s *searcher) posts(o outline) bool { return o.pp > 1 && s.opts.OverlapP2P == "on" }
+func (o outline) posts() bool { return o.pp > 1 && !o.waits }
+
+// waits reports whether the stages of a plan wait for what they send.
+func waits(p *partition.Plan) bool { return p.PP() > 1 && !p.OverlapP2P }
 
 // returned is the time of a pass back up to what it sends, or of the transfers back.
 func (t *partTimes) returned() cost.Picoseconds { return t.way - t.forward }
@@ -25,15 +30,6 @@ func (b body) posted() (time cost.Picoseconds) {
 		}
 	}
 	return time
-}
-
-// waiting returns the options with which to search again where no plan fits and the options do not say whether stages wait for
-// what they send: without the buffers that they send from, one may.
-func waiting(opts Options, c *cost.Cluster, err error) (Options, bool) {
-	var none *InfeasibleError
-	again := opts.OverlapP2P == "" && !c.Device.Shared && opts.PP != 1 && errors.As(err, &none)
-	opts.OverlapP2P = "off"
-	return opts, again
 }
 
 // fromLastStage bounds a step with interleaving by a chain of events through its last stage. It begins when micro-batch 0 has come

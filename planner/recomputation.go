@@ -150,9 +150,7 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 		return nil // stages are equal
 	}
 	m, room := &b.pipe.memory[stage], b.pipe.room[stage]
-	fits := func(r recomputation) bool {
-		return m.atLeast(n, r, room) <= b.limit && !learned[tried{stage, n, r}]
-	}
+	fits := func(r recomputation) bool { return b.fits(stage, n, r, learned) }
 	if choices := opts.Recompute.choices(n); len(choices) == 1 {
 		if fits(choices[0]) {
 			return choices
@@ -193,6 +191,11 @@ func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []r
 		all = append(all, r)
 	}
 	return b.undominated(stage, n, all)
+}
+
+// fits reports whether a stage with n blocks may fit, as far as its bound and what was learned say.
+func (b *bounds) fits(stage, n int, r recomputation, learned map[tried]bool) bool {
+	return b.pipe.memory[stage].atLeast(n, r, b.pipe.room[stage]) <= b.limit && !learned[tried{stage, n, r}]
 }
 
 // mixed recomputes f blocks in full and so many others to another extent.

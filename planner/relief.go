@@ -1,47 +1,75 @@
 package planner
 
 import (
+	"iter"
 	"slices"
 
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
-// This file decides when the search looks at offload. Offload only spares memory: with the same cut a step takes no less time
-// than without offload, as it is the same step with copies in between. So an outline with offload is of use only where the
-// memory limit slows down the outline without it, its base. explore.go calls relieve when nothing else is left.
+// This file decides when the search looks at outlines that only spare memory: with offload, or with stages that wait for what
+// they send. With the same cut a step takes no less time than without, as it is the same step with copies or waits in between.
+// So such an outline is of use only where the memory limit slows down the outline without, its base. explore.go calls relieve
+// when nothing else is left.
 
-// relieves reports whether an outline only spares memory: it has offload that the options leave open. If they ask for it,
-// there is no base to compare with, and it is an outline like others.
-func (s *searcher) relieves(o outline) bool {
-	return o.offload != partition.OffloadNone && s.opts.Offload == ""
+// relieves reports whether an outline only spares memory: it has offload, or stages that wait, and the options leave that open.
+// If they ask for it, there is no base to compare with, and it is an outline like others.
+func (s *searcher) relieves(o outline) bool { return s.base(o) != o }
+
+// base returns an outline without what only spares memory.
+func (s *searcher) base(o outline) outline {
+	if s.opts.Offload == "" {
+		o.offload = partition.OffloadNone
+	}
+	if s.opts.OverlapP2P == "" {
+		o.waits = false
+	}
+	return o
 }
 
-// sparing lists the outlines with offload beside one without. They take no less than that does with unlimited memory.
+// sparing lists the outlines beside one that spare memory. They take no less than that does with unlimited memory.
 func (s *searcher) sparing(p *pending) []*pending {
 	var all []*pending
-	for _, x := range offloads(s.opts, s.cluster) {
-		beside := p.outline
-		beside.offload = x
-		if p.offload == partition.OffloadNone && s.relieves(beside) && beside.among(s.opts) {
-			all = append(all, &pending{outline: beside, base: p, left: p.free()})
-		}
+	if s.relieves(p.outline) {
+		return nil
+	}
+	for beside := range s.beside(p.outline) {
+		all = append(all, &pending{outline: beside, base: p, left: p.free()})
 	}
 	return all
 }
 
-// relieve lists the pending outlines with offload that may have plans of interest: where the memory limit slows down their
-// base with the same micro-batches and schedule, and without it the base could beat the best plan of the same degrees. It
-// marks the others idle.
+// beside lists the outlines of which an outline is the base.
+func (s *searcher) beside(o outline) iter.Seq[outline] {
+	waits := []bool{o.waits}
+	if o.pp > 1 && s.opts.OverlapP2P == "" {
+		waits = []bool{false, true}
+	}
+	return func(yield func(outline) bool) {
+		x := o
+		for _, x.offload = range offloads(s.opts, s.cluster) {
+			for _, x.waits = range waits {
+				if x != o && x.among(s.opts) && !yield(x) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// relieve lists the pending outlines that spare memory and may have plans of interest: where the memory limit slows down their
+// base with the same micro-batches and schedule, and without it the base could be as good as the best plan of the same degrees.
+// It marks the others idle.
 func (s *searcher) relieve() []*pending {
 	for _, p := range s.pending {
 		if p.base == nil {
 			continue
 		}
-		limit, gain := s.found.limitOf(p.degrees), s.found.gainOf(p.degrees)
+		limit := s.found.limitOf(p.degrees)
 		for i := range p.left {
 			x := &p.left[i]
-			x.idle = x.floor <= limit && !p.base.slowed(x, p.pieces, gain)
+			x.idle = x.floor <= limit && !p.base.slowed(x, p.pieces, limit)
 		}
 	}
 	return s.openList(true)
@@ -71,7 +99,8 @@ func (p *pending) slowed(x *sized, pieces int, time cost.Picoseconds) bool {
 func (x *sized) held(time cost.Picoseconds) bool { return x.free <= time && x.floor > time }
 
 // slowed reports whether plans of the pipeline might take at most the given time with unlimited memory, but not under the
-// limit: some stage with some number of blocks has a larger bound, or does not fit.
+// limit: some stage with some number of blocks and some recomputation does not fit. (That its bound is larger with what does fit
+// is not asked for, as bounds may be equal where times are not.)
 func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.rough && c.chunks() == 1 {
 		if c.least > time {
@@ -95,10 +124,12 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.bounds == nil {
 		return true // no cut fits
 	}
-	for i, times := range free.time {
-		for n, t := range times {
-			if t <= time && c.bounds.time[i][n] > t {
-				return true
+	for i, ofStage := range free.again {
+		for n, options := range ofStage {
+			for _, o := range options {
+				if o.time <= time && !c.bounds.fits(i, n+1, o.recomputation, c.learned) {
+					return true
+				}
 			}
 		}
 	}
@@ -108,7 +139,7 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 // freed are bounds of a pipeline with unlimited memory.
 type freed struct {
 	least cost.Picoseconds
-	time  [][]cost.Picoseconds // [bounds.time]; nil with interleaving
+	again [][][]option // [bounds.again]; nil with interleaving
 }
 
 // freed bounds the plans of the pipeline with unlimited memory.
@@ -121,7 +152,7 @@ func (c *cutter) freed() *freed {
 		c.free.least = p.time(p.interleavedCut(c.recompute(), make([]int, len(c.choice))))
 	} else {
 		b := newBounds(p, 1<<62, c.search.opts, nil) // with recomputation too: a block that gathers ahead may be faster
-		c.free.least, c.free.time = b.best(), b.time
+		c.free.least, c.free.again = b.best(), b.again
 	}
 	return c.free
 }

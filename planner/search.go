@@ -123,8 +123,8 @@ type searcher struct {
 //   - recomputation: per stage, the least work that makes it fit, as a number of blocks recomputed
 //     in full and a number of others of which either attention or norms and activation functions
 //     are recomputed; among equals, the fewest blocks in full;
-//   - where memory is short, ZeRO in groups, offload, and the loss in slices (see relieve and
-//     slice).
+//   - where memory is short, ZeRO in groups, offload, stages that wait for what they send, and the
+//     loss in slices (see relieve and slice).
 //
 // [Options] says where each of these is searched; the type declared defines the space as plain
 // nested loops. Ties in time are broken by peak memory, then by comparePlans. Search fails with an
@@ -137,21 +137,7 @@ func Search(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, err
 // newSearch is [Search] with a limit on the steps spent to prove that nothing beats the winner. It
 // also returns the searcher, from which a certificate is written.
 func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *searcher, error) {
-	start := time.Now()
-	res, s, err := searchWith(g, batch, c, opts, steps)
-	if instead, some := waiting(opts, c, err); some {
-		res, s, err = searchWith(g, batch, c, instead, steps)
-	}
-	if err == nil {
-		all := time.Since(start).Seconds()
-		res.Stats.Seconds = min(all, s.certain.Sub(start).Seconds()+s.finishing.Seconds())
-		res.Stats.AlternativesSeconds = all - res.Stats.Seconds
-	}
-	return res, s, err
-}
-
-// searchWith is newSearch with all that the options say.
-func searchWith(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *searcher, error) {
+	begun := time.Now()
 	opts, err := opts.on(c, batch)
 	if err != nil {
 		return nil, nil, err
@@ -194,6 +180,9 @@ func searchWith(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int
 		}
 	}
 	res.Stats = s.stats
+	all := time.Since(begun).Seconds()
+	res.Stats.Seconds = min(all, s.certain.Sub(begun).Seconds()+s.finishing.Seconds())
+	res.Stats.AlternativesSeconds = all - res.Stats.Seconds
 	return res, s, nil
 }
 
@@ -274,7 +263,7 @@ type point struct {
 // outline returns the outline that the point is of.
 func (p *point) outline() outline {
 	t := &p.pipe.template
-	return outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), piecesOf(t), p.split}, t.Chunks(), t.RankOrder}
+	return outline{p.degrees, sharding{t.ZeRO, t.ZeROGroup, t.SequenceParallel, t.Overlap, t.Offload, slicesOf(t), piecesOf(t), p.split}, t.Chunks(), t.RankOrder, waits(t)}
 }
 
 // outlines lists the space, as tracts. It fails if the options leave none.

@@ -126,7 +126,7 @@ func TestSlicesAfterALayout(t *testing.T) {
 	require.NoError(t, err)
 	zero := 2
 	found, err := Search(step(t, preset(t, "gpt2"), batch), batch, c, Options{
-		PlanNGPUs: 8, RuntimeNGPUs: 16, DP: 1, TP: 4, PP: 2, Interleave: 4, ZeRO: &zero, MicroBatch: 1, Offload: "params", MemoryLimit: 186_952_063,
+		PlanNGPUs: 8, RuntimeNGPUs: 16, DP: 1, TP: 4, PP: 2, Interleave: 4, ZeRO: &zero, MicroBatch: 1, Offload: "params", OverlapP2P: "on", MemoryLimit: 186_952_063,
 	})
 	require.NoError(t, err)
 	require.Equal(t, 16, found.Plan.LossSlices)

@@ -38,6 +38,7 @@ type outline struct {
 	sharding
 	chunks int    // stages per rank; 0 is 1
 	ranks  string // as in [partition.Plan.RankOrder]
+	waits  bool   // positions wait for what they send: see posted.go. False where there is only one
 }
 
 func (o outline) stages() int { return o.pp * max(o.chunks, 1) }
@@ -86,7 +87,7 @@ func outlines(o Options, d degrees, counts []int, batched []split, c *cost.Clust
 	return func(yield func(outline) bool) {
 		for _, chunks := range counts {
 			for _, stream := range streams(o, d, batched) {
-				of := outline{d, stream, chunks, o.ranks(d)}
+				of := outline{degrees: d, sharding: stream, chunks: chunks, ranks: o.ranks(d), waits: d.pp > 1 && o.OverlapP2P == "off"}
 				of.slices = o.slices()
 				for _, of.zero = range of.zeros(o) {
 					for _, of.group = range zeroGroups(o, d, of.zero, d.dp*(o.RuntimeNGPUs/d.plan), chunks, c) {
@@ -263,7 +264,7 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 // usual order; smaller units; less context parallelism, less tensor parallelism, fewer rows of it;
 // fewer stages; less ZeRO, smaller groups, less offload; fewer slices of the loss and fewer parts
 // of products; no sequence and no batch parallelism; fewer replicated modules and fewer on a grid;
-// no overlap; pools as they stand in the cluster; larger micro-batches; 1f1b, then gpipe; fewer
+// no overlap, but stages that do not wait for their sends; pools as they stand in the cluster; larger micro-batches; 1f1b, then gpipe; fewer
 // chunks; then the cut.
 //
 // It is 0 only for equal plans of one search, in which placements follow from degrees and split.
@@ -285,6 +286,7 @@ func comparePlans(a, b *partition.Plan) int {
 		slices.Compare(a.Replicated(), b.Replicated()),
 		slices.Compare(a.OnGrid(), b.OnGrid()),
 		compareBools(a.Overlap, b.Overlap),
+		compareBools(b.OverlapP2P, a.OverlapP2P),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
 		cmp.Compare(a.Schedule, b.Schedule),
