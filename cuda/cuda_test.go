@@ -186,3 +186,44 @@ func TestEndsWithGraphs(t *testing.T) {
 		})
 	}
 }
+
+// TestGraphsEndTogether: when a program is loaded that needs more memory on one rank alone, no rank launches the graph of an earlier
+// step: NCCL wants what is part of a graph on one rank to be so on all.
+func TestGraphsEndTogether(t *testing.T) {
+	d := fake.New(fake.Options{Devices: 2})
+	system, err := cudatest.NewSystem(d)
+	require.NoError(t, err)
+	ds, err := cuda.New(system, cuda.Options{}).Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	sum := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
+	members := []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}
+	sums := []*runtime.Collective{{Node: sum, Members: members}, {Node: sum, Position: 1, Members: members}}
+	run := func(steps int, arenas ...int64) {
+		var ranks sync.WaitGroup
+		errs := make([]error, 2)
+		for rank, d := range ds {
+			step := d.(runtime.Late)
+			require.NoError(t, d.Alloc(runtime.OnDevice, arenas[rank]))
+			require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
+			require.NoError(t, errors.Join(step.End(nil), step.Last(nil)))
+			ranks.Go(func() {
+				for range steps {
+					errs[rank] = errors.Join(errs[rank], d.Collective(sums[rank]), step.End(nil), step.Last(nil))
+				}
+			})
+		}
+		ranks.Wait()
+		require.NoError(t, errors.Join(errs...))
+	}
+	run(4, 64, 64)
+	_, graphs := d.Ran()
+	require.Equal(t, 4, graphs, "the last two steps of each rank")
+	run(3, 1<<20, 64)
+	_, graphs = d.Ran()
+	require.Equal(t, 6, graphs, "the last step of each rank")
+	for _, d := range ds {
+		require.NoError(t, d.Close())
+	}
+	require.Empty(t, d.Leaks())
+}

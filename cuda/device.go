@@ -233,7 +233,7 @@ func (d *Device) group(k *runtime.Kernel) kernel.Group {
 	return kernel.Group{k}
 }
 
-// unprepare drops prepared kernels and graphs, because addresses in them change.
+// unprepare drops prepared kernels and graphs, because addresses in them may change.
 func (d *Device) unprepare() error {
 	for k := range d.prepared {
 		d.prepared[k] = nil

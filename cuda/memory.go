@@ -22,7 +22,9 @@ func (e *MemoryError) Error() string {
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
 
-// Alloc makes an arena at least bytes long and keeps its contents.
+// Alloc makes an arena at least bytes long and keeps its contents. All ranks call it when they load a program. The arenas of some
+// move then, so none of them keeps its graphs: NCCL wants what is part of a graph on one rank to be so on all (Using NCCL with CUDA
+// Graphs).
 func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if err := d.enter(); err != nil {
 		return err
@@ -31,16 +33,13 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if bytes < 0 {
 		return fmt.Errorf("cuda: arena of %d bytes", bytes)
 	}
-	if err := d.flush(); err != nil {
+	if err := errors.Join(d.flush(), d.unprepare()); err != nil {
 		return err
 	}
 	if space == runtime.OnHost {
 		return d.growHost(bytes)
 	}
 	if bytes > d.arenaBytes {
-		if err := d.unprepare(); err != nil { // addresses change
-			return err
-		}
 		if err := d.grow(bytes); err != nil {
 			return err
 		}
@@ -139,9 +138,6 @@ func (d *Device) grow(bytes int64) error {
 func (d *Device) growHost(bytes int64) error {
 	if bytes <= int64(len(d.host)) {
 		return nil
-	}
-	if err := d.unprepare(); err != nil {
-		return err
 	}
 	memory, err := d.drv.AllocHost(bytes)
 	if err != nil {

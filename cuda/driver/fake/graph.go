@@ -121,7 +121,9 @@ func (d *Driver) Instantiate(h driver.Graph) (driver.Exec, error) {
 	}
 	e := &graph{start: &event{}}
 	for range g.clocks {
-		e.private, e.ends = append(e.private, d.newStream(g.members[0].device)), append(e.ends, &event{})
+		own := d.newStream(g.members[0].device)
+		own.graph = true
+		e.private, e.ends = append(e.private, own), append(e.ends, &event{})
 	}
 	own := map[*event]*event{}
 	for _, n := range g.nodes {

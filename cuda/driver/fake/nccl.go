@@ -168,8 +168,14 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 	return c.add(s, n)
 }
 
-// exchange moves the data of the matching posts of all ranks.
+// exchange moves the data of the matching posts of all ranks. Either all of them are part of graphs or none is: NCCL calls that a
+// collective property of an operation (Using NCCL with CUDA Graphs).
 func (d *Driver) exchange(posts []*post) error {
+	for rank, p := range posts {
+		if p.stream.graph != posts[0].stream.graph {
+			return fmt.Errorf("fake: the %s of rank 0 or that of rank %d is part of a graph, and the other is not", p.ops[0].op, rank)
+		}
+	}
 	var sums [][]commOp // the collectives, each with the calls of all ranks
 	sent := map[[2]int][]commOp{}
 	for rank, p := range posts {

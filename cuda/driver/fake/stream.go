@@ -19,6 +19,7 @@ type stream struct {
 	queue   []*entry
 	label   string
 	failure error // of work that ran; the next wait returns it
+	graph   bool  // it runs the work of a graph
 
 	capture *graph // the capture that it takes part in
 	index   int    // its index in the capture
