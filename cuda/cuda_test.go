@@ -1,6 +1,7 @@
 package cuda_test
 
 import (
+	"bytes"
 	"errors"
 	"sync"
 	"testing"
@@ -222,6 +223,82 @@ func TestGraphsEndTogether(t *testing.T) {
 	run(3, 1<<20, 64)
 	_, graphs = d.Ran()
 	require.Equal(t, 6, graphs, "the last step of each rank")
+	for _, d := range ds {
+		require.NoError(t, d.Close())
+	}
+	require.Empty(t, d.Leaks())
+}
+
+// refusingEvents makes no events while a stream captures.
+type refusingEvents struct {
+	*fake.Driver
+	capturing bool
+	refused   int
+}
+
+func (d *refusingEvents) BeginCapture(s driver.Stream) error {
+	d.capturing = true
+	return d.Driver.BeginCapture(s)
+}
+
+func (d *refusingEvents) EndCapture(s driver.Stream) (driver.Graph, error) {
+	d.capturing = false
+	return d.Driver.EndCapture(s)
+}
+
+func (d *refusingEvents) CreateEvent(timed bool) (driver.Event, error) {
+	if d.capturing {
+		d.refused++
+		return 0, &driver.Error{Call: "cuEventCreate", Code: 2, Name: "CUDA_ERROR_OUT_OF_MEMORY"}
+	}
+	return d.Driver.CreateEvent(timed)
+}
+
+// TestCaptureFails: a step that cannot be captured is made call by call, although the capture had come to where a message is
+// expected. Nothing stays of the capture: NCCL would not close a communicator before its graph is destroyed.
+func TestCaptureFails(t *testing.T) {
+	d := &refusingEvents{Driver: fake.New(fake.Options{Devices: 2})}
+	system, err := cudatest.NewSystem(d.Driver)
+	require.NoError(t, err)
+	system.Driver = d
+	var notes []string
+	ds, err := cuda.New(system, cuda.Options{Note: func(text string) { notes = append(notes, text) }}).Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+	sent := &ir.Node{Op: ir.OpSend, Name: "x@send"}
+	sends := &runtime.Transfer{Node: sent, Peer: 1, Local: x}
+	takes := &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv", Args: []*ir.Value{{Def: sent}}}, Local: x}
+	step := []func(round byte) error{
+		func(round byte) error {
+			return errors.Join(ds[0].Upload(runtime.OnDevice, 0, bytes.Repeat([]byte{round}, 64)), ds[0].Send(sends), ds[0].Record(runtime.Compute),
+				ds[0].(runtime.Late).End(nil))
+		},
+		func(byte) error {
+			return errors.Join(ds[1].(runtime.Meeter).Expect(takes), ds[1].Record(runtime.Compute), ds[1].Recv(takes), ds[1].(runtime.Late).End(nil))
+		},
+	}
+	for _, d := range ds {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
+	}
+	for round := range byte(5) {
+		var ranks sync.WaitGroup
+		errs := make([]error, 2)
+		for rank := range ds {
+			ranks.Go(func() { errs[rank] = step[rank](round) })
+			if round > 0 { // they have met
+				ranks.Wait()
+			}
+		}
+		ranks.Wait()
+		for rank, d := range ds {
+			require.NoError(t, errors.Join(errs[rank], d.(runtime.Late).Last(nil)), "rank %d, step %d", rank, round)
+		}
+		got := make([]byte, 64)
+		require.NoError(t, ds[1].Download(got, runtime.OnDevice, 0))
+		require.Equal(t, bytes.Repeat([]byte{round}, 64), got, "step %d", round)
+	}
+	require.Equal(t, 2, d.refused, "one capture of each rank")
+	require.Equal(t, []string{"steps are not replayed as CUDA graphs: capturing a step: cuEventCreate: CUDA_ERROR_OUT_OF_MEMORY (2)"}, notes)
 	for _, d := range ds {
 		require.NoError(t, d.Close())
 	}

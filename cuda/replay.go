@@ -312,6 +312,15 @@ func (r *replay) capture(s *sequence) (err error) {
 		err = errors.Join(err, r.drv.DestroyEvent(e))
 	}
 	if err = errors.Join(err, ended); err != nil {
+		if g != 0 { // NCCL would not end a communicator before it is destroyed
+			err = errors.Join(err, r.drv.DestroyGraph(g))
+		}
+		for wire, messages := range r.expected { // the capture expected them; a step that has ended expects none
+			for _, e := range messages {
+				err = errors.Join(err, r.drv.DestroyEvent(e))
+			}
+			delete(r.expected, wire)
+		}
 		return fmt.Errorf("capturing a step: %w", err)
 	}
 	s.exec, err = r.drv.Instantiate(g)

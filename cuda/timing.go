@@ -56,6 +56,9 @@ func (d *Device) TimeGraph(n int, do func() error) (seconds float64, err error) 
 	}
 	g, ended := d.drv.EndCapture(d.compute.stream) // even after a failure, or the stream is lost
 	if err := errors.Join(err, ended); err != nil {
+		if g != 0 {
+			err = errors.Join(err, d.drv.DestroyGraph(g))
+		}
 		return 0, err
 	}
 	exec, err := d.drv.Instantiate(g)
