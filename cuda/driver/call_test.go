@@ -332,6 +332,27 @@ func TestUntimedProducts(t *testing.T) {
 	require.NotContains(t, tuned(b, g), asked, "now it was")
 }
 
+// TestInvalidCandidates: of what the library lists, only candidates with the state of success are algorithms.
+func TestInvalidCandidates(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	l, err := newLt(f.lib, LtOptions{})
+	require.NoError(t, err)
+	b, err := l.Open(d, "H200")
+	require.NoError(t, err)
+	var missing error
+	invalid := f.lib.proc("fake_invalid", &missing)
+	require.NoError(t, missing)
+	invalid.call(0)
+	defer invalid.call(^uintptr(0))
+	f.failNext("cuMemAlloc_v2", 2) // no memory for trials: the first candidate is chosen
+	f.said()
+	require.NoError(t, b.MatMul(GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
+	said := f.said()
+	require.Equal(t, line("cublasLtMatmul", 0xd0, 0xd1, 1, 0xa00, 0xe0, 0xb00, 0xe1, 0, 0xc00, 0xe2, 0xc00, 0xe2, 200, 207, 0xd00, 32<<20, 0x5555), said[len(said)-1])
+}
+
 // TestCollectiveCalls checks NCCL's arguments, including the 128 bytes that are passed by value.
 func TestCollectiveCalls(t *testing.T) {
 	f := loadFakes(t)

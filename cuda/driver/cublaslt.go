@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -426,7 +427,7 @@ func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return results[:n], nil
+	return slices.DeleteFunc(results[:n], func(r heuristicResult) bool { return r.state != 0 }), nil // the other fields of those say nothing
 }
 
 // time returns how many milliseconds the work that do gives to a stream takes: the best of three

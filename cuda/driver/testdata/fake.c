@@ -193,9 +193,12 @@ int cublasLtMatmulPreferenceSetAttribute(H p, int attr, const void *v, size_t n)
 int cublasLtMatmulPreferenceDestroy(H p) { NOTE("cublasLtMatmulPreferenceDestroy", W(p)); return 0; }
 struct algo { uint64_t data[8]; };
 struct result { struct algo algo; size_t workspace; int state; float waves; int reserved[4]; };
+static int invalid = -1; // the candidate that is none
+int fake_invalid(int i) { invalid = i; return 0; }
 int cublasLtMatmulAlgoGetHeuristic(H h, H d, H a, H b, H c, H e, H pref, int want, struct result *r, int *n) {
 	NOTE("cublasLtMatmulAlgoGetHeuristic", W(h), W(d), W(a), W(b), W(c), W(e), W(pref), want);
 	for (int i = 0; i < 3; i++) for (int j = 0; j < 8; j++) r[i].algo.data[j] = 100 * (i + 1) + j;
+	if (invalid >= 0) r[invalid].state = 15;
 	*n = 3;
 	return 0;
 }
