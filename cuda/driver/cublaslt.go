@@ -148,7 +148,10 @@ var noAlgorithm algorithm
 // Open returns a BLAS on the GPU of the current context. gpu is its name.
 func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
 	b := &lt{Lt: l, driver: d, gpu: gpu, plans: map[GEMM]*ltPlan{}}
-	return b, l.check(l.create, l.create.call(uintptr(unsafe.Pointer(&b.handle))))
+	if err := l.check(l.create, l.create.call(uintptr(unsafe.Pointer(&b.handle)))); err != nil {
+		return nil, err // without a handle that a caller would close
+	}
+	return b, nil
 }
 
 // Workspace is 32 MiB, as NVIDIA recommends for Hopper.
