@@ -188,8 +188,9 @@ func TestEndsWithGraphs(t *testing.T) {
 	}
 }
 
-// TestGraphsEndTogether: when a program is loaded that needs more memory on one rank alone, no rank launches the graph of an earlier
-// step: NCCL wants what is part of a graph on one rank to be so on all.
+// TestGraphsEndTogether: when a program is loaded that needs more memory on one rank alone, no rank
+// launches the graph of an earlier step: NCCL wants what is part of a graph on one rank to be so on
+// all.
 func TestGraphsEndTogether(t *testing.T) {
 	d := fake.New(fake.Options{Devices: 2})
 	system, err := cudatest.NewSystem(d)
@@ -254,8 +255,9 @@ func (d *refusingEvents) CreateEvent(timed bool) (driver.Event, error) {
 	return d.Driver.CreateEvent(timed)
 }
 
-// TestCaptureFails: a step that cannot be captured is made call by call, although the capture had come to where a message is
-// expected. Nothing stays of the capture: NCCL would not close a communicator before its graph is destroyed.
+// TestCaptureFails: a step that cannot be captured is made call by call, although the capture had
+// come to where a message is expected. Nothing stays of the capture: NCCL would not close a
+// communicator before its graph is destroyed.
 func TestCaptureFails(t *testing.T) {
 	d := &refusingEvents{Driver: fake.New(fake.Options{Devices: 2})}
 	system, err := cudatest.NewSystem(d.Driver)
@@ -302,5 +304,19 @@ func TestCaptureFails(t *testing.T) {
 	for _, d := range ds {
 		require.NoError(t, d.Close())
 	}
+	require.Empty(t, d.Leaks())
+}
+
+// TestTimeGraphFails: the same of work that is captured to be timed.
+func TestTimeGraphFails(t *testing.T) {
+	d := &refusingEvents{Driver: fake.New(fake.Options{})}
+	system, err := cudatest.NewSystem(d.Driver)
+	require.NoError(t, err)
+	system.Driver = d
+	ds, err := cuda.New(system, cuda.Options{Eager: true}).Open(runtime.World{Ranks: 1, Timeout: time.Minute})
+	require.NoError(t, err)
+	_, err = ds[0].(*cuda.Device).TimeGraph(2, func() error { return ds[0].Record(runtime.Compute) })
+	require.ErrorContains(t, err, "cuEventCreate")
+	require.NoError(t, ds[0].Close())
 	require.Empty(t, d.Leaks())
 }

@@ -22,9 +22,9 @@ func (e *MemoryError) Error() string {
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
 
-// Alloc makes an arena at least bytes long and keeps its contents. All ranks call it when they load a program. The arenas of some
-// move then, so none of them keeps its graphs: NCCL wants what is part of a graph on one rank to be so on all (Using NCCL with CUDA
-// Graphs).
+// Alloc makes an arena at least bytes long and keeps its contents. All ranks call it when they load
+// a program. The arenas of some move then, so none of them keeps its graphs: NCCL wants what is
+// part of a graph on one rank to be so on all (Using NCCL with CUDA Graphs).
 func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 	if err := d.enter(); err != nil {
 		return err

@@ -430,7 +430,8 @@ func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 	if err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(results[:n], func(r heuristicResult) bool { return r.state != 0 }), nil // the other fields of those say nothing
+	// The other fields of a result say nothing unless its state is success.
+	return slices.DeleteFunc(results[:n], func(r heuristicResult) bool { return r.state != 0 }), nil
 }
 
 // time returns how many milliseconds the work that do gives to a stream takes: the best of three

@@ -168,8 +168,8 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 	return c.add(s, n)
 }
 
-// exchange moves the data of the matching posts of all ranks. Either all of them are part of graphs or none is: NCCL calls that a
-// collective property of an operation (Using NCCL with CUDA Graphs).
+// exchange moves the data of the matching posts of all ranks. Either all of them are part of graphs
+// or none is: NCCL calls that a collective property of an operation (Using NCCL with CUDA Graphs).
 func (d *Driver) exchange(posts []*post) error {
 	for rank, p := range posts {
 		if p.stream.graph != posts[0].stream.graph {
