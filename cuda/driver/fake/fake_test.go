@@ -182,3 +182,19 @@ func TestLost(t *testing.T) {
 	_, err := d.Alloc(1)
 	require.ErrorContains(t, err, "the device is lost")
 }
+
+// TestCapturedEvent: an event that was last recorded in a capture is for that capture only, even
+// after its end.
+func TestCapturedEvent(t *testing.T) {
+	d := newTable(t, fake.Options{})
+	require.NoError(t, d.BeginCapture(d.s[0]))
+	require.NoError(t, d.RecordEvent(d.e, d.s[0]))
+	g, err := d.EndCapture(d.s[0])
+	require.NoError(t, err)
+	require.NoError(t, d.DestroyGraph(g))
+	require.ErrorContains(t, d.WaitEvent(d.s[1], d.e), "CUDA_ERROR_CAPTURED_EVENT")
+	_, err = d.EventDone(d.e)
+	require.ErrorContains(t, err, "CUDA_ERROR_CAPTURED_EVENT")
+	require.NoError(t, d.RecordEvent(d.e, d.s[0]))
+	require.NoError(t, d.WaitEvent(d.s[1], d.e))
+}

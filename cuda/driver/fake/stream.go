@@ -54,8 +54,9 @@ type event struct {
 	when               float64 // milliseconds on the fake clock, of its last record
 	timed              bool
 
-	capture  *graph // the capture in which it was last recorded
+	capture  *graph // the capture in which it was last recorded, while that goes on
 	captured clock
+	captive  bool // it was last recorded in a capture, which may have ended
 }
 
 func (d *Driver) handle() uintptr {
@@ -148,11 +149,11 @@ func (d *Driver) RecordEvent(e driver.Event, s driver.Stream) error {
 		return err
 	}
 	if g := st.capture; g != nil {
-		ev.capture, ev.captured = g, g.clocks[st.index].copy()
+		ev.capture, ev.captured, ev.captive = g, g.clocks[st.index].copy(), true
 		g.nodes = append(g.nodes, node{stream: st.index, kind: record, event: ev})
 		return nil
 	}
-	ev.capture = nil
+	ev.capture, ev.captive = nil, false
 	d.record(st, ev)
 	return nil
 }
@@ -182,6 +183,9 @@ func (d *Driver) WaitEvent(s driver.Stream, e driver.Event) error {
 	if g := st.capture; g != nil || ev.capture != nil {
 		return d.waitCaptured(st, ev)
 	}
+	if ev.captive {
+		return failed("cuStreamWaitEvent", 907, "CUDA_ERROR_CAPTURED_EVENT")
+	}
 	d.wait(st, ev)
 	return nil
 }
@@ -204,8 +208,8 @@ func (d *Driver) EventDone(e driver.Event) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	if ev.capture != nil {
-		return false, failed("cuEventQuery", 906, "CUDA_ERROR_STREAM_CAPTURE_UNMATCHED: the event is part of a graph")
+	if ev.captive {
+		return false, failed("cuEventQuery", 907, "CUDA_ERROR_CAPTURED_EVENT")
 	}
 	for range 64 {
 		if ev.happened >= ev.recorded || !d.runOne() {
