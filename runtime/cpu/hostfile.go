@@ -38,11 +38,9 @@ func (d *Device) mapped(n int) ([]float32, error) {
 }
 
 // grow makes the file bytes long and maps it again. It writes the new part instead of leaving a
-// hole: on a full disk a write fails, whereas a store to a mapped hole would kill the process.
+// hole: on a full disk a write fails, whereas a store to a mapped hole would kill the process. If it
+// fails, the memory is still mapped.
 func (h *hostFile) grow(bytes int) error {
-	if err := h.unmap(); err != nil {
-		return err
-	}
 	info, err := h.file.Stat()
 	if err != nil {
 		return err
@@ -55,7 +53,12 @@ func (h *hostFile) grow(bytes int) error {
 		}
 		at += int64(k)
 	}
-	h.memory, err = mapFile(h.file, bytes)
+	memory, err := mapFile(h.file, bytes)
+	if err != nil {
+		return err
+	}
+	err = h.unmap()
+	h.memory = memory
 	return err
 }
 
