@@ -77,10 +77,10 @@ func (d *Device) launchHalf(k *runtime.Kernel, run launch) error {
 		if !r.DType.Half() {
 			continue
 		}
-		// A result at the place of an operand has the same place as its copy.
+		// A result at the place of an operand has the same place as its copy. An empty operand has no place.
 		at := -1
 		for j := range k.Args {
-			if k.Args[j].Offset == r.Offset && k.Args[j].DType == r.DType {
+			if k.Args[j].Offset == r.Offset && k.Args[j].DType == r.DType && k.Args[j].Bytes() > 0 {
 				at = j
 			}
 		}
