@@ -172,7 +172,7 @@ func TestMathAccuracy(t *testing.T) {
 				offSlope = max(offSlope, math.Abs(float64(slopes[i])-slope))
 			}
 			t.Logf("%s: GELU(tanh=%v) is off by at most %.2g on [-6, 6], its slope by %.2g", set.name, tanh, off, offSlope)
-			require.LessOrEqual(t, off, 1e-6, set.name)
+			require.LessOrEqual(t, off, 6e-7, set.name)
 			require.LessOrEqual(t, offSlope, 1e-6, set.name)
 		}
 	}
