@@ -10,7 +10,7 @@ import (
 // additions does not matter. If a function reports an overflow, its result is meaningless.
 
 // AddAsFixed adds x, in fixed point, to dst. It returns false if an element of x is NaN or
-// infinite, or if it or its sum with dst's element is 2^(63-frac) or more in magnitude.
+// infinite, if it is 2^(63-frac) or more in magnitude, or if its sum with dst's element is no int64.
 func AddAsFixed(p *Pool, dst []int64, x []float32, frac int) bool {
 	checkLen("AddAsFixed", "x", x, len(dst))
 	p = p.orInline()
@@ -49,11 +49,12 @@ func addAsFixedGeneric(dst []int64, x []float32, scale float64) bool {
 	return ok
 }
 
-// AddFixed sets dst += src. It returns false if a sum is 2^63 or more in magnitude.
+// AddFixed sets dst += src. It returns false if a sum is no int64.
 func AddFixed(p *Pool, dst, src []int64) bool {
+	checkLen("AddFixed", "src", src, len(dst))
 	p = p.orInline()
 	t := &p.task.addFixed
-	t.dst, t.src = dst, src[:len(dst)]
+	t.dst, t.src = dst, src
 	t.overflow.Store(false)
 	p.run(t, len(dst), grainLight)
 	return !t.overflow.Load()
@@ -84,8 +85,9 @@ func addFixed(dst, src []int64) bool {
 
 // FromFixed sets y to the float32 nearest to x. y may lie over the first half of x's memory.
 func FromFixed(y []float32, x []int64, frac int) {
+	checkLen("FromFixed", "x", x, len(y))
 	scale := float32(math.Ldexp(1, -frac)) // a power of two: nothing is rounded twice
-	for i, n := range x[:len(y)] {
+	for i, n := range x {
 		y[i] = float32(n) * scale
 	}
 }

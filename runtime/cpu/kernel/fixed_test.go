@@ -127,3 +127,19 @@ func TestFromFixed(t *testing.T) {
 		require.Equal(t, want, y)
 	}
 }
+
+// TestFixedLimits: the least int64 is a sum like any other, and slices of different lengths are a bug.
+func TestFixedLimits(t *testing.T) {
+	for _, set := range instructionSets() {
+		p := newPool(1, set)
+		dst := []int64{math.MinInt64 / 2}
+		require.True(t, AddAsFixed(p, dst, []float32{-0x1p12}, 50), set.name)
+		require.Equal(t, []int64{math.MinInt64}, dst, set.name)
+		dst = []int64{math.MinInt64 / 2}
+		require.True(t, AddFixed(p, dst, dst))
+		require.Equal(t, []int64{math.MinInt64}, dst)
+		require.False(t, AddFixed(p, dst, []int64{-1}))
+	}
+	require.PanicsWithValue(t, "BUG: kernel.AddFixed: src has 3 elements, want 2", func() { AddFixed(nil, make([]int64, 2), make([]int64, 3)) })
+	require.PanicsWithValue(t, "BUG: kernel.FromFixed: x has 3 elements, want 2", func() { FromFixed(make([]float32, 2), make([]int64, 3), 50) })
+}
