@@ -327,7 +327,7 @@ func (w *worker) productsOfLower(offset, n, d, m int, tile []float32, ld int, b 
 	for j := 0; j < d; j += width {
 		for i := 0; i < n; i += rows {
 			h := min(rows, n-i)
-			k := max(0, min(m, i+h+offset)) // zero terms give zero
+			k := max(0, min(m, i+h+offset)) // zero terms give zero, or NaN if b is not finite
 			w.isa.product(h, min(width, d-j), k, tile[i*ld:], ld, 1, b[j/width*panelB:], c[i*ldc+j:], ldc, acc)
 		}
 	}

@@ -5,6 +5,8 @@ import (
 	"math"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/autopar/autopar/ir"
 )
 
@@ -199,5 +201,30 @@ func TestAttentionDecode(t *testing.T) {
 			}
 			return [][]float32{out}
 		})
+	}
+}
+
+// A value that is not finite reaches the results of its own position and of later ones, and of earlier ones only in the
+// same tile of a product, where its probability is a zero that it is multiplied by.
+func TestAttentionToInfinity(t *testing.T) {
+	const D, at = 20, 70
+	s := AttentionShape{B: 1, T: 100, H: 1, D: D}
+	rnd := random(t, 65)
+	qkv := rnd.floats(3 * s.T * D)
+	qkv[(3*at+2)*D+3] = float32(math.Inf(1))
+	for _, set := range instructionSets() {
+		p := newPool(1, set)
+		o, lse := make([]float32, s.T*D), make([]float32, s.T)
+		Attention(p, o, lse, qkv, s, DropoutArgs{})
+		for i := range s.T {
+			require.False(t, math.IsNaN(float64(lse[i])) || math.IsInf(float64(lse[i]), 0), "%s: position %d", set.name, i)
+			x := o[i*D+3]
+			switch {
+			case i >= at:
+				require.True(t, math.IsInf(float64(x), 1), "%s: position %d: %v", set.name, i, x)
+			case i <= at-set.rows:
+				require.Less(t, math.Abs(float64(x)), 10., "%s: position %d", set.name, i)
+			}
+		}
 	}
 }

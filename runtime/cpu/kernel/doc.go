@@ -26,7 +26,8 @@
 // A slice of the wrong length is a bug of the caller and panics with a message that begins with
 // "BUG: kernel.". NaN and infinity propagate through every function to its result. One exception: a
 // maximum may ignore a NaN, but the sum of exponentials that follows it does not. On AMX tiles an
-// infinity may become a NaN: see tiles.go.
+// infinity may become a NaN: see tiles.go. In attention a value that is not finite may also make NaN
+// of results of a few positions before its own, which by definition do not depend on it.
 package kernel
 
 //go:generate go run ./asm -dir .
