@@ -94,6 +94,11 @@ func inPosted() []mutant {
 		old:  "beside = s.sparing(t.pending)", new: "beside = nil",
 		pkg: "./planner", run: "^TestWaitingWhereMemoryIsShort$",
 	}, {
+		bug: "regions of a certificate overlap", how: "waiting or not, two of them are joined that have other micro-batches",
+		file: "planner/certificate.go",
+		old:  "r.pieces, r.sizes, r.schedules)", new: "r.pieces, r.schedules)",
+		pkg: "./planner", run: "^TestCertificates$",
+	}, {
 		bug: "another solver's program is another", how: "positions wait for what they post",
 		file: "planner/lp/events.go",
 		old:  "case t.posted:\n", new: "case t.posted && t.room < 0:\n",

@@ -62,8 +62,9 @@ import (
 // parallelism of a degree has.
 //
 // C is the time of planner/sim in whole picoseconds, and a plan fits if codegen lays out no arena
-// larger than the limit in bytes. Of plans of equal time the search takes the one with the least
-// peak memory, then the first by comparePlans; the claim is about time alone.
+// larger than the limit in bytes. Of plans of equal time the search takes those whose stages do not
+// wait for what they send, of these the one with the least peak memory, and then the first by
+// comparePlans; the claim is about time alone.
 //
 // Regions tile S: every outline, micro-batch size and schedule is in exactly one.
 type Certificate struct {
@@ -81,8 +82,9 @@ type Certificate struct {
 
 // Region is a part of the space, with the reason why no plan of it is faster than the winner.
 type Region struct {
-	outline            // without ranks, slices and pieces
+	outline            // without ranks, waits, slices and pieces
 	ranks     []string // orders, as in [partition.Plan.RankOrder]
+	waits     []bool   // whether positions wait for what they send
 	slices    []int    // of the loss, 0 for one
 	pieces    []int    // of tensor parallelism, 0 for one; sizes too small for a number of pieces are not in the region with it
 	sizes     []int
@@ -195,13 +197,38 @@ func (s *searcher) regions(winner cost.Picoseconds) []Region {
 			})
 		}
 	}
+	return waitingOrNot(regions)
+}
+
+// waitingOrNot makes one region of two that differ only in whether positions wait for what they send.
+func waitingOrNot(all []Region) []Region {
+	type others struct {
+		outline
+		lists string
+		reason
+		unit int
+		as   string
+	}
+	var regions []Region
+	met := map[others]int{}
+	for _, r := range all {
+		key := others{r.outline, fmt.Sprint(r.ranks, r.slices, r.pieces, r.sizes, r.schedules), r.reason, r.unit, r.as}
+		at, known := met[key]
+		if !known {
+			met[key], regions = len(regions), append(regions, r)
+			continue
+		}
+		x := &regions[at]
+		x.waits = append(slices.Clone(x.waits), r.waits...)
+		x.bound, x.holds = min(x.bound, r.bound), max(x.holds, r.holds)
+	}
 	return regions
 }
 
 // regionsOf returns the regions of an outline.
 func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outline]twin, points map[cell]*point, floors map[outline][]sized) []Region {
-	whole := Region{outline: o, ranks: []string{o.ranks}, slices: []int{o.slices}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
-	whole.outline.ranks, whole.outline.slices, whole.outline.pieces = "", 0, 0
+	whole := Region{outline: o, ranks: []string{o.ranks}, waits: []bool{o.waits}, slices: []int{o.slices}, sizes: s.sizes(o), schedules: schedules(s.opts, o.pp, o.chunks)}
+	whole.outline.ranks, whole.outline.waits, whole.outline.slices, whole.outline.pieces = "", false, 0, 0
 	more := s.slicesBeside(o)
 	if as, twin := twins[o]; twin {
 		whole.reason, whole.unit, whole.as = byTwin, as.unit, as.ranks
@@ -262,7 +289,7 @@ func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, 
 	for _, size := range whole.sizes {
 		at := len(regions)
 		for _, schedule := range whole.schedules {
-			x := Region{outline: whole.outline, ranks: whole.ranks, slices: []int{o.slices}, pieces: whole.pieces, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			x := Region{outline: whole.outline, ranks: whole.ranks, waits: whole.waits, slices: []int{o.slices}, pieces: whole.pieces, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.noteLooked(&x, winner)
 			} else {
@@ -285,7 +312,7 @@ func (r *Region) points() int {
 	for _, n := range r.pieces {
 		sizes += len(r.sizesIn(n))
 	}
-	return len(r.ranks) * len(r.slices) * sizes * len(r.schedules)
+	return len(r.ranks) * len(r.waits) * len(r.slices) * sizes * len(r.schedules)
 }
 
 // sizesIn lists the micro-batch sizes that a region has in so many parts.
@@ -296,12 +323,24 @@ func (r *Region) sizesIn(pieces int) []int {
 	return divisible(r.sizes, pieces)
 }
 
+// outlines lists the outlines of a region, with one slice and part.
+func (r *Region) outlines() iter.Seq[outline] {
+	return func(yield func(outline) bool) {
+		o := r.outline
+		for _, o.ranks = range r.ranks {
+			for _, o.waits = range r.waits {
+				if !yield(o) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // cells lists the cells of a region.
 func (r *Region) cells() iter.Seq[cell] {
 	return func(yield func(cell) bool) {
-		for _, ranks := range r.ranks {
-			o := r.outline
-			o.ranks = ranks
+		for o := range r.outlines() {
 			for _, o.slices = range r.slices {
 				for _, o.pieces = range r.pieces {
 					for _, size := range r.sizesIn(o.pieces) {

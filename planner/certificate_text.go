@@ -68,8 +68,8 @@ func (c *Certificate) Marshal() []byte {
 				word(of.key, rangesText(counts))
 			}
 		}
-		if r.waits {
-			word("waits", onOff(r.waits))
+		if slices.Contains(r.waits, true) {
+			word("waits", map[bool]string{true: "on", false: "both"}[len(r.waits) == 1])
 		}
 		if ranks := strings.Join(r.ranks, ","); ranks != "" {
 			word("ranks", ranks)
@@ -217,7 +217,7 @@ func parseCertificate(data []byte) (c *Certificate, line int, err error) {
 
 // parseRegion reads the line of a region.
 func parseRegion(word, text string) (Region, error) {
-	r := Region{reason: reason(word), ranks: []string{""}, slices: []int{0}, pieces: []int{0}}
+	r := Region{reason: reason(word), ranks: []string{""}, waits: []bool{false}, slices: []int{0}, pieces: []int{0}}
 	last := map[reason]string{byTrunk: "bound", byStages: "bound", byCuts: "bound", byMemory: "holds", byTwin: "of"}[r.reason]
 	if last == "" && r.reason != refused && r.reason != bySearch && r.reason != spares {
 		return r, fmt.Errorf("%q is no reason, must be one of trunk stages cuts memory alike refused searched spares", word)
@@ -278,7 +278,13 @@ func parseRegion(word, text string) (Region, error) {
 		read["grid"] = func(text string) error { r.grid = text; return nil }
 	}
 	if strings.Contains(text, " waits=") { // left out if stages do not wait for what they send
-		read["waits"] = toggle(&r.waits)
+		read["waits"] = func(text string) error {
+			r.waits = map[string][]bool{"on": {true}, "both": {false, true}}[text]
+			if r.waits == nil {
+				return fmt.Errorf("must be on or both")
+			}
+			return nil
+		}
 	}
 	for key, counts := range map[string]*[]int{"slices": &r.slices, "pieces": &r.pieces} {
 		if strings.Contains(text, " "+key+"=") { // left out if there is one slice, or one part

@@ -244,10 +244,18 @@ func (a *auditor) region(r *Region) error {
 			return refute(r.line, "the bound %d ps is less than the %d ps of the winner", int64(r.bound), int64(a.cert.Step))
 		}
 	}
-	any := map[cell]cost.Picoseconds{} // bounds that hold for any number of parts
+	free, any := map[cell]cost.Picoseconds{}, map[cell]cost.Picoseconds{}
 	for c := range r.cells() {
 		if r.reason == byTrunk {
-			whole := cell{a.undivided(a.usual(c.outline)), c.size, c.schedule}
+			whole := cell{a.undivided(a.usual(c.outline)), c.size, c.schedule} // its bounds hold for any number of parts
+			base := whole                                                      // and with unlimited memory for what only spares it
+			base.outline = a.base(whole.outline)
+			if _, known := free[base]; !known {
+				free[base] = a.trunks(base.outline, c.size, c.schedule, nil, r.bound)
+			}
+			if free[base] >= r.bound {
+				continue
+			}
 			if _, known := any[whole]; !known {
 				any[whole] = a.trunks(whole.outline, c.size, c.schedule, a.again(whole.outline, c.size, c.schedule), r.bound)
 			}
@@ -381,15 +389,14 @@ func (a *auditor) alike(r *Region) error {
 	twin.plan, twin.dp, twin.ranks = r.unit, replicas*r.unit/a.opts.RuntimeNGPUs, r.as
 	for c := range r.cells() {
 		like := c
-		like.outline, like.slices, like.pieces = twin, c.slices, c.pieces
+		like.outline, like.waits, like.slices, like.pieces = twin, c.waits, c.slices, c.pieces
 		if at := a.space.of(like.outline).at(like); at == nil || a.cert.Regions[*at-1].reason == byTwin {
 			return refute(r.line, "no region but alike ones has micro-batches of %d under %s with %s", like.size, like.schedule, like.text())
 		}
 	}
 	ways := a.ways(twin)
-	for _, ranks := range r.ranks {
-		o := r.outline
-		if o.ranks = ranks; a.ways(o) != ways {
+	for o := range r.outlines() {
+		if a.ways(o) != ways {
 			return refute(r.line, "with a unit of %d not everything goes the same ways through the network as with %d", r.unit, r.plan)
 		}
 	}
@@ -428,7 +435,8 @@ type drawn struct {
 // draw returns a random plan of a region, nil if that has no program.
 func (a *auditor) draw(r *rand.Rand, x *Region) *drawn {
 	o := x.outline
-	o.ranks, o.slices, o.pieces = x.ranks[r.IntN(len(x.ranks))], x.slices[r.IntN(len(x.slices))], x.pieces[r.IntN(len(x.pieces))]
+	o.ranks, o.waits = x.ranks[r.IntN(len(x.ranks))], x.waits[r.IntN(len(x.waits))]
+	o.slices, o.pieces = x.slices[r.IntN(len(x.slices))], x.pieces[r.IntN(len(x.pieces))]
 	skel, err := a.skeletonOf(o)
 	if err != nil {
 		return nil
