@@ -113,10 +113,10 @@ func (p *Plan) validateStages() error {
 		if s.Recompute < 0 || s.Recompute > s.Last-s.First {
 			return planErrorf(key+".recompute", "is %d of %d blocks", s.Recompute, s.Last-s.First)
 		}
-		if s.Selective < 0 || s.Recompute+s.Selective > s.Last-s.First {
+		if s.Selective < 0 || s.Selective > s.Last-s.First-s.Recompute { // a sum would overflow on absurd numbers
 			return planErrorf(key+".selective", "is %d besides %d recomputed, of %d blocks", s.Selective, s.Recompute, s.Last-s.First)
 		}
-		if s.Pointwise < 0 || s.Recomputed() > s.Last-s.First {
+		if s.Pointwise < 0 || s.Pointwise > s.Last-s.First-s.Recompute-s.Selective {
 			return planErrorf(key+".pointwise", "is %d besides %d recomputed more, of %d blocks", s.Pointwise, s.Recompute+s.Selective, s.Last-s.First)
 		}
 		next = s.Last
