@@ -97,6 +97,18 @@ func (c *Checkpoint) Close() error {
 	return errors.Join(errs...)
 }
 
+// Paths lists the files of the checkpoint, and the one that names it the newest of a run.
+func (c *Checkpoint) Paths() []string {
+	paths := []string{filepath.Join(c.Dir, manifestFile)}
+	for _, f := range c.Files {
+		paths = append(paths, filepath.Join(c.Dir, f.Name))
+	}
+	if root := filepath.Dir(c.Dir); filepath.Base(root) == rootDir {
+		paths = append(paths, filepath.Join(root, latestFile))
+	}
+	return paths
+}
+
 // locate returns the directory of the checkpoint that path refers to.
 func locate(path string) (string, error) {
 	if whole(path) {

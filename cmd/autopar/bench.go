@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"slices"
@@ -88,7 +89,7 @@ func (c *benchCmd) Run(ctx context.Context, con *console) error {
 	if err := c.validate("bench"); err != nil {
 		return err
 	}
-	if err := apart("bench: --profile", c.Trace, c.Config); err != nil {
+	if err := errors.Join(toFile("bench: --profile", c.Trace), apart("bench: --profile", c.Trace, c.Config)); err != nil {
 		return err
 	}
 	doc, system, err := c.plan(con)

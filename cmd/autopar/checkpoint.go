@@ -228,13 +228,16 @@ func (checkpointExportCmd) Example() string {
 
 // Run exports the weights.
 func (c *checkpointExportCmd) Run(con *console) error {
-	switch c.Out {
-	case "":
+	if c.Out == "" {
 		return usagef("checkpoint: -o is empty, want the name of a file")
-	case "-":
-		return usagef("checkpoint: -o - is not the standard output here: weights are written to a file; name one")
+	}
+	if err := toFile("checkpoint: -o", c.Out); err != nil {
+		return err
 	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
+		if err := apart("checkpoint: -o", c.Out, ck.Paths()...); err != nil {
+			return "", err
+		}
 		cfg, err := config.Parse(ck.Dir, []byte(ck.Config), nil)
 		if err != nil {
 			return "", err

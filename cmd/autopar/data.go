@@ -66,6 +66,11 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 	if err := mayBeDirectory(dir); err != nil {
 		return err
 	}
+	for _, name := range []string{data.TrainFile, data.ValFile, data.MetaFile} {
+		if err := apart("data prepare: -o", filepath.Join(dir, name), c.Input); err != nil {
+			return err
+		}
+	}
 	corpus, err := c.corpus(ctx)
 	if err != nil {
 		return err

@@ -53,6 +53,15 @@ func apart(flag, out string, others ...string) error {
 	return nil
 }
 
+// toFile refuses an output that is never printed, but is named as if it were: a file named "-" is not what is asked for, and two
+// such outputs would be the same.
+func toFile(flag, out string) error {
+	if out == "-" {
+		return usagef("%s - is not the standard output here; name a file", flag)
+	}
+	return nil
+}
+
 // notDirectory refuses an output that cannot be written, because it is a directory or in none, before work is done for it.
 func notDirectory(flag, out string) error {
 	if info, err := os.Stat(out); err == nil && info.IsDir() {
@@ -64,6 +73,23 @@ func notDirectory(flag, out string) error {
 	return nil
 }
 
+// followed returns the path that a path stands for: itself, or what it names as a link.
+func followed(path string) (string, error) {
+	for at := path; ; {
+		to, err := os.Readlink(at)
+		if err != nil { // no link, or nothing there
+			return at, nil
+		}
+		if _, err := os.Stat(at); errors.Is(err, syscall.ELOOP) {
+			return "", err
+		}
+		if !filepath.IsAbs(to) {
+			to = filepath.Dir(at) + string(filepath.Separator) + to // not cleaned: .. after a link is not what is before the link
+		}
+		at = to
+	}
+}
+
 // put writes a result to a file, or prints it if the path is "" or "-".
 func (c *console) put(path string, text []byte) error {
 	if path == "" || path == "-" {
@@ -73,11 +99,13 @@ func (c *console) put(path string, text []byte) error {
 	return writeFile(path, text)
 }
 
-// writeFile writes a result to a file, whole or not at all: if the disk is full, the old file stays. If the path is not a
-// regular file, such as a pipe, it writes to that directly.
+// writeFile writes a result to a file, whole or not at all: if the disk is full, the old file stays. If the path is a link, it
+// writes to what the link names, which may be a file that is not there yet. If it is not a regular file, such as a pipe, it writes
+// to that directly.
 func writeFile(path string, text []byte) error {
-	if at, err := filepath.EvalSymlinks(path); err == nil {
-		path = at
+	path, err := followed(path)
+	if err != nil {
+		return err
 	}
 	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
 		return os.WriteFile(path, text, 0o666)

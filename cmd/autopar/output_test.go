@@ -74,7 +74,7 @@ func TestOutputsReplaceNoInput(t *testing.T) {
 	}
 }
 
-// TestWriteFile: a file is replaced, also by the name of a link to it. What is no regular file stays what it is.
+// TestWriteFile: a file is written, also by the name of a link to it, and links stay. What is no regular file stays what it is.
 func TestWriteFile(t *testing.T) {
 	dir := t.TempDir()
 	file, link := filepath.Join(dir, "file"), filepath.Join(dir, "link")
@@ -84,6 +84,18 @@ func TestWriteFile(t *testing.T) {
 	text, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, "new", string(text))
+	require.NoError(t, os.Remove(file))
+	require.NoError(t, writeFile(link, []byte("first")))
+	text, err = os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, "first", string(text))
+
+	round := filepath.Join(t.TempDir(), "round")
+	require.NoError(t, os.Symlink("round", round))
+	require.ErrorContains(t, writeFile(round, nil), round)
+	to, err := os.Readlink(round)
+	require.NoError(t, err)
+	require.Equal(t, "round", to)
 
 	socket := filepath.Join(dir, "s")
 	l, err := net.Listen("unix", socket)

@@ -150,6 +150,8 @@ func (c *planCmd) unit(cfg *config.Config) string {
 func (c *planCmd) apart(cluster []string) error {
 	read := append([]string{c.Config}, cluster...)
 	return errors.Join(
+		toFile("plan: --certificate", c.Certificate),
+		toFile("plan: --lp", c.LP),
 		apart("plan: -o", c.Out, read...),
 		apart("plan: --certificate", c.Certificate, append(read, c.Out)...),
 		apart("plan: --lp", c.LP, append(read, c.Out, c.Certificate)...),
