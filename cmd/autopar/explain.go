@@ -3,11 +3,14 @@ package main
 import (
 	"bytes"
 	"io"
-	"math"
 
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/planner"
 )
+
+// mostPrice bounds the dollars that a device may be said to cost an hour. Of much more, products with numbers of devices and hours
+// cannot be written as JSON.
+const mostPrice = 1e9
 
 // explainCmd shows what a plan does and why.
 type explainCmd struct {
@@ -46,8 +49,10 @@ func (c *explainCmd) Run(con *console) error {
 		return usagef("explain: --rank is text or trace, --why text or json; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
-	case !(c.Price >= 0) || math.IsInf(c.Price, 0):
+	case !(c.Price >= 0):
 		return usagef("explain: --price is %v, must not be negative", c.Price)
+	case c.Price > mostPrice:
+		return usagef("explain: --price is %v, must be at most %v", c.Price, float64(mostPrice))
 	}
 	if err := c.unseen(); err != nil {
 		return err
