@@ -44,6 +44,9 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if err := c.check(); err != nil {
 		return err
 	}
+	if info, err := os.Stat(c.Plan); err == nil && !info.Mode().IsRegular() {
+		return usagef("launch: %s is not a regular file, and every process reads the plan anew", c.Plan)
+	}
 	doc, err := c.loadPlan()
 	if err != nil {
 		return err
