@@ -108,6 +108,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		kong.Exit(func(code int) { panic(exitRequest(code)) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 100}),
 		kong.Help(printHelp),
+		kong.ValueFormatter(helpOf),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(con),
 	)
@@ -195,6 +196,14 @@ func (c *console) bug(what, trace string, verbose bool) {
 
 // exampler is a command whose --help ends in an example.
 type exampler interface{ Example() string }
+
+// helpOf is the help of a flag or argument, with its default where a placeholder stands in the place in which kong shows it.
+func helpOf(value *kong.Value) string {
+	if value.Tag.PlaceHolder == "" || value.Default == "" {
+		return value.Help
+	}
+	return value.Help + " The default is " + value.Default + "."
+}
 
 // printHelp is kong's help followed by the command's example.
 func printHelp(options kong.HelpOptions, ctx *kong.Context) error {

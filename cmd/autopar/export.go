@@ -9,7 +9,7 @@ import (
 // exportCmd writes a plan for another system.
 type exportCmd struct {
 	planArg
-	Format string `required:"" enum:"megatron,torchtitan,slurm,k8s" help:"megatron (a script that starts Megatron-LM's pretrain_gpt.py), torchtitan (a job file of torchtitan 0.2), slurm (a batch script) or k8s (manifests); the last two train with autopar."`
+	Format string `required:"" enum:"megatron,torchtitan,slurm,k8s" placeholder:"megatron|torchtitan|slurm|k8s" help:"megatron (a script that starts Megatron-LM's pretrain_gpt.py), torchtitan (a job file of torchtitan 0.2), slurm (a batch script) or k8s (manifests); the last two train with autopar."`
 	Image  string `default:"autopar" placeholder:"NAME" help:"Container image that has autopar and sh, for k8s."`
 	Out    string `short:"o" placeholder:"FILE" help:"File to write instead of the standard output, which - names too."`
 }
@@ -23,8 +23,11 @@ autopar export plan.json --format slurm | sbatch`
 
 // Run writes the plan.
 func (c *exportCmd) Run(con *console) error {
-	if c.Image == "" {
+	switch {
+	case c.Image == "":
 		return usagef("export: --image is empty, want the name of a container image")
+	case c.Format != "k8s" && c.Image != "autopar":
+		return usagef("export: --image is for --format k8s")
 	}
 	if err := apart("export: -o", c.Out, c.Plan); err != nil {
 		return err
