@@ -170,6 +170,20 @@ func (m *metricsLog) write(record any) error {
 	return nil
 }
 
+// moved lists the files that are not at their names any more.
+func (m *metricsLog) moved() (names []string) {
+	if m == nil {
+		return nil
+	}
+	for _, f := range []*os.File{m.f, m.events.f} {
+		written, err := f.Stat()
+		if there, gone := os.Stat(f.Name()); err == nil && (gone != nil || !os.SameFile(written, there)) {
+			names = append(names, f.Name())
+		}
+	}
+	return names
+}
+
 func (m *metricsLog) close() error {
 	if m == nil {
 		return nil

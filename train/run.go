@@ -139,6 +139,9 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 		return Result{}, errors.Join(err, r.closeCheckpoints(), r.metrics.close())
 	}
 	err := r.loop(ctx)
+	for _, name := range r.metrics.moved() { // no reason to fail: all has been trained
+		r.printf("metrics: %s was moved, removed or replaced while the run was writing to it; what it wrote since is not there\n", name)
+	}
 	err = errors.Join(err, r.closeCheckpoints(), r.metrics.close())
 	return r.result, err
 }

@@ -196,6 +196,20 @@ func TestMetricsRoundTrip(t *testing.T) {
 	}
 }
 
+// TestMetricsThatAreRemoved: a run whose metrics are removed while it writes to them knows.
+func TestMetricsThatAreRemoved(t *testing.T) {
+	if goruntime.GOOS == "windows" {
+		t.Skip("open files cannot be removed")
+	}
+	dir := t.TempDir()
+	m, err := openMetrics(dir, 0)
+	require.NoError(t, err)
+	require.NoError(t, os.Remove(filepath.Join(dir, MetricsFile)))
+	require.NoError(t, m.write(StepMetrics{}))
+	require.Equal(t, []string{filepath.Join(dir, MetricsFile)}, m.moved())
+	require.NoError(t, m.close())
+}
+
 // TestPlansAgree: the same run on other ranks has the same losses, and does communicate.
 func TestPlansAgree(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
