@@ -150,7 +150,7 @@ func (e *CertificateError) Error() string {
 }
 
 // maxCertificate is a limit in bytes, far beyond any certificate: that of 175 billion parameters on
-// 1,024 devices has 17 million.
+// 1,024 devices has 18 million.
 const maxCertificate = 1 << 30
 
 // ReadCertificate reads a file that [Certificate.Marshal] wrote. It fails with a *CertificateError
