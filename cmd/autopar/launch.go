@@ -41,7 +41,7 @@ autopar launch plan.json --nproc 8 --nnodes 2:4 --node-rank 3 --master 10.0.0.1:
 
 // Run starts the processes and waits for them.
 func (c *launchCmd) Run(ctx context.Context, con *console) error {
-	if err := c.check(); err != nil {
+	if err := c.check("launch"); err != nil {
 		return err
 	}
 	if info, err := os.Stat(c.Plan); err == nil && !info.Mode().IsRegular() {

@@ -43,17 +43,17 @@ autopar run plan.json
 autopar run plan.json --steps 4000 --resume`
 }
 
-// check looks at the flags that need no plan.
-func (c *runCmd) check() error {
+// check looks at the flags of a command that need no plan.
+func (c *runCmd) check(command string) error {
 	switch {
 	case c.Steps != nil && *c.Steps < 1:
-		return usagef("run: --steps is %d, must be at least 1", *c.Steps)
+		return usagef("%s: --steps is %d, must be at least 1", command, *c.Steps)
 	case c.Resume && c.InitFrom != "scratch": // launch passes either --resume or --init-from
-		return usagef("run: --resume goes on with the weights of the checkpoint and cannot be used with --init-from %s", c.InitFrom)
+		return usagef("%s: --resume goes on with the weights of the checkpoint and cannot be used with --init-from %s", command, c.InitFrom)
 	case c.Timeout <= 0:
-		return usagef("run: --timeout is %v, must be more than 0", c.Timeout)
+		return usagef("%s: --timeout is %v, must be more than 0", command, c.Timeout)
 	}
-	return c.validate("run")
+	return c.validate(command)
 }
 
 // join connects to the other processes of the run, if a launcher's environment variables say that there are some. peers is nil
@@ -85,7 +85,7 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 // Run trains until it is done. A run that is interrupted before saves and fails with context.Canceled, so that a script or a
 // cluster's scheduler does not take it for done.
 func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
-	if err := c.check(); err != nil {
+	if err := c.check("run"); err != nil {
 		return err
 	}
 	ctx, stdout := con.training(ctx)

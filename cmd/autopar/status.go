@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -82,7 +83,11 @@ func message(err error) string {
 	if errors.Is(err, context.Canceled) {
 		return "interrupted"
 	}
-	return err.Error()
+	text := err.Error()
+	if is[*kong.ParseError](err) {
+		text = strings.Replace(text, `must be one of "",`, "must be one of ", 1) // nothing is what the flag is without being given
+	}
+	return text
 }
 
 // is reports whether an error of type E is in err's tree.
