@@ -52,7 +52,7 @@ bench-planner: ## time whole searches over models, layers, devices and batches
 	bench/planner.sh
 
 parity: ## train under every plan of the parity table and print it
-	$(GO) test -count=1 -timeout 20m -v -run TestParity . -args -parity-all
+	$(GO) test -count=1 -timeout 1h -v -run TestParity . -args -parity-all
 
 long: ## every plan, long runs and large searches, of which make test takes samples: an hour or two
 	$(GO) test -count=1 -timeout 4h . -args -parity-all
