@@ -1,7 +1,6 @@
 package planner
 
 import (
-	"iter"
 	"slices"
 
 	"github.com/autopar/autopar/partition"
@@ -30,32 +29,23 @@ func (s *searcher) base(o outline) outline {
 
 // sparing lists the outlines beside one that spare memory. They take no less than that does with unlimited memory.
 func (s *searcher) sparing(p *pending) []*pending {
-	var all []*pending
 	if s.relieves(p.outline) {
 		return nil
 	}
-	for beside := range s.beside(p.outline) {
-		all = append(all, &pending{outline: beside, base: p, left: p.free()})
-	}
-	return all
-}
-
-// beside lists the outlines of which an outline is the base.
-func (s *searcher) beside(o outline) iter.Seq[outline] {
-	waits := []bool{o.waits}
-	if o.pp > 1 && s.opts.OverlapP2P == "" {
+	waits := []bool{p.waits}
+	if p.pp > 1 && s.opts.OverlapP2P == "" {
 		waits = []bool{false, true}
 	}
-	return func(yield func(outline) bool) {
-		x := o
-		for _, x.offload = range offloads(s.opts, s.cluster) {
-			for _, x.waits = range waits {
-				if x != o && x.among(s.opts) && !yield(x) {
-					return
-				}
+	var all []*pending
+	beside := p.outline
+	for _, beside.offload = range offloads(s.opts, s.cluster) {
+		for _, beside.waits = range waits {
+			if beside != p.outline && beside.among(s.opts) {
+				all = append(all, &pending{outline: beside, base: p, left: p.free()})
 			}
 		}
 	}
+	return all
 }
 
 // relieve lists the pending outlines that spare memory and may have plans of interest: where the memory limit slows down their

@@ -67,19 +67,19 @@ func TestStatusOfErrors(t *testing.T) {
 // TestIdleFlags: a flag that would have no effect is refused, before any file is read.
 func TestIdleFlags(t *testing.T) {
 	for want, args := range map[string][]string{
-		"plan: --samples is for --robust":                                                                 {"plan", "x.yaml", "--samples", "4"},
-		"plan: --seed is for --robust":                                                                    {"plan", "x.yaml", "--seed", "4"},
-		"verify: --samples is for --certificate":                                                          {"verify", "plan.json", "--samples", "4"},
-		"verify: --seed is for --certificate":                                                             {"verify", "plan.json", "--seed", "4"},
-		"profile: --steps is for --check":                                                                 {"profile", "--steps", "4"},
-		"cluster: --model is for --galvatron":                                                             {"cluster", "h100", "--model", "x.yaml"},
-		"explain: --sensitivities is for --format text, json or html of the whole plan":                   {"explain", "plan.json", "--cluster", "v100", "--sensitivities"},
-		"explain: --pareto is for --format text, json or html of the whole plan, and --view pareto":       {"explain", "plan.json", "--rank", "1", "--pareto"},
-		"explain: --versus is for --format text, json or html of the whole plan":                          {"explain", "plan.json", "--why", "wte", "--versus", "dp"},
-		"explain: --price is for --sensitivities and --pareto, and --format json or html":                 {"explain", "plan.json", "--price", "2"},
-		"explain: --quick is for --format html":                                                           {"explain", "plan.json", "--format", "json", "--quick"},
-		"explain: --view memory is for --format svg or png":                                               {"explain", "plan.json", "--view", "memory"},
-		"run: --resume goes on with the weights of the checkpoint and cannot be used with --init-from it": {"launch", "plan.json", "--resume", "--init-from", "it"},
+		"plan: --samples is for --robust":                                                                    {"plan", "x.yaml", "--samples", "4"},
+		"plan: --seed is for --robust":                                                                       {"plan", "x.yaml", "--seed", "4"},
+		"verify: --samples is for --certificate":                                                             {"verify", "plan.json", "--samples", "4"},
+		"verify: --seed is for --certificate":                                                                {"verify", "plan.json", "--seed", "4"},
+		"profile: --steps is for --check":                                                                    {"profile", "--steps", "4"},
+		"cluster: --model is for --galvatron":                                                                {"cluster", "h100", "--model", "x.yaml"},
+		"explain: --sensitivities is for --format text, json or html of the whole plan":                      {"explain", "plan.json", "--cluster", "v100", "--sensitivities"},
+		"explain: --pareto is for --format text, json or html of the whole plan, and --view pareto":          {"explain", "plan.json", "--rank", "1", "--pareto"},
+		"explain: --versus is for --format text, json or html of the whole plan":                             {"explain", "plan.json", "--why", "wte", "--versus", "dp"},
+		"explain: --price is for --sensitivities and --pareto, and --format json or html":                    {"explain", "plan.json", "--price", "2"},
+		"explain: --quick is for --format html":                                                              {"explain", "plan.json", "--format", "json", "--quick"},
+		"explain: --view memory is for --format svg or png":                                                  {"explain", "plan.json", "--view", "memory"},
+		"launch: --resume goes on with the weights of the checkpoint and cannot be used with --init-from it": {"launch", "plan.json", "--resume", "--init-from", "it"},
 	} {
 		var stderr bytes.Buffer
 		require.Equal(t, statusInput, execute(t.Context(), args, &bytes.Buffer{}, &stderr), args)
