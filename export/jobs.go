@@ -42,8 +42,9 @@ func (p *plan) latest() string {
 	return Quote(filepath.Join(p.Config.Train.OutDir, checkpoint.LatestFile))
 }
 
-// kubernetes writes an Indexed Job with a pod for each node (Kubernetes 1.24 or later), and a headless Service that gives the
-// first pod a name, at which the agents of all pods meet. Plan, data and checkpoints are on one volume.
+// kubernetes writes an Indexed Job with a pod for each node, and a headless Service that gives the first pod a name, at which
+// the agents of all pods meet. Plan, data and checkpoints are on one volume. The Job's podFailurePolicy needs Kubernetes 1.26
+// or later.
 //
 // A pod that replaces another has the same command: it resumes from the newest checkpoint, if there is one. When a pod is
 // taken away, the job saves and its agents exit with status 0 although it is not done. So a pod succeeds only if it finds
