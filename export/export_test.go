@@ -330,3 +330,34 @@ func TestTransfersOfMegatron(t *testing.T) {
 		}
 	}
 }
+
+// TestTorchtitanTrainsThePlan: torchtitan takes the vocabulary from the flavor, clips to any max_norm, cuts a warmup to the
+// steps of the schedule, and shards over context-parallel ranks.
+func TestTorchtitanTrainsThePlan(t *testing.T) {
+	zero := func(p *partition.Plan) { p.ZeRO = 2 }
+	for _, c := range []struct {
+		config   string
+		plan     func(*partition.Plan)
+		has, not string
+	}{
+		{llama, zero, `flavor = "8B"`, "vocab_size"},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, vocab_size: 32000", 1), zero, "vocab_size=32000,", `flavor = "8B"`},
+		{strings.Replace(llama, "llama-3-8b", "llama-2-7b", 1), zero, "vocab_size=32000,", ""},
+		{llama, zero, "max_norm = 1.0\n", ""},
+		{strings.Replace(llama, "warmup", "grad_clip: 0, warmup", 1), zero, "max_norm = +inf\n", ""},
+		{strings.Replace(llama, "warmup", "learning_rate: 0, min_lr: 0, warmup", 1), zero, "lr = 0.0\n", "min_lr_factor"},
+		{strings.Replace(llama, "warmup", "schedule: constant, warmup", 1), zero, "total_steps = 1000\n", ""},
+		{strings.Replace(llama, "warmup_iters: 80", "schedule: constant, warmup_iters: 5000", 1), zero, "total_steps = 5000\n", ""},
+		{strings.Replace(llama, "warmup_iters: 80", "warmup_iters: 5000", 1), zero, "total_steps = 5000\n", ""},
+		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP = 2, 2, 1, 2 }, `fsdp_reshard_after_forward = "never"`, ""},
+		{llama, func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 8, 2, 3 }, "context-parallel ranks shard", "never"},
+		{llama, zero, "long waves", "context-parallel ranks"},
+	} {
+		text, err := written(t, document(t, c.config, c.plan), export.Torchtitan)
+		require.NoError(t, err)
+		require.Contains(t, text, c.has)
+		if c.not != "" {
+			require.NotContains(t, text, c.not)
+		}
+	}
+}

@@ -27,6 +27,8 @@ func (p *plan) torchtitan(o Options) string {
 	p.lack(t.DType == "float16", "float16: train in bfloat16")
 	p.lack(t.DType == "bfloat16" && t.MasterWeights && !sharded && several && p.ContextParallel() == 1, "bfloat16 with master weights without FSDP: plan with --zero 2")
 
+	p.note(true, "the angles of rope's long waves are rescaled, as those of Llama 3.1")
+
 	f := &toml{}
 	f.section("model")
 	f.set("name", "llama3")
@@ -39,8 +41,9 @@ func (p *plan) torchtitan(o Options) string {
 	}
 	f.set("data_parallel_replicate_degree", replicas)
 	f.set("data_parallel_shard_degree", shards)
-	if sharded {
+	if sharded || p.ContextParallel() > 1 { // torchtitan has FSDP over context-parallel ranks even if none are data-parallel
 		p.note(!p.Overlap, "FSDP communicates beside the computation")
+		p.note(p.ContextParallel() > 1, "context-parallel ranks shard parameters, gradients and optimizer state, too")
 		f.set("fsdp_reshard_after_forward", map[bool]string{true: "always", false: "never"}[p.ZeRO == 3])
 	}
 	f.set("tensor_parallel_degree", p.TP)
@@ -53,13 +56,19 @@ func (p *plan) torchtitan(o Options) string {
 		f.set("pipeline_parallel_microbatch_size", p.MicroBatch)
 		f.set("module_fqns_per_model_part", p.parts())
 		local = cfg.Batch.Global / dp
+		p.lack(p.Chunks() == 1 && local/p.MicroBatch < p.PP(), "%d micro-batches in a pipeline of %d: plan with a smaller --micro-batch or --pp", local/p.MicroBatch, p.PP())
 	}
+	p.lack(m.BlockSize%(2*p.TP*p.ContextParallel()) != 0, "%d tokens, which 2 x tp x cp ranks do not divide: plan with a --tp and --cp that do", m.BlockSize)
 	f.section("training")
 	f.set("seq_len", m.BlockSize)
 	f.set("local_batch_size", local)
 	f.set("global_batch_size", cfg.Batch.Global)
 	f.set("steps", t.MaxIters+1)
-	f.set("max_norm", cfg.Optimizer.GradClip)
+	if cfg.Optimizer.GradClip > 0 {
+		f.set("max_norm", cfg.Optimizer.GradClip)
+	} else {
+		f.set("max_norm", math.Inf(1)) // with 0 it would clip all gradients to 0
+	}
 	f.set("dtype", map[bool]string{true: "float32", false: "bfloat16"}[t.DType != "bfloat16" || t.MasterWeights])
 	f.set("mixed_precision_param", t.DType)
 	p.note(t.DType == "bfloat16" && dp > 1, "gradients are summed over ranks in 4 bytes, not 2")
@@ -79,11 +88,14 @@ func (p *plan) torchtitan(o Options) string {
 	if cfg.Optimizer.DecayLR {
 		f.set("warmup_steps", cfg.Optimizer.WarmupIters)
 		if cfg.Optimizer.Schedule != "constant" {
-			f.set("total_steps", max(cfg.Optimizer.LRDecayIters, t.MaxIters+1))
+			f.set("total_steps", max(cfg.Optimizer.LRDecayIters, cfg.Optimizer.WarmupIters, t.MaxIters+1))
 			p.note(cfg.Optimizer.LRDecayIters < t.MaxIters, "the learning rate decays until the last step")
 			f.set("decay_type", "cosine")
-			f.set("min_lr_factor", cfg.Optimizer.MinLR/cfg.Optimizer.LearningRate)
+			if cfg.Optimizer.LearningRate > 0 { // else it does not matter, and is 0/0
+				f.set("min_lr_factor", cfg.Optimizer.MinLR/cfg.Optimizer.LearningRate)
+			}
 		} else {
+			f.set("total_steps", max(cfg.Optimizer.WarmupIters, t.MaxIters+1)) // a longer warmup would be cut short
 			f.set("decay_ratio", 0.0)
 		}
 	} else {
@@ -121,7 +133,8 @@ func (p *plan) parts() [][]string {
 	return parts
 }
 
-// flavorOf names the model as one of torchtitan's Llamas. If it is none of them, add is the line that makes it one.
+// flavorOf names the model as one of torchtitan's Llamas, which all have a vocabulary of 128256. If it is none of them, add is
+// the line that makes it one.
 func flavorOf(m *gpt.Config) (name, add string) {
 	for _, known := range []struct {
 		name                         string
@@ -129,15 +142,15 @@ func flavorOf(m *gpt.Config) (name, add string) {
 	}{
 		{"8B", 32, 32, 8, 4096, 14336}, {"70B", 80, 64, 8, 8192, 28672}, {"405B", 126, 128, 8, 16384, 53248},
 	} {
-		if known.blocks == m.NLayer && known.heads == m.NHead && known.kv == m.KVHeads() && known.width == m.NEmbd && known.ff == m.FFN() && m.Theta() == 500000 {
+		if known.blocks == m.NLayer && known.heads == m.NHead && known.kv == m.KVHeads() && known.width == m.NEmbd && known.ff == m.FFN() && m.VocabSize == 128256 && m.Theta() == 500000 {
 			return known.name, ""
 		}
 	}
 	// torchtitan's MLP is 8/3 as wide as the model, times the multiplier, rounded up to multiple_of.
 	multiplier := math.Min(1, float64(m.FFN())/float64(8*m.NEmbd/3))
 	name = "autopar"
-	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g),",
-		name, m.NEmbd, m.NLayer, m.NHead, m.KVHeads(), m.FFN(), math.Floor(multiplier*1000)/1000, m.Theta())
+	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, vocab_size=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g),",
+		name, m.NEmbd, m.NLayer, m.NHead, m.KVHeads(), m.VocabSize, m.FFN(), math.Floor(multiplier*1000)/1000, m.Theta())
 }
 
 // toml is a file of sections, keys and values.
@@ -151,7 +164,7 @@ func (f *toml) set(key string, value any) {
 	case string:
 		text = fmt.Sprintf("%q", v)
 	case float64:
-		if text = fmt.Sprint(v); !strings.ContainsAny(text, ".e") {
+		if text = strings.ToLower(fmt.Sprint(v)); !strings.ContainsAny(text, ".ei") { // +inf is a number, too
 			text += ".0"
 		}
 	case [][]string:
