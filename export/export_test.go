@@ -361,3 +361,37 @@ func TestTorchtitanTrainsThePlan(t *testing.T) {
 		}
 	}
 }
+
+// TestMegatronTrainsThePlan: Megatron's warmup starts at lr-warmup-init, which is 0 if not given; it refuses a min-lr above lr;
+// and Megatron-FSDP reduces gradients beside the backward pass whether asked to or not, but gathers only if asked to or under
+// ZeRO 3.
+func TestMegatronTrainsThePlan(t *testing.T) {
+	zero := func(stage int, overlap bool) func(*partition.Plan) {
+		return func(p *partition.Plan) { p.ZeRO, p.Overlap = stage, overlap }
+	}
+	set := func(keys string) string {
+		return strings.Replace(llama, "warmup_iters: 80", "learning_rate: 0.5, "+keys, 1)
+	}
+	for _, c := range []struct {
+		config   string
+		plan     func(*partition.Plan)
+		has, not string
+	}{
+		{set("warmup_iters: 4"), zero(1, false), "--lr-warmup-init 0.1 ", "beside the computation"},
+		{set("warmup_iters: 4, warmup_from_zero: true"), zero(1, false), "--lr-warmup-iters 4 ", "--lr-warmup-init"},
+		{set("warmup_iters: 0"), zero(1, false), "--lr-warmup-iters 0 ", "--lr-warmup-init"},
+		{set("warmup_iters: 80, min_lr: 0.25"), zero(1, false), "--min-lr 0.25 ", ""},
+		{set("warmup_iters: 80, schedule: constant, min_lr: 1"), zero(1, false), "--lr-decay-style constant ", "--min-lr"},
+		{llama, zero(2, false), "Megatron-FSDP reduces gradients beside the computation.", "--overlap"},
+		{llama, zero(3, false), "Megatron-FSDP reduces gradients and gathers parameters beside the computation.", "--overlap"},
+		{llama, zero(2, true), "--overlap-param-gather ", "beside the computation"},
+		{llama, func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 8, 2, 1 }, "context-parallel ranks shard what ZeRO shards", ""},
+	} {
+		text, err := written(t, document(t, c.config, c.plan), export.Megatron)
+		require.NoError(t, err)
+		require.Contains(t, text, c.has)
+		if c.not != "" {
+			require.NotContains(t, text, c.not)
+		}
+	}
+}

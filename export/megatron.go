@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -48,6 +49,10 @@ func (p *plan) megatron(o Options) string {
 		a.add("recompute-num-layers", blocks)
 	}
 
+	p.lack(m.FFN()%p.TP != 0, "an MLP of width %d over %d tensor-parallel ranks: plan with a --tp that divides it", m.FFN(), p.TP)
+	cp := p.ContextParallel()
+	p.lack(cp > 1 && m.BlockSize%(2*cp) != 0 || p.SequenceParallel && m.BlockSize%(p.TP*cp) != 0,
+		"%d tokens, of which context- and sequence-parallel ranks get unequal parts: plan with a --tp and --cp that divide them", m.BlockSize)
 	a.add("num-layers", m.NLayer)
 	a.add("hidden-size", m.NEmbd)
 	a.add("ffn-hidden-size", m.FFN())
@@ -107,7 +112,10 @@ func (p *plan) megatronZeRO(a *arguments) {
 		a.flag(true, "use-megatron-fsdp")
 		a.add("data-parallel-sharding-strategy", map[int]string{2: "optim_grads", 3: "optim_grads_params"}[p.ZeRO])
 		a.add("ckpt-format", "fsdp_dtensor")
+		a.flag(p.Overlap, "overlap-param-gather")
+		p.note(!p.Overlap, "Megatron-FSDP %s beside the computation", map[int]string{2: "reduces gradients", 3: "reduces gradients and gathers parameters"}[p.ZeRO])
 	}
+	p.note(p.ZeRO > 0 && p.ContextParallel() > 1, "context-parallel ranks shard what ZeRO shards, too")
 	if p.Copies() > 1 {
 		a.add("num-distributed-optimizer-instances", p.Copies())
 	}
@@ -129,11 +137,16 @@ func (p *plan) megatronTraining(a *arguments) {
 	a.add("lr", o.LearningRate)
 	if o.DecayLR {
 		p.lack(o.WarmupIters >= o.LRDecayIters, "a warmup of %d iterations and a decay that ends at %d: plan with optimizer.warmup_iters below optimizer.lr_decay_iters", o.WarmupIters, o.LRDecayIters)
-		a.add("min-lr", o.MinLR)
+		if o.Schedule != config.Constant { // it is not used then, and Megatron refuses one above lr
+			a.add("min-lr", o.MinLR)
+		}
 		a.add("lr-warmup-iters", o.WarmupIters)
+		if o.WarmupIters > 0 && !o.WarmupFromZero {
+			a.add("lr-warmup-init", o.LearningRate/(float64(o.WarmupIters)+1))
+		}
 		a.add("lr-decay-iters", o.LRDecayIters)
 	}
-	a.add("lr-decay-style", map[bool]string{true: "cosine", false: "constant"}[o.DecayLR && o.Schedule != "constant"])
+	a.add("lr-decay-style", map[bool]string{true: "cosine", false: "constant"}[o.DecayLR && o.Schedule != config.Constant])
 	a.add("weight-decay", o.WeightDecay)
 	a.add("adam-beta1", o.Beta1)
 	a.add("adam-beta2", o.Beta2)

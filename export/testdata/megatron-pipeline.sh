@@ -34,6 +34,7 @@ exec torchrun --nnodes 2 --nproc-per-node 8 --node-rank "${NODE_RANK:-0}" \
   --lr 0.0006 \
   --min-lr 6e-05 \
   --lr-warmup-iters 2000 \
+  --lr-warmup-init 2.998500749625187e-07 \
   --lr-decay-iters 600000 \
   --lr-decay-style cosine \
   --weight-decay 0.1 \
