@@ -136,6 +136,7 @@ func (p *plan) foreign() {
 	p.lack(p.BatchParallel, "sequences of a micro-batch shared by tensor-parallel ranks: plan with --batch-parallel off")
 	p.lack(p.Rows() > 1, "weights cut in two dimensions over %d rows of tensor-parallel ranks: plan with --tp-rows 1", p.Rows())
 	p.lack(p.TP > 1 && p.TP > cfg.Model.KVHeads(), "tensor parallelism of %d over %d heads of keys and values: plan with --tp %[2]d", p.TP, cfg.Model.KVHeads())
+	p.lack(p.TP <= cfg.Model.KVHeads() && cfg.Model.KVHeads()%p.TP != 0, "%d heads of keys and values over %d tensor-parallel ranks: plan with a --tp that divides them", cfg.Model.KVHeads(), p.TP)
 	p.lack(cfg.Model.NHead%p.TP != 0, "%d heads over %d tensor-parallel ranks: plan with a --tp that divides them", cfg.Model.NHead, p.TP)
 	p.lack(p.Offload.Moves(), "state that is fetched from the host's memory and stashed there: plan with --offload none")
 	p.lack(cfg.Train.Reproducible, "train.reproducible")
@@ -149,6 +150,7 @@ func (p *plan) foreign() {
 	}
 	p.lack(even != p.MicroBatch, "%d sequences of a data-parallel rank in micro-batches of %d, of which the last is smaller: plan with --micro-batch %d", local, p.MicroBatch, even)
 	p.lack(p.PP() == 1 && p.Schedule != partition.OneFOneB && local > p.MicroBatch, "schedule %s without a pipeline: plan with --schedule 1f1b", p.Schedule)
+	p.lack(even == p.MicroBatch && p.Chunks() > 1 && local/p.MicroBatch%p.PP() != 0, "%d micro-batches interleaved over %d positions: plan with a --micro-batch that makes a multiple of them, or --schedule 1f1b", local/p.MicroBatch, p.PP())
 	p.note(p.TPPieces > 1, "products and collectives of tensor parallelism are made whole: the plan has them in %d parts, each beside another", p.TPPieces)
 	p.note(p.LossSlices > 1, "the head and the loss run in one piece: logits take %d times the memory", p.LossSlices)
 	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")

@@ -331,6 +331,47 @@ func TestTransfersOfMegatron(t *testing.T) {
 	}
 }
 
+// TestUneven lists plans that autopar runs although ranks or positions get unequal parts, and other systems do not.
+func TestUneven(t *testing.T) {
+	tp := func(p *partition.Plan) { p.DP, p.TP, p.SequenceParallel, p.ZeRO = 4, 4, true, 2 }
+	cp := func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 4, 4, 2 }
+	pp := func(p *partition.Plan) { // 3 micro-batches over 2 positions
+		p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.MicroBatch, p.Stages = 4, 4, 2, 32, stages(8, 8, 8, 8)
+		p.Interleave, p.Schedule, p.ZeRO = 2, partition.Interleaved, 2
+	}
+	few := func(p *partition.Plan) {
+		p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.MicroBatch, p.Stages = 4, 4, 1, 64, stages(8, 8, 8, 8)
+	}
+	for _, c := range []struct {
+		keys, batch     string // of the model, and the global batch
+		plan            func(*partition.Plan)
+		megatron, titan string // what is missing, if anything
+	}{
+		{"n_head: 24, n_kv_head: 6, n_embd: 3072", "64", tp, "6 heads of keys and values over 4", "6 heads of keys and values over 4"},
+		{"ffn_hidden: 14338", "64", tp, "an MLP of width 14338 over 4 tensor-parallel ranks", ""},
+		{"block_size: 8190", "64", tp, "8190 tokens", "8190 tokens"},
+		{"block_size: 8196", "64", tp, "", "8196 tokens"},
+		{"block_size: 8196", "64", cp, "8196 tokens", "8196 tokens"},
+		{"block_size: 8200", "64", cp, "", ""},
+		{"", "192", pp, "3 micro-batches interleaved over 2 positions", "3 micro-batches interleaved over 2 positions"},
+		{"", "64", few, "", "1 micro-batches in a pipeline of 4"},
+	} {
+		text := strings.NewReplacer("llama-3-8b", "llama-3-8b, "+c.keys, "global: 64", "global: "+c.batch).Replace(llama)
+		for format, want := range map[string]string{export.Megatron: c.megatron, export.Torchtitan: c.titan} {
+			_, err := written(t, document(t, text, func(p *partition.Plan) {
+				if c.plan(p); p.ZeRO > 0 && p.PP() > 1 && format == export.Megatron {
+					p.ZeRO = 1 // it has no other beside a pipeline
+				}
+			}), format)
+			if want == "" {
+				require.NoError(t, err, "%s %s", format, text)
+			} else {
+				require.ErrorContains(t, err, want)
+			}
+		}
+	}
+}
+
 // TestTorchtitanTrainsThePlan: torchtitan takes the vocabulary from the flavor, clips to any max_norm, cuts a warmup to the
 // steps of the schedule, and shards over context-parallel ranks.
 func TestTorchtitanTrainsThePlan(t *testing.T) {
