@@ -87,6 +87,7 @@ func (p *plan) torchtitan(o Options) string {
 	f.section("lr_scheduler")
 	if cfg.Optimizer.DecayLR {
 		f.set("warmup_steps", cfg.Optimizer.WarmupIters)
+		p.note(cfg.Optimizer.WarmupIters > 0, "the warmup reaches its peak one step earlier")
 		if cfg.Optimizer.Schedule != "constant" {
 			f.set("total_steps", max(cfg.Optimizer.LRDecayIters, cfg.Optimizer.WarmupIters, t.MaxIters+1))
 			p.note(cfg.Optimizer.LRDecayIters < t.MaxIters, "the learning rate decays until the last step")
