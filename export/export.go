@@ -140,6 +140,7 @@ func (p *plan) foreign() {
 	p.lack(cfg.Model.NHead%p.TP != 0, "%d heads over %d tensor-parallel ranks: plan with a --tp that divides them", cfg.Model.NHead, p.TP)
 	p.lack(p.Offload.Moves(), "state that is fetched from the host's memory and stashed there: plan with --offload none")
 	p.lack(cfg.Train.Reproducible, "train.reproducible")
+	p.lack(cfg.Train.EvalOnly, "train.eval_only")
 	p.lack(cfg.Model.LoRARank > 0, "adapters beside frozen weights: plan with model.lora_rank 0")
 	dp := p.DataParallel()
 	p.lack(cfg.Batch.Global%dp != 0, "%d sequences on %d data-parallel ranks, of which some get fewer", cfg.Batch.Global, dp)

@@ -8,6 +8,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -302,6 +303,7 @@ func TestNoWords(t *testing.T) {
 		"no sp":   {llama, export.Torchtitan, func(p *partition.Plan) { p.DP, p.TP, p.ZeRO = 8, 2, 2 }, "plan with --sequence-parallel on"},
 		"partly":  {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO, p.Stages[0].Recompute = 2, 5 }, "plan with --recompute full or none"},
 		"norms":   {llama, export.Torchtitan, func(p *partition.Plan) { p.ZeRO, p.Stages[0].Pointwise = 2, 5 }, "plan with --recompute full or none"},
+		"eval":    {strings.Replace(gpt2, "max_iters: 999", "eval_only: true", 1), export.Megatron, func(p *partition.Plan) {}, "this plan: train.eval_only"},
 		"nodes":   {gpt2, export.Slurm, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP = 12, 12, 12 }, "12 ranks on nodes of 8 devices: plan for whole nodes"},
 		"format":  {gpt2, "make", func(p *partition.Plan) {}, "it is none of megatron, torchtitan, slurm and k8s"},
 	} {
@@ -314,19 +316,24 @@ func TestNoWords(t *testing.T) {
 	}
 }
 
-// TestTransfersOfMegatron: Megatron overlaps transfers between stages only under interleaved schedules, where it can be told not to.
+// TestTransfersOfMegatron: Megatron overlaps transfers between stages only under interleaved schedules, where it can be told not to
+// if there are more than 2 positions.
 func TestTransfersOfMegatron(t *testing.T) {
 	for _, posted := range []bool{false, true} {
 		for _, chunks := range []int{1, 2} {
-			text, err := written(t, document(t, gpt2, func(p *partition.Plan) {
-				p.DP, p.Stages, p.OverlapP2P = 8, stages(6, 6), posted
-				if chunks > 1 {
-					p.Stages, p.Interleave, p.Schedule = stages(3, 3, 3, 3), chunks, partition.Interleaved
-				}
-			}), export.Megatron)
-			require.NoError(t, err)
-			require.Equal(t, chunks > 1 && !posted, strings.Contains(text, "--no-overlap-p2p-communication"))
-			require.Equal(t, chunks == 1 && posted, strings.Contains(text, "stages wait for what they send"))
+			for _, pp := range []int{2, 4} {
+				text, err := written(t, document(t, gpt2, func(p *partition.Plan) {
+					p.DP, p.OverlapP2P, p.Stages = 16/pp, posted, stages(slices.Repeat([]int{12 / pp}, pp)...)
+					if chunks > 1 {
+						p.Interleave, p.Schedule = chunks, partition.Interleaved
+						p.Stages = stages(slices.Concat(slices.Repeat([]int{12/pp - 1}, pp), slices.Repeat([]int{1}, pp))...)
+					}
+				}), export.Megatron)
+				require.NoError(t, err)
+				require.Equal(t, chunks > 1 && !posted && pp > 2, strings.Contains(text, "--no-overlap-p2p-communication"))
+				require.Equal(t, chunks > 1 && !posted && pp == 2, strings.Contains(text, "stages do not wait for what they send"))
+				require.Equal(t, chunks == 1 && posted, strings.Contains(text, "stages wait for what they send"))
+			}
 		}
 	}
 }
@@ -393,6 +400,8 @@ func TestTorchtitanTrainsThePlan(t *testing.T) {
 		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP = 2, 2, 1, 2 }, `fsdp_reshard_after_forward = "never"`, ""},
 		{llama, func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 8, 2, 3 }, "context-parallel ranks shard", "never"},
 		{llama, zero, "long waves", "context-parallel ranks"},
+		{llama, zero, "the warmup reaches its peak one step earlier", ""},
+		{strings.Replace(llama, "warmup_iters: 80", "warmup_iters: 0", 1), zero, "warmup_steps = 0\n", "one step earlier"},
 	} {
 		text, err := written(t, document(t, c.config, c.plan), export.Torchtitan)
 		require.NoError(t, err)

@@ -83,7 +83,8 @@ func (p *plan) megatron(o Options) string {
 	p.note(m.Activation == gpt.GELUTanh && !m.Bias, "GELU is the exact form")
 
 	p.megatronTraining(a)
-	a.flag(p.Chunks() > 1 && !p.OverlapP2P, "no-overlap-p2p-communication")
+	a.flag(p.Chunks() > 1 && !p.OverlapP2P && p.PP() > 2, "no-overlap-p2p-communication")
+	p.note(p.Chunks() > 1 && !p.OverlapP2P && p.PP() == 2, "stages do not wait for what they send, as in Megatron only 3 positions or more do under interleaved schedules")
 	p.note(p.Chunks() == 1 && p.OverlapP2P, "stages wait for what they send, as Megatron has them go on under interleaved schedules alone")
 	p.note(p.TP > 1 && !p.OverlapTP, "tensor-parallel ranks communicate beside the products of the backward pass")
 	env := ""
