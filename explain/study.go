@@ -246,13 +246,12 @@ func (s *Study) Sensitivities() error {
 	return nil
 }
 
-// double changes a setting to twice the devices. If they all share the memory of one machine, each gets half.
+// double changes a setting to twice the devices. If they all share the memory of one machine, none may use more
+// than its part of that.
 func (s *Study) double(x *setting) {
 	x.ranks *= 2
 	x.cluster = x.cluster.Times(2)
-	if s.doc.Cluster.Device.Shared {
-		x.limit /= 2
-	}
+	x.limit = s.memory(x.cluster, x.ranks)
 }
 
 // The front of memory.

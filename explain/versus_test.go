@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -201,6 +202,25 @@ func TestStudyOfPools(t *testing.T) {
 	at := slices.IndexFunc(r.Sensitivities.Changes, func(o Option) bool { return o.Change == "2x network between nodes" })
 	require.GreaterOrEqual(t, at, 0)
 	require.Less(t, r.Sensitivities.Changes[at].StepSeconds, r.Prediction.StepSeconds)
+}
+
+// TestTwiceTheDevices: ranks that share the memory of a machine get less each only if that is below the limit of the configuration,
+// in the sensitivities as along the front of devices.
+func TestTwiceTheDevices(t *testing.T) {
+	for _, name := range []string{"cpu", "h100"} {
+		c, err := cost.Load(name)
+		require.NoError(t, err)
+		for _, limit := range []int64{0, 1 << 20, c.MemoryPerRank(2) * 3 / 4} {
+			s, _ := studyOn(t, c)
+			cfg := *s.doc.Config
+			cfg.Parallel.MemoryLimit = config.Bytes(limit)
+			s.doc.Config = &cfg
+			s.limit = s.memory(c, 2)
+			x := s.now("twice the devices")
+			s.double(&x)
+			require.Equal(t, c.MemoryUnder(limit, 4), x.limit, "%s %d", name, limit)
+		}
+	}
 }
 
 // TestAnswersText compares the text of answers with a golden file. Their figures are invented.
