@@ -30,7 +30,7 @@ func (r *Report) stageDevices(c *cost.Cluster) []StageDevices {
 		first := r.Prediction.Ranks[p.WorldRank(i, 0)]
 		all = append(all, StageDevices{
 			Stage: i, Devices: c.KindText(p, i), Blocks: len(st.Blocks), Busy: 1 - first.Bubble/r.Prediction.StepSeconds,
-			Peak: st.Memory.Arena, Limit: c.MemoryAt(p, i),
+			Peak: st.Memory.Arena, Limit: limitAt(c, p, i, c.MemoryUnder(int64(r.cfg.Parallel.MemoryLimit), p.RuntimeNGPUs)),
 		})
 	}
 	return all

@@ -95,6 +95,29 @@ func TestRecostSaysWhatDoesNotFit(t *testing.T) {
 	require.True(t, r.Now.Fits, "to the byte")
 }
 
+// TestMemoryOfPools: the report and the recosted plan say the same of the memory of a stage, also under a limit of the configuration.
+func TestMemoryOfPools(t *testing.T) {
+	c, err := cost.Load("v100:1+h100:1")
+	require.NoError(t, err)
+	for _, limit := range []config.Bytes{0, 1 << 30, 20 << 30} {
+		cfg := testConfig()
+		cfg.Parallel.MemoryLimit = limit
+		g, err := cfg.TrainStep()
+		require.NoError(t, err)
+		found, err := planner.Search(g, cfg.Batch.Global, c, planner.Options{PlanNGPUs: 2, PP: 2, MemoryLimit: int64(limit)})
+		require.NoError(t, err)
+		doc := planner.NewDocument(cfg, g, c, found)
+		r, err := read(doc)
+		require.NoError(t, err)
+		again, err := NewRecost(doc, c, cfg)
+		require.NoError(t, err)
+		for i, d := range r.Prediction.Devices {
+			require.Equal(t, again.Now.Memories[i], d.Limit, "stage %d, limit %d", i, limit)
+		}
+		require.NoError(t, r.Divide())
+	}
+}
+
 // TestRecostRefuses: if a plan does not apply, the error says why.
 func TestRecostRefuses(t *testing.T) {
 	doc := planned(t, "h100", planner.Options{DP: 2, PP: 2, TP: 1, MicroBatch: 7})
