@@ -593,6 +593,19 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "65 = 17+16+16+16", cutText(ir.Axis{Size: 4}, 65))
 }
 
+// TestRecomputedChunks: which blocks are recomputed is said for each chunk, as it is not the first ones of the stage.
+func TestRecomputedChunks(t *testing.T) {
+	var text bytes.Buffer
+	require.NoError(t, report(t, shapes()["interleaved"]).Text(&text))
+	require.Contains(t, text.String(), "stage 0: ranks 0-1; chunk 0, block h.0; chunk 1, block h.3, activations computed again in the first 1\n")
+	s := shapes()["interleaved"]
+	s.stages = []partition.Stage{{Last: 1, Recompute: 1}, {First: 1, Last: 3}, {First: 3, Last: 4}, {First: 4, Last: 5, Selective: 1}}
+	text.Reset()
+	require.NoError(t, report(t, s).Text(&text))
+	require.Contains(t, text.String(), "stage 0: ranks 0-1; chunk 0, block h.0, activations computed again in the first 1; chunk 1, block h.3\n")
+	require.Contains(t, text.String(), "; chunk 1, block h.4, attention computed again in 1\n")
+}
+
 func TestNumbersAsText(t *testing.T) {
 	require.Equal(t, "-1,234,567", Grouped(-1234567))
 	require.Equal(t, "999", Grouped(999))

@@ -64,7 +64,7 @@ type Stage struct {
 	Blocks []string `json:"blocks"`
 	// Chunks are the blocks of each chunk, if there are several: see the package documentation.
 	Chunks    [][]string `json:"chunks,omitempty"`
-	Recompute int        `json:"recompute"` // how many blocks, from the first, are recomputed whole in the backward pass
+	Recompute int        `json:"recompute"` // how many blocks are recomputed whole in the backward pass, in each chunk the first ones
 	// Selective is the number of blocks after those that recompute attention only, Pointwise the number after
 	// these that recompute norms and activation functions only.
 	Selective int `json:"selective,omitempty"`

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"text/tabwriter"
+
+	"github.com/autopar/autopar/partition"
 )
 
 // Summary writes the part of the report that is about the whole plan: what it costs, and what other plans would.
@@ -69,19 +71,10 @@ func (r *Report) header(out io.Writer) {
 func (r *Report) stageText(out io.Writer, st *Stage) {
 	fmt.Fprintf(out, "\nstage %d: %s", st.Index, rankText(st.Ranks))
 	if len(st.Chunks) == 0 {
-		fmt.Fprint(out, blocksText(st.Blocks))
+		fmt.Fprint(out, blocksText(st.Blocks), againText(r.prog.Plan.Stages[st.Index]))
 	}
 	for i, blocks := range st.Chunks {
-		fmt.Fprintf(out, "; chunk %d%s", i, blocksText(blocks))
-	}
-	if st.Recompute > 0 {
-		fmt.Fprintf(out, ", activations computed again in the first %d", st.Recompute)
-	}
-	if st.Selective > 0 {
-		fmt.Fprintf(out, ", attention computed again in %d", st.Selective)
-	}
-	if st.Pointwise > 0 {
-		fmt.Fprintf(out, ", norms and activation functions computed again in %d", st.Pointwise)
+		fmt.Fprintf(out, "; chunk %d%s%s", i, blocksText(blocks), againText(r.prog.Plan.Stages[st.Index+i*len(r.Stages)]))
 	}
 	fmt.Fprintln(out)
 
@@ -167,6 +160,21 @@ func blocksText(blocks []string) string {
 	default:
 		return fmt.Sprintf(", blocks %s to %s", blocks[0], blocks[n-1])
 	}
+}
+
+// againText says in which blocks of a stage of the plan activations are computed again.
+func againText(s partition.Stage) string {
+	text := ""
+	if s.Recompute > 0 {
+		text += fmt.Sprintf(", activations computed again in the first %d", s.Recompute)
+	}
+	if s.Selective > 0 {
+		text += fmt.Sprintf(", attention computed again in %d", s.Selective)
+	}
+	if s.Pointwise > 0 {
+		text += fmt.Sprintf(", norms and activation functions computed again in %d", s.Pointwise)
+	}
+	return text
 }
 
 func (m Memory) text(out io.Writer) {
