@@ -66,7 +66,7 @@ func (d *dot) stage(st *Stage) {
 		indent := "    "
 		if inBlock && len(lines) > 0 {
 			d.line("    subgraph cluster_stage%d_block {", st.Index)
-			d.line("      label=%s; style=filled; fillcolor=\"#e3e9ef\";", quote(fmt.Sprintf("%s to %s: x%d", st.Blocks[0], st.Blocks[len(st.Blocks)-1], len(st.Blocks))))
+			d.line("      label=%s; style=filled; fillcolor=\"#e3e9ef\";", quote(fmt.Sprintf("%s: x%d", st.spans(), len(st.Blocks))))
 			indent = "      "
 		}
 		for _, l := range lines {
@@ -77,6 +77,19 @@ func (d *dot) stage(st *Stage) {
 		}
 	}
 	d.line("  }")
+}
+
+// spans names the first and last blocks of a stage, of each chunk if there are several.
+func (st *Stage) spans() string {
+	chunks := st.Chunks
+	if len(chunks) == 0 {
+		chunks = [][]string{st.Blocks}
+	}
+	var all []string
+	for _, blocks := range chunks {
+		all = append(all, blocks[0]+" to "+blocks[len(blocks)-1])
+	}
+	return strings.Join(all, ", ")
 }
 
 func (d *dot) attributes(n *ir.Node) string {

@@ -70,7 +70,7 @@ func (r *Report) HTML(w io.Writer) error {
 		"ratio":  func(a, b float64) float64 { return a / b },
 		"whole":  func(x float64) int64 { return int64(x) },
 		"row":    func(o, base Option, price float64) optionRow { return optionRow{o, base, price} },
-		"blocks": blocksText,
+		"blocks": (*Stage).where,
 	}).ParseFS(pageFiles, "page/page.html")
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)

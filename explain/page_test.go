@@ -205,3 +205,14 @@ func TestTicks(t *testing.T) {
 	require.Equal(t, "512 MiB", byteText(512<<20))
 	require.Equal(t, []float64{0, 1 << 30, 2 << 30}, byteTicks(5.1 * (1 << 30))[:3])
 }
+
+// TestChunksOfAStage: the page and the graph name the blocks of each chunk, and not those between chunks, which lie elsewhere.
+func TestChunksOfAStage(t *testing.T) {
+	r := report(t, shapes()["interleaved"])
+	var page, graph bytes.Buffer
+	require.NoError(t, r.HTML(&page))
+	require.Contains(t, page.String(), "stage 1: ranks 2-3; chunk 0, blocks h.1 to h.2; chunk 1, block h.4, ")
+	require.NotContains(t, page.String(), "h.1 to h.4")
+	require.NoError(t, r.Dot(&graph))
+	require.Contains(t, graph.String(), `"h.1 to h.2, h.4 to h.4: x3"`)
+}

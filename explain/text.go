@@ -162,6 +162,18 @@ func blocksText(blocks []string) string {
 	}
 }
 
+// where names the blocks of a stage, of each chunk if there are several.
+func (st *Stage) where() string {
+	if len(st.Chunks) == 0 {
+		return blocksText(st.Blocks)
+	}
+	text := ""
+	for i, blocks := range st.Chunks {
+		text += fmt.Sprintf("; chunk %d%s", i, blocksText(blocks))
+	}
+	return text
+}
+
 // againText says in which blocks of a stage of the plan activations are computed again.
 func againText(s partition.Stage) string {
 	text := ""
