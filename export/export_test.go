@@ -427,6 +427,12 @@ func TestMegatronTrainsThePlan(t *testing.T) {
 		plan     func(*partition.Plan)
 		has, not string
 	}{
+		{
+			strings.Replace(llama, "bf16", "fp16", 1), zero(1, false),
+			"  --fp16 \\\n  --accumulate-allreduce-grads-in-fp32 \\\n  --initial-loss-scale 65536 \\\n  --loss-scale-window 2000 \\\n  --hysteresis 1 \\\n", "--bf16",
+		},
+		{strings.Replace(llama, "bf16", "fp16", 1), zero(1, false), "gradients are summed over ranks in 4 bytes, not 2", ""},
+		{strings.Replace(llama, "bf16", "fp32", 1), zero(1, false), "--lr-warmup-init", "in 4 bytes"},
 		{set("warmup_iters: 4"), zero(1, false), "--lr-warmup-init 0.1 ", "beside the computation"},
 		{set("warmup_iters: 4, warmup_from_zero: true"), zero(1, false), "--lr-warmup-iters 4 ", "--lr-warmup-init"},
 		{set("warmup_iters: 0"), zero(1, false), "--lr-warmup-iters 0 ", "--lr-warmup-init"},

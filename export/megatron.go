@@ -129,10 +129,14 @@ func (p *plan) megatronTraining(a *arguments) {
 	switch t.DType {
 	case "bfloat16":
 		a.flag(true, "bf16")
-		p.note(p.DataParallel() > 1, "gradients are summed over ranks in 4 bytes, not 2")
 	case "float16":
 		a.flag(true, "fp16")
+		a.flag(true, "accumulate-allreduce-grads-in-fp32") // of bfloat16 it is the default
+		a.add("initial-loss-scale", 65536)                 // these are the scaler's of gpt.TrainStep
+		a.add("loss-scale-window", 2000)
+		a.add("hysteresis", 1)
 	}
+	p.note(t.DType != "float32" && p.DataParallel() > 1, "gradients are summed over ranks in 4 bytes, not 2")
 	p.lack(!t.MasterWeights, "training without master weights")
 	a.add("train-iters", t.MaxIters+1)
 	a.add("lr", o.LearningRate)
