@@ -20,8 +20,8 @@ type Division struct {
 	// passes. More parts make the first shorter and the second longer, as each kernel has fewer rows.
 	Exposed float64 `json:"exposed_seconds"`
 	Kernels float64 `json:"kernels_seconds"`
-	// Launches is the part of both that goes into starting kernels and collectives. Beside is the time of communication
-	// that runs beside kernels.
+	// Launches is the time of starting kernels and collectives, except kernels that run again: see [ledger]. Beside is the
+	// time of communication that runs beside kernels.
 	Launches  float64 `json:"launches_seconds"`
 	Beside    float64 `json:"beside_seconds"`
 	PeakBytes int64   `json:"peak_bytes"` // of the fullest rank

@@ -35,8 +35,9 @@ type Versus struct {
 	Time []TermDifference `json:"time,omitempty"`
 	// Imbalance is a part of the kernels' terms: see [Prediction.Imbalance].
 	Imbalance TermDifference `json:"imbalance"`
-	// Launches is a part of all terms: starting kernels and collectives. Beside is communication hidden by kernels, which
-	// is no part of the step. Both change with overlap and with products in parts.
+	// Launches is a part of all terms but recomputation and copies from and to the host: starting kernels and collectives.
+	// Beside is communication hidden by kernels, which is no part of the step. Both change with overlap and with products
+	// in parts.
 	Launches TermDifference `json:"launches"`
 	Beside   TermDifference `json:"beside"`
 	// Memory compares the parts of the fullest stages' arenas. The parts of a plan add up to the arena of a training step;
