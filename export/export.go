@@ -13,6 +13,7 @@ import (
 	"strings"
 	"unicode"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
@@ -154,7 +155,7 @@ func (p *plan) foreign() {
 	p.lack(even == p.MicroBatch && p.Chunks() > 1 && local/p.MicroBatch%p.PP() != 0, "%d micro-batches interleaved over %d positions: plan with a --micro-batch that makes a multiple of them, or --schedule 1f1b", local/p.MicroBatch, p.PP())
 	p.note(p.TPPieces > 1, "products and collectives of tensor parallelism are made whole: the plan has them in %d parts, each beside another", p.TPPieces)
 	p.note(p.LossSlices > 1, "the head and the loss run in one piece: logits take %d times the memory", p.LossSlices)
-	p.note(cfg.Optimizer.Schedule == "step", "the learning rate decays as a cosine, not in steps")
+	p.note(cfg.Optimizer.DecayLR && cfg.Optimizer.Schedule == config.Step, "the learning rate decays as a cosine, not in steps")
 }
 
 // numbered reports whether the plan's ranks are numbered in an order of axes, in which units are data-parallel replicas like

@@ -435,6 +435,8 @@ func TestMegatronTrainsThePlan(t *testing.T) {
 		{strings.Replace(llama, "bf16", "fp32", 1), zero(1, false), "--lr-warmup-init", "in 4 bytes"},
 		{set("warmup_iters: 4"), zero(1, false), "--lr-warmup-init 0.1 ", "beside the computation"},
 		{set("warmup_iters: 4, warmup_from_zero: true"), zero(1, false), "--lr-warmup-iters 4 ", "--lr-warmup-init"},
+		{set("warmup_iters: 4, schedule: step"), zero(1, false), "decays as a cosine, not in steps", ""},
+		{set("warmup_iters: 4, schedule: step, decay_lr: false"), zero(1, false), "--lr-decay-style constant ", "as a cosine"},
 		{set("warmup_iters: 0"), zero(1, false), "--lr-warmup-iters 0 ", "--lr-warmup-init"},
 		{set("warmup_iters: 80, min_lr: 0.25"), zero(1, false), "--min-lr 0.25 ", ""},
 		{set("warmup_iters: 80, schedule: constant, min_lr: 1"), zero(1, false), "--lr-decay-style constant ", "--min-lr"},
