@@ -45,9 +45,11 @@ func createTemp(path string) (*os.File, error) {
 	for try := 0; ; try++ {
 		name := fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32())
 		f, err := os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
-		if err == nil && lock(f) == nil && gone(f) { // removed by sweep before it was locked
-			f.Close()
-			err = fs.ErrExist
+		if err == nil {
+			if failed := lock(f); failed == nil && gone(f) || errors.Is(failed, syscall.EWOULDBLOCK) { // sweep was faster: it has removed the file, or is about to
+				f.Close()
+				err = fs.ErrExist
+			}
 		}
 		if !errors.Is(err, fs.ErrExist) || try == 100 {
 			return f, err

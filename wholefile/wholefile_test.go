@@ -1,9 +1,11 @@
 package wholefile
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -78,4 +80,28 @@ func TestLeftovers(t *testing.T) {
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
 	require.Equal(t, "mine", string(text))
+}
+
+// TestWrittenByMany: the file that one begins is not removed by another that begins at the same time, even before the first has
+// locked it.
+func TestWrittenByMany(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a")
+	errs := make([]error, 8)
+	var all sync.WaitGroup
+	for i := range errs {
+		all.Go(func() {
+			for range 500 {
+				f, err := Create(path)
+				if err == nil {
+					err = f.Discard() // which fails if the file has lost its name
+				}
+				if err != nil {
+					errs[i] = err
+					return
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.NoError(t, errors.Join(errs...))
 }
