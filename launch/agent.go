@@ -376,7 +376,10 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 // exitOf returns the error for the end of a process, nil for a success.
 func exitOf(e ended) error {
 	var exit *exec.ExitError
-	if !errors.As(e.err, &exit) {
+	switch {
+	case errors.Is(e.err, exec.ErrWaitDelay): // after a success: something that it has started keeps its output open
+		return nil
+	case !errors.As(e.err, &exit):
 		return e.err
 	}
 	failed := &ExitError{Rank: e.rank, Status: exit.ExitCode()}

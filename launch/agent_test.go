@@ -8,8 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"os"
 	"os/exec"
 	goruntime "runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +30,7 @@ type machines struct {
 	restarts    int
 	script      string
 	patience    time.Duration // half a minute if 0
+	exe         string        // of machine 1, a shell if ""
 
 	mu     sync.Mutex
 	output bytes.Buffer // of all agents
@@ -51,6 +54,9 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 	shell, err := exec.LookPath("sh")
 	if err != nil {
 		m.t.Skip(err)
+	}
+	if node == 1 {
+		shell = cmp.Or(m.exe, shell)
 	}
 	a := &launch.Agent{
 		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts,
@@ -214,6 +220,33 @@ func TestBriefFails(t *testing.T) {
 	require.EqualError(t, <-first, "no plan")
 	require.EqualError(t, <-second, "no plan")
 	require.Len(t, m.starts, 9)
+}
+
+// TestMachineFails: if a machine cannot start its processes, all learn which one.
+func TestMachineFails(t *testing.T) {
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, restarts: 5, script: `exec sleep 0.2`, exe: "/no/program"}
+	first, second := m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)
+	for _, end := range []<-chan error{first, second} {
+		require.ErrorContains(t, <-end, "machine 1 at 127.0.0.1: fork/exec /no/program: ")
+	}
+	require.Len(t, m.starts, 1)
+}
+
+// TestOutputOutlivesProcess: a job ends well if its processes do, even if something that one has started keeps its output open.
+func TestOutputOutlivesProcess(t *testing.T) {
+	t.Parallel() // it waits for the output to end
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, script: `sleep 60 & echo $!`}
+	err := <-m.run(t.Context(), 0, 1)
+	pid := 0
+	for line := range strings.Lines(m.text()) {
+		if n, bad := strconv.Atoi(strings.TrimSpace(line)); bad == nil {
+			pid = n
+		}
+	}
+	process, found := os.FindProcess(pid)
+	require.NoError(t, found)
+	require.NoError(t, process.Kill())
+	require.NoError(t, err)
 }
 
 // TestSilence: a process that did not identify itself may come again.

@@ -282,6 +282,15 @@ func (h *host) start(number int) error {
 	return nil
 }
 
+// blame adds to an error of a machine which one it is, unless the error names a rank.
+func (h *host) blame(m *member, err error) error {
+	var exit *ExitError
+	if err == nil || h.Most == 1 || errors.As(err, &exit) {
+		return err
+	}
+	return fmt.Errorf("machine %d at %s: %w", m.node, hostOf(m.conn.RemoteAddr()), err)
+}
+
 // watch waits for the end of all processes. If one fails or a machine is gone, the others are ended
 // too. If a machine comes or leaves before that, the processes are interrupted, and again says to
 // start them again.
@@ -328,7 +337,7 @@ func (h *host) watch() (again bool, first error) {
 			}
 			switch e.kind {
 			case kindEnded:
-				ended(m, readOutcome(e.text))
+				ended(m, h.blame(m, readOutcome(e.text)))
 				if m.leaves {
 					h.dismiss(m)
 				}
