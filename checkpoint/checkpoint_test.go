@@ -565,9 +565,9 @@ func FuzzManifest(f *testing.F) {
 	})
 }
 
-// TestSaveWaitsInVain: if a process hangs while all save, the others fail within their bound and
-// name it.
-func TestSaveWaitsInVain(t *testing.T) {
+// join returns two processes of a job.
+func join(t *testing.T) [2]*launch.Peers {
+	t.Helper()
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
 	var peers [2]*launch.Peers
@@ -580,9 +580,51 @@ func TestSaveWaitsInVain(t *testing.T) {
 	}
 	all.Wait()
 	require.NoError(t, errors.Join(errs[:]...))
+	return peers
+}
+
+// TestNamesOfDirectory: processes save together where each of them has another name for the directory, and fail if it is not
+// the same one.
+func TestNamesOfDirectory(t *testing.T) {
+	dir, link := t.TempDir(), filepath.Join(t.TempDir(), "link")
+	require.NoError(t, os.Symlink(dir, link))
+	peers := join(t)
+	save := func(dirs ...string) (paths [2]string, errs [2]error) {
+		var all sync.WaitGroup
+		for rank, p := range peers {
+			all.Go(func() {
+				s := snapshot(1)
+				s.Peers, s.Patience = p, time.Minute
+				paths[rank], errs[rank] = Save(dirs[rank], s, Retention{})
+			})
+		}
+		all.Wait()
+		return paths, errs
+	}
+	paths, errs := save(dir, link)
+	require.NoError(t, errors.Join(errs[:]...))
+	require.Equal(t, [2]string{filepath.Join(dir, "ckpt", "step-00000001"), filepath.Join(link, "ckpt", "step-00000001")}, paths)
+	requireHolds(t, link, 1)
+	_, errs = save(dir, t.TempDir())
+	require.ErrorContains(t, errs[0], "checkpoint: step 1: rank 1: safetensors: create ")
+	require.ErrorContains(t, errs[1], "checkpoint: step 1: safetensors: create ")
+	require.Equal(t, []string{"step-00000001"}, names(t, dir), "nothing is left behind")
+	closed := make(chan error)
+	for _, p := range peers {
+		go func() { closed <- p.Close() }()
+	}
+	for range peers {
+		require.NoError(t, <-closed)
+	}
+}
+
+// TestSaveWaitsInVain: if a process hangs while all save, the others fail within their bound and
+// name it.
+func TestSaveWaitsInVain(t *testing.T) {
+	peers := join(t)
 	s := snapshot(1)
 	s.Peers, s.Patience = peers[0], 100*time.Millisecond
-	_, err = Save(t.TempDir(), s, Retention{})
+	_, err := Save(t.TempDir(), s, Retention{})
 	require.ErrorContains(t, err, "checkpoint: waited 100ms for rank 1 at 127.0.0.1: context deadline exceeded")
 	for _, p := range peers {
 		require.NoError(t, p.Close())

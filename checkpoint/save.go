@@ -132,11 +132,11 @@ func (w *saver) save(s Snapshot) (string, error) {
 			defer os.RemoveAll(temp) // after the rename it does not exist any more
 		}
 	}
-	told, err := together(ctx, s.Peers, progress{Name: temp}, err)
+	told, err := together(ctx, s.Peers, progress{Name: filepath.Base(temp)}, err)
 	if err != nil {
 		return "", fmt.Errorf("checkpoint: %w", err)
 	}
-	temp = told[0].Name
+	temp = filepath.Join(w.root, told[0].Name) // each process may have its own name for the directory
 	m := Manifest{Version: Version, Step: s.Step, BestVal: s.BestVal, BestStep: s.BestStep, Config: s.Config, Plan: s.Plan, Data: s.Data}
 	files, err := w.fill(temp, &m, s)
 	if told, err = together(ctx, s.Peers, progress{Files: files}, err); err != nil {
