@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/autopar/autopar/infile"
 )
@@ -80,7 +81,7 @@ func Writing(dir string) bool {
 		return false
 	}
 	defer f.Close()
-	return taken(f)
+	return taken(f, false)
 }
 
 // UpdateTime returns the mean time, in seconds, of the updates that the metrics of a directory list from an iteration on,
@@ -107,6 +108,9 @@ func UpdateTime(dir string, from int) (float64, error) {
 	}
 }
 
+// asks is how long a process that only asks, with [Writing], may keep a run from holding a file.
+const asks = 200 * time.Millisecond
+
 // openLog opens a file that a run appends to, truncated to the bytes that before returns. If
 // another run has it open, the error is an [*InputError].
 func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os.File, keep int64, err error) {
@@ -117,8 +121,10 @@ func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os
 	if f, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666); err != nil {
 		return nil, 0, fmt.Errorf("train: %w", err)
 	}
-	if taken(f) {
-		return nil, 0, errors.Join(&InputError{What: "out", Msg: fmt.Sprintf("another run is writing to %s; wait for its end, or name another directory", dir)}, f.Close())
+	for asked := time.Now(); taken(f, true); time.Sleep(time.Millisecond) {
+		if time.Since(asked) > asks {
+			return nil, 0, errors.Join(&InputError{What: "out", Msg: fmt.Sprintf("another run is writing to %s; wait for its end, or name another directory", dir)}, f.Close())
+		}
 	}
 	if keep, err = before(bufio.NewReader(f)); err == nil {
 		err = f.Truncate(keep)

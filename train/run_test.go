@@ -13,6 +13,7 @@ import (
 	goruntime "runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -120,6 +121,47 @@ func TestResumeCutsMetrics(t *testing.T) {
 	steps, _ := readMetrics(t, out)
 	require.Len(t, steps, 9)
 	require.Less(t, steps[7].Loss, float32(9))
+}
+
+// TestAsksWhetherARunWrites: to ask whether a run is writing to a directory keeps none from beginning there, and of two that
+// ask neither takes the other for a run.
+func TestAsksWhetherARunWrites(t *testing.T) {
+	out := t.TempDir()
+	m, err := openMetrics(out, 0)
+	require.NoError(t, err)
+	require.Equal(t, goruntime.GOOS == "linux", Writing(out))
+	require.NoError(t, m.close())
+	done := make(chan struct{})
+	ask := func() (seen bool) {
+		for {
+			select {
+			case <-done:
+				return seen
+			default:
+				seen = Writing(out) || seen
+			}
+		}
+	}
+	answers := make(chan bool)
+	for range 2 {
+		go func() { answers <- ask() }()
+	}
+	time.Sleep(50 * time.Millisecond)
+	close(done)
+	for range 2 {
+		require.False(t, <-answers)
+	}
+	done = make(chan struct{})
+	go func() { answers <- ask() }()
+	for range 100 {
+		if m, err = openMetrics(out, 0); err != nil {
+			break
+		}
+		require.NoError(t, m.close())
+	}
+	close(done)
+	<-answers
+	require.NoError(t, err)
 }
 
 // TestOneRunInADirectory: a run is refused where another one is writing, and changes nothing there.
