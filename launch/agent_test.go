@@ -249,6 +249,30 @@ func TestOutputOutlivesProcess(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// TestComesTooLate: an agent that identifies itself when the job has just ended does not hold its end up.
+func TestComesTooLate(t *testing.T) {
+	t.Parallel() // it waits for the job to end
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, script: `echo runs; exec sleep 0.5`}
+	end := m.run(t.Context(), 0, 1)
+	m.says("runs\n", 1)
+	conn, err := net.Dial("tcp", m.addr)
+	require.NoError(t, err)
+	defer conn.Close()
+	require.Eventually(t, func() bool { // the job has ended, and waits for what this connection says
+		other, err := net.Dial("tcp", m.addr)
+		if err == nil {
+			other.Close()
+		}
+		return err != nil
+	}, time.Minute, 5*time.Millisecond)
+	began := time.Now()
+	const hello = "autopar agent 1 0 1"
+	_, err = fmt.Fprintf(conn, "h\x00\x00\x00%c%s", len(hello), hello)
+	require.NoError(t, err)
+	require.NoError(t, <-end)
+	require.Less(t, time.Since(began), 7*time.Second) // it would be waited for for ten
+}
+
 // TestSilence: a process that did not identify itself may come again.
 func TestSilence(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2}

@@ -110,6 +110,10 @@ func (h *host) greet(conn *link) {
 		select {
 		case h.events <- e:
 		case <-h.over:
+			if e.kind == kindHello { // it is no member, whom run would tell how the job has ended
+				conn.Close()
+				return
+			}
 		}
 		if e.err != nil {
 			return
