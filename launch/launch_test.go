@@ -55,6 +55,22 @@ func TestPlaceFrom(t *testing.T) {
 	}
 }
 
+// TestStepsOfAJob: what srun starts side by side in one job of Slurm does not meet at one port.
+func TestStepsOfAJob(t *testing.T) {
+	addrs := map[string]bool{}
+	for step := range 3 {
+		for rank := range 2 {
+			env := map[string]string{
+				"SLURM_PROCID": fmt.Sprint(rank), "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "a[1-2]", "SLURM_JOB_ID": "77", "SLURM_STEP_ID": fmt.Sprint(step),
+			}
+			place, err := launch.PlaceFrom(func(name string) string { return env[name] })
+			require.NoError(t, err)
+			addrs[place.Addr] = true
+		}
+	}
+	require.Len(t, addrs, 3)
+}
+
 // freeAddr returns an address at which nobody listens.
 func freeAddr(t *testing.T) string {
 	addr, err := launchtest.FreeAddr()

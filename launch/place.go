@@ -49,13 +49,13 @@ func (e *EnvError) Error() string { return fmt.Sprintf("%s is %q, %s", e.Name, e
 // defaultPort is torchrun's default.
 const defaultPort = 29500
 
-// dialects are the launchers' variables for rank and number of processes, and the variable that
-// names the job, from which the port follows if MASTER_PORT is not set.
-var dialects = [...]struct{ rank, world, job string }{
-	{"RANK", "WORLD_SIZE", ""},
-	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE"},
-	{"PMI_RANK", "PMI_SIZE", ""},
-	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID"}, // set by srun; a batch script has SLURM_PROCID too
+// dialects are the launchers' variables for rank and number of processes, and those that name the
+// job and the step of it, from which the port follows if MASTER_PORT is not set.
+var dialects = [...]struct{ rank, world, job, step string }{
+	{"RANK", "WORLD_SIZE", "", ""},
+	{"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "PMIX_NAMESPACE", ""},
+	{"PMI_RANK", "PMI_SIZE", "", ""},
+	{"SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_JOB_ID", "SLURM_STEP_ID"}, // set by srun; a batch script has SLURM_PROCID too
 }
 
 // PlaceFrom reads the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
@@ -84,7 +84,11 @@ func PlaceFrom(env func(string) string) (Place, error) {
 			if env("MASTER_PORT") != "" || i == 0 {
 				port = number("MASTER_PORT", 1, 1<<16)
 			} else if d.job != "" && env(d.job) != "" {
-				port = portOf(env(d.job))
+				name := env(d.job)
+				if d.step != "" {
+					name += "." + env(d.step)
+				}
+				port = portOf(name)
 			}
 			host := masterHost(env)
 			if host == "" && first == nil {
