@@ -273,6 +273,28 @@ func TestComesTooLate(t *testing.T) {
 	require.Less(t, time.Since(began), 7*time.Second) // it would be waited for for ten
 }
 
+// TestDoesNotReport: of a machine that does not report the end of its processes it is said so, and not that the network has
+// failed.
+func TestDoesNotReport(t *testing.T) {
+	t.Parallel() // it waits for a machine in vain
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, script: "", patience: time.Second}
+	end := m.run(t.Context(), 0, 1)
+	var conn net.Conn
+	require.Eventually(t, func() (ok bool) {
+		var err error
+		conn, err = net.Dial("tcp", m.addr)
+		return err == nil
+	}, time.Minute, 5*time.Millisecond)
+	defer conn.Close()
+	const hello = "autopar agent 1 1 1"
+	_, err := fmt.Fprintf(conn, "h\x00\x00\x00%c%s", len(hello), hello)
+	require.NoError(t, err)
+	err = <-end
+	var lost *launch.MachineError
+	require.ErrorAs(t, err, &lost)
+	require.EqualError(t, err, "machine 1 at 127.0.0.1 is gone: its processes had not ended 11s after the first of the job")
+}
+
 // TestSilence: a process that did not identify itself may come again.
 func TestSilence(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2}

@@ -31,6 +31,7 @@ type member struct {
 	conn    *link
 	running bool // its processes are running
 	leaves  bool // it will not take part in another start
+	late    bool // its processes are not waited for any longer
 }
 
 // event is a message of an agent.
@@ -319,6 +320,7 @@ func (h *host) watch() (again bool, first error) {
 			stop(stopFailed)
 		}
 	}
+	patience := h.Patience + grace
 	var late <-chan time.Time // from the first end on
 	for len(running) > 0 {
 		select {
@@ -346,13 +348,17 @@ func (h *host) watch() (again bool, first error) {
 					h.dismiss(m)
 				}
 			case 0:
+				if m.late {
+					e.err = fmt.Errorf("its processes had not ended %v after the first of the job", patience)
+				}
 				ended(m, &MachineError{m.node, hostOf(m.conn.RemoteAddr()), e.err})
 			}
 			if late == nil && !m.running {
-				late = time.After(h.Patience + grace)
+				late = time.After(patience)
 			}
 		case <-late: // the remaining machines are not waited for any longer
 			for _, m := range running {
+				m.late = true
 				m.conn.Close() // this ends listening to it
 			}
 			late = nil
