@@ -75,6 +75,15 @@ func (l *link) read() (kind byte, message []byte, err error) {
 	return head[0], message, err
 }
 
+// ended reports whether the other side has closed a connection on which it is to say nothing yet.
+func (l *link) ended() bool {
+	const moment = 10 * time.Millisecond // for news that are on their way
+	_ = l.SetReadDeadline(time.Now().Add(moment))
+	defer l.SetReadDeadline(time.Time{})
+	_, err := l.in.Peek(1)
+	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
 // hello identifies a process: a word that distinguishes autopar from other connections, and rank,
 // number of processes and number of the start.
 func (p Place) hello() []byte {
@@ -249,7 +258,13 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 		conn := newLink(tcp)
 		rank, later, err := p.greet(conn)
 		if err == nil && p.conns[rank] != nil {
-			err = fmt.Errorf("there is a rank %d already, at %s", rank, p.hosts[rank])
+			if p.conns[rank].ended() { // it may be started again, or have lost its connection
+				p.conns[rank].Close()
+				p.conns[rank] = nil
+				missing++
+			} else {
+				err = fmt.Errorf("there is a rank %d already, at %s", rank, p.hosts[rank])
+			}
 		}
 		if err != nil { // it is not a rank of this job
 			if !later {

@@ -284,6 +284,44 @@ func TestFailure(t *testing.T) {
 	require.ErrorContains(t, errs[1], "rank 2 at 127.0.0.1:")
 }
 
+// TestComesAgain: a process that has ended while it waited for others to join can be started again in its place; a second one
+// beside a living one is turned away.
+func TestComesAgain(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	addr, joined := freeAddr(t), make(chan error)
+	go func() {
+		_, err := launch.Join(ctx, launch.Place{World: 3, Addr: addr})
+		joined <- err
+	}()
+	come := func(rank int) (conn net.Conn) {
+		require.Eventually(t, func() (ok bool) {
+			var err error
+			conn, err = net.Dial("tcp", addr)
+			return err == nil
+		}, time.Minute, time.Millisecond)
+		t.Cleanup(func() { conn.Close() })
+		hello := fmt.Sprintf("autopar 1 %d 3 0", rank)
+		_, err := fmt.Fprintf(conn, "h\x00\x00\x00%c%s", len(hello), hello)
+		require.NoError(t, err)
+		return conn
+	}
+	come(1).Close()
+	again := come(1)
+	said, err := io.ReadAll(come(1))
+	require.NoError(t, err)
+	require.Contains(t, string(said), "there is a rank 1 already, at 127.0.0.1")
+	last := come(2)
+	for _, conn := range []net.Conn{again, last} {
+		answer := make([]byte, 5)
+		_, err := io.ReadFull(conn, answer)
+		require.NoError(t, err)
+		require.Equal(t, "h\x00\x00\x00\x00", string(answer))
+	}
+	last.Close()
+	require.ErrorContains(t, <-joined, "rank 2 at 127.0.0.1")
+}
+
 // TestLostHearsWhy: a process that finds another gone waits for what that one has heard of a third.
 // If there is no such news, it reports the one it has lost.
 func TestLostHearsWhy(t *testing.T) {
