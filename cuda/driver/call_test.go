@@ -268,10 +268,8 @@ func TestProducts(t *testing.T) {
 	require.EqualError(t, err, "gemm NN 2x1x1 ld 2 1 2 f32 f32 to f32: cublasLtMatmulAlgoGetHeuristic: CUBLAS_STATUS_NOT_SUPPORTED (15)")
 }
 
-// TestTrialsEnd: if a product takes long, candidates are tried for a second, the library's best
-// first, and computing its epilogue apart in any case.
-func TestTrialsEnd(t *testing.T) {
-	f := loadFakes(t)
+// openLt returns a BLAS of the library's cuBLASLt, and a function of the library that changes what that does.
+func (f *fakes) openLt(t *testing.T, change string) (BLAS, proc) {
 	d, err := newLibcuda(f.lib)
 	require.NoError(t, err)
 	l, err := newLt(f.lib, LtOptions{})
@@ -279,8 +277,16 @@ func TestTrialsEnd(t *testing.T) {
 	b, err := l.Open(d, "H200")
 	require.NoError(t, err)
 	var missing error
-	slower := f.lib.proc("fake_slower", &missing)
+	changes := f.lib.proc(change, &missing)
 	require.NoError(t, missing)
+	return b, changes
+}
+
+// TestTrialsEnd: if a product takes long, candidates are tried for a second, the library's best
+// first, and computing its epilogue apart in any case.
+func TestTrialsEnd(t *testing.T) {
+	f := loadFakes(t)
+	b, slower := f.openLt(t, "fake_slower")
 	trials := func(by uintptr, g GEMM) int {
 		slower.call(by)
 		f.said()
@@ -339,15 +345,7 @@ func TestUntimedProducts(t *testing.T) {
 // TestInvalidCandidates: of what the library lists, only candidates with the state of success are algorithms.
 func TestInvalidCandidates(t *testing.T) {
 	f := loadFakes(t)
-	d, err := newLibcuda(f.lib)
-	require.NoError(t, err)
-	l, err := newLt(f.lib, LtOptions{})
-	require.NoError(t, err)
-	b, err := l.Open(d, "H200")
-	require.NoError(t, err)
-	var missing error
-	invalid := f.lib.proc("fake_invalid", &missing)
-	require.NoError(t, missing)
+	b, invalid := f.openLt(t, "fake_invalid")
 	invalid.call(0)
 	defer invalid.call(^uintptr(0))
 	f.failNext("cuMemAlloc_v2", 2) // no memory for trials: the first candidate is chosen
