@@ -99,6 +99,11 @@ func inPosted() []mutant {
 		old:  "r.pieces, r.sizes, r.schedules)", new: "r.pieces, r.schedules)",
 		pkg: "./planner", run: "^TestCertificates$",
 	}, {
+		bug: "bounds of a certificate believed", how: "of what spares memory, as its base does not fit",
+		file: "planner/certify.go",
+		old:  "c.size, c.schedule, nil, r.bound)", new: "c.size, c.schedule, a.again(base.outline, c.size, c.schedule), r.bound)",
+		pkg: "./planner", run: "^TestSparedBoundsAreOfTheirOwn$",
+	}, {
 		bug: "another solver's program is another", how: "positions wait for what they post",
 		file: "planner/lp/events.go",
 		old:  "case t.posted:\n", new: "case t.posted && t.room < 0:\n",

@@ -2,6 +2,7 @@ package planner
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -123,4 +124,26 @@ func TestOffloadWhereMemoryIsShort(t *testing.T) {
 	}
 	t.Logf("%v", offloaded)
 	require.Len(t, offloaded, 3, "none, optimizer and params each win somewhere")
+}
+
+// TestSparedBoundsAreOfTheirOwn: where nothing fits without offload, plans with offload are not ruled out by that.
+func TestSparedBoundsAreOfTheirOwn(t *testing.T) {
+	const batch = 4
+	g, c := step(t, tiny(3), batch), cluster(t, "h100")
+	opts := Options{PlanNGPUs: 1, RuntimeNGPUs: 1, LossSlices: 1, MemoryLimit: 230_000}
+	_, cert, err := SearchCertified(g, batch, c, opts)
+	require.NoError(t, err)
+	require.True(t, cert.Plan.Offload.Moves())
+	_, err = Certify(g, batch, c, nil, cert, 0, 1)
+	require.NoError(t, err)
+	forged := 0
+	for i := range cert.Regions {
+		if r := &cert.Regions[i]; r.offload == cert.Plan.Offload && slices.Contains(r.sizes, cert.Plan.MicroBatch) {
+			r.reason, r.bound = byTrunk, cert.Step
+			forged++
+		}
+	}
+	require.Equal(t, 1, forged)
+	_, err = Certify(g, batch, c, nil, cert, 0, 1)
+	require.ErrorContains(t, err, "the certificate says")
 }
