@@ -1,6 +1,6 @@
 // The gradient of attention_mma.cu, in the two passes of attention_grad.cu, where the formulas are.
-// In both, a block has 64 rows, 16 for each of its 4 warps. It visits the rows of the other side
-// step at a time, and loads the next ones meanwhile.
+// In both, each warp of a block has 16 rows. The block visits the rows of the other side step at a
+// time, and loads the next ones meanwhile.
 
 // Rows is 16 rows of a tile, as operand a of mma. They are held in registers, or if there are too
 // few registers loaded at each use.
@@ -24,43 +24,55 @@ template <int width, bool held> struct Rows {
 	}
 };
 
-// scores adds to c the products of rows a with all rows of tile b, and to d those of rows e with
-// all rows of tile f.
+// scores sets c to the products of rows a with all rows of tile b, and d to those of rows e with
+// all rows of tile f. d must be settled.
 template <int width, bool held, int n8>
 DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
+	if constexpr (by_groups<width, 8 * n8>()) {
+		times_rows<width, 8 * n8>(c, a.a, b);
+		times_rows<width, 8 * n8>(d, e.a, f);
+		settled<width, 8 * n8, 1>(c);
+	} else {
 #pragma unroll
-	for (int k = 0; k < width / 16; k++) {
-		u32 x[4], y[4], z[4];
-		a.get(x, k), e.get(y, k);
+		for (int n = 0; n < n8; n++) {
 #pragma unroll
-		for (int n = 0; n < n8 / 2; n++) {
-			right<width>(z, b, 16 * n, k);
-			mma_pair(T(), c[2 * n], c[2 * n + 1], x, z);
-			right<width>(z, f, 16 * n, k);
-			mma_pair(T(), d[2 * n], d[2 * n + 1], y, z);
+			for (int i = 0; i < 4; i++) c[n][i] = d[n][i] = 0;
+		}
+#pragma unroll
+		for (int k = 0; k < width / 16; k++) {
+			u32 x[4], y[4], z[4];
+			a.get(x, k), e.get(y, k);
+#pragma unroll
+			for (int n = 0; n < n8 / 2; n++) {
+				right<width>(z, b, 16 * n, k);
+				mma_pair(T(), c[2 * n], c[2 * n + 1], x, z);
+				right<width>(z, f, 16 * n, k);
+				mma_pair(T(), d[2 * n], d[2 * n + 1], y, z);
+			}
 		}
 	}
 }
 
 // attention_mma_dq is the pass for queries: it has queries and visits keys.
-template <int width, int step>
+template <int width, int step, int groups>
 DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
 	const Heads& s) {
+	const int tile = 64 * groups;
 	SHARED(T, memory);
-	T *queries = memory, *douts = queries + 64 * width, *visited = douts + 64 * width; // visited: keys and values, double-buffered
-	int first = (blocks_x() - 1 - block_x()) * 64, mine = warp() * 16, head = block_y(), b = block_z(), h = head % s.heads;
-	int last = s.last_position(first, 64);
+	T *queries = memory, *douts = queries + tile * width, *visited = douts + tile * width; // visited: keys and values, double-buffered
+	int first = (blocks_x() - 1 - block_x()) * tile, mine = warp() * 16, head = block_y(), b = block_z(), h = head % s.heads;
+	int last = s.last_position(first, tile), last_mine = s.last_position(first + mine / 64 * 64, 64); // of the block, of the group
 	i64 row_do = (i64)s.groups * s.heads * width, statistics = ((i64)b * s.groups * s.heads + head) * s.rows;
 	q += b * s.rows * s.row_q + head * width, dq += b * s.rows * row_dq + head * width, dout += b * s.rows * row_do + head * width;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
 
 	auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
-	load_tile<width, 64>(queries, q, s.row_q, here);
-	load_tile<width, 64>(douts, dout, row_do, here);
+	load_tile<width, tile, groups>(queries, q, s.row_q, here);
+	load_tile<width, tile, groups>(douts, dout, row_do, here);
 	auto load = [&](int j0) {
 		T* to = visited + j0 / step % 2 * 2 * step * width;
-		load_keys<width, step>(to, k, s, j0);
-		load_keys<width, step>(to + step * width, v, s, j0);
+		load_keys<width, step, groups>(to, k, s, j0);
+		load_keys<width, step, groups>(to + step * width, v, s, j0);
 		copy_commit();
 	};
 	load(0);
@@ -82,15 +94,13 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	sync_block();
 	Rows<width, true> my_queries(queries, mine), my_douts(douts, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
-		if (j0 + step <= last) {
-			load(j0 + step);
-			copy_wait<1>();
-		} else {
-			copy_wait<0>();
-		}
-		sync_block();
+		copy_wait<0>();
+		show_copies();
+		sync_block(); // keys have arrived, and no warp reads the ones before
+		if (j0 + step <= last) load(j0 + step);
+		if (j0 > last_mine) continue;
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
-		float score[step / 8][4] = {}, d[step / 8][4] = {};
+		float score[step / 8][4], d[step / 8][4];
 		scores(score, d, my_queries, my_douts, keys, values);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
@@ -98,44 +108,40 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[e / 2]);
 		}
 		if (j0 + step - 1 > least) hide(score, at, j0, 0);
+		settled<width, step, 0>(d);
 		if (s.threshold) drop(d, kept<step / 8>(mask, mask_row + (u64)at[0] * s.keys + j0, mask_row + (u64)at[1] * s.keys + j0), s.keep);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
 			for (int e = 0; e < 4; e++) score[n][e] *= d[n][e] - d_i[e / 2];
 		}
-#pragma unroll
-		for (int c = 0; c < step / 16; c++) {
-			u32 a[4], b[4];
-			as_left(T(), a, score[2 * c], score[2 * c + 1]);
-#pragma unroll
-			for (int n = 0; n < width / 16; n++) {
-				right_rows<width>(b, keys, 16 * c, n);
-				mma_pair(T(), out[2 * n], out[2 * n + 1], a, b);
-			}
-		}
-		sync_block(); // before the keys after the next ones overwrite these
+		u32 a[step / 16][4];
+		as_lefts(T(), a, score);
+		add_weighted<width, step>(out, a, keys);
+		settled<width, step, 0>(out, a);
 	}
 	write_rows<width>(dq, row_dq, queries, mine, out, s.scale, s.scale, here);
 }
 
 // attention_mma_dkv is the pass for keys and values: it has keys and visits the queries of all
 // groups. Its scores are transposed: [key][query].
-template <int width, int step>
+template <int width, int step, int groups>
 DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
 	const Heads& s) {
+	const int tile = 64 * groups;
 	SHARED(T, memory);
-	T *keys = memory, *values = keys + 64 * width, *visited = values + 64 * width; // visited: queries and gradients, double-buffered
+	T *keys = memory, *values = keys + tile * width, *visited = values + tile * width; // visited: queries and gradients, double-buffered
 	float* statistics = (float*)(visited + 4 * step * width); // log-sum, delta and position of queries, double-buffered
-	int j0 = block_x() * 64, mine = warp() * 16, h = block_y(), b = block_z(), j = j0 + mine + lane() / 4; // the thread's keys are j and j+8
+	int j0 = block_x() * tile, mine = warp() * 16, h = block_y(), b = block_z(), j = j0 + mine + lane() / 4; // the thread's keys are j and j+8
+	int j_mine = j0 + mine / 64 * 64; // the first key of the group
 	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
 	dk += b * s.keys * row_dkv + h * width, dv += b * s.keys * row_dkv + h * width;
 
 	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
-	load_keys<width, 64>(keys, k, s, j0);
-	load_keys<width, 64>(values, v, s, j0);
+	load_keys<width, tile, groups>(keys, k, s, j0);
+	load_keys<width, tile, groups>(values, v, s, j0);
 	// Visits are numbered through all groups. Without folding, the first queries see none of the
 	// keys and are skipped.
 	int skipped = s.parts <= 1 && j0 > s.row0 ? (j0 - s.row0) / step : 0;
@@ -145,8 +151,8 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	auto load = [&](int visit, int head, int first) {
 		T* to = visited + visit % 2 * 2 * step * width;
 		auto here = [&](int r) { return first + r < s.rows ? first + r : -1; };
-		load_tile<width, step>(to, q + head * width, s.row_q, here);
-		load_tile<width, step>(to + step * width, dout + head * width, row_do, here);
+		load_tile<width, step, groups>(to, q + head * width, s.row_q, here);
+		load_tile<width, step, groups>(to + step * width, dout + head * width, row_do, here);
 		copy_commit();
 		int row = first + thread();
 		bool valid = thread() < step && row < s.rows;
@@ -171,18 +177,20 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	sync_block();
 	Rows<width, width == 64> my_keys(keys, mine), my_values(values, mine);
 	for (int visit = 0; visit < all; visit++) {
-		int next = first + step < s.rows ? first + step : skipped * step, next_head = first + step < s.rows ? head : head + s.heads;
-		if (visit + 1 < all) {
-			load(visit + 1, next_head, next);
-			copy_wait<1>();
-		} else {
-			copy_wait<0>();
+		int now = first, head_now = head;
+		first = now + step < s.rows ? now + step : skipped * step, head = now + step < s.rows ? head : head + s.heads;
+		copy_wait<0>();
+		show_copies();
+		sync_block(); // queries have arrived, and no warp reads the ones before
+		if (visit + 1 < all) load(visit + 1, head, first);
+		if (s.parts <= 1 && s.row0 + now + step <= j_mine) { // they see no key of the group
+			store_statistics(visit + 1);
+			continue;
 		}
-		sync_block();
 		const T *queries = visited + visit % 2 * 2 * step * width, *douts = queries + step * width;
 		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
 		const int* at = (const int*)(d_i + step);
-		float score[step / 8][4] = {}, d[step / 8][4] = {};
+		float score[step / 8][4], d[step / 8][4];
 		scores(score, d, my_keys, my_values, queries, douts);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
@@ -190,16 +198,17 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 #pragma unroll
 			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - sums[e % 2]);
 		}
-		if (s.parts > 1 || first + step > s.rows || s.row0 + first < j0 + 63) {
+		if (s.parts > 1 || now + step > s.rows || s.row0 + now < j_mine + 63) {
 #pragma unroll
 			for (int n = 0; n < step / 8; n++) {
 #pragma unroll
 				for (int e = 0; e < 4; e++) score[n][e] = j + e / 2 * 8 <= at[column_of(n) + e % 2] ? score[n][e] : 0;
 			}
 		}
+		settled<width, step, 0>(d);
 		u32 kept = 0;
 		if (s.threshold) {
-			u64 mask_key = s.mask_row(b, head) + j;
+			u64 mask_key = s.mask_row(b, head_now) + j;
 #pragma unroll 1
 			for (int i = 0; i < step / 2; i++) {
 				kept |= mask.kept<1>(mask_key + (u64)at[column_of(i / 4) + i % 2] * s.keys + i / 2 % 2 * 8) << i;
@@ -212,36 +221,27 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 #pragma unroll
 			for (int e = 0; e < 4; e++) d[n][e] = score[n][e] * (d[n][e] - deltas[e % 2]);
 		}
+		u32 a[step / 16][4], a2[step / 16][4];
+		as_lefts(T(), a, d);
+		add_weighted<width, step>(out_k, a, queries);
 		if (s.threshold) drop(score, kept, s.keep);
-#pragma unroll
-		for (int c = 0; c < step / 16; c++) {
-			u32 a[4], a2[4], b[4];
-			as_left(T(), a, d[2 * c], d[2 * c + 1]);
-			as_left(T(), a2, score[2 * c], score[2 * c + 1]);
-#pragma unroll
-			for (int n = 0; n < width / 16; n++) {
-				right_rows<width>(b, queries, 16 * c, n);
-				mma_pair(T(), out_k[2 * n], out_k[2 * n + 1], a, b);
-				right_rows<width>(b, douts, 16 * c, n);
-				mma_pair(T(), out_v[2 * n], out_v[2 * n + 1], a2, b);
-			}
-		}
-		head = next_head, first = next;
+		as_lefts(T(), a2, score);
+		add_weighted<width, step>(out_v, a2, douts);
 		store_statistics(visit + 1);
-		sync_block(); // before the queries after the next ones overwrite these
+		settled<width, step, 0>(out_k, out_v, a, a2);
 	}
 	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
 	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
 }
-#define GRAD(width, step) \
-	LARGE_KERNEL(attention_mma_dq_##width, 128)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+#define GRAD(width, step, groups) \
+	LARGE_KERNEL(attention_mma_dq_##width, 128 * groups)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
-		attention_mma_dq<width, step>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
+		attention_mma_dq<width, step, groups>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
 	} \
-	LARGE_KERNEL(attention_mma_dkv_##width, 128)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+	LARGE_KERNEL(attention_mma_dkv_##width, 128 * groups)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
-		attention_mma_dkv<width, step>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
+		attention_mma_dkv<width, step, groups>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
 	}
-GRAD(64, 64)
-GRAD(128, 32)
+GRAD(64, 64, 2)
+GRAD(128, 32, 1)
 #undef GRAD

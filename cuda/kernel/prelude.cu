@@ -8,9 +8,10 @@
 // KERNEL begins a function that the host launches, for this element type, in blocks of at most most
 // threads.
 #define KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most) JOIN(name, TYPE)
-// LARGE_KERNEL is KERNEL for functions of which one block may use all registers of a
-// multiprocessor.
-#define LARGE_KERNEL(name, most) extern "C" __global__ void __launch_bounds__(most, 1) JOIN(name, TYPE)
+// SHARED_KERNEL is KERNEL for functions of which so many blocks share the registers of a
+// multiprocessor; with LARGE_KERNEL, one block may use all of them.
+#define SHARED_KERNEL(name, most, blocks) extern "C" __global__ void __launch_bounds__(most, blocks) JOIN(name, TYPE)
+#define LARGE_KERNEL(name, most) SHARED_KERNEL(name, most, 1)
 #define WARP 32
 
 DEVICE int lane() { return thread() & (WARP - 1); }

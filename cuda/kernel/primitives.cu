@@ -22,9 +22,9 @@ typedef long long i64;
 
 #define DEVICE __device__ __forceinline__
 
-// SHARED declares the dynamic shared memory of a block.
+// SHARED declares the dynamic shared memory of a block. It starts at a multiple of 1024 bytes.
 #define SHARED(type, name) \
-	extern __shared__ __attribute__((aligned(128))) u8 shared_memory[]; \
+	extern __shared__ __attribute__((aligned(1024))) u8 shared_memory[]; \
 	type* name = (type*)shared_memory
 
 #define SPECIAL(name, reg) \
@@ -157,3 +157,56 @@ DEVICE void load_transposed(u32 (&r)[4], const void* row) {
 MMA(bf16, "bf16")
 MMA(f16, "f16")
 #undef MMA
+
+// On Hopper the four warps of a warpgroup multiply together, and read one operand from shared
+// memory. grouped_mma starts to set c[64,64] to the product of a[64,16] and b[16,64], or to add it.
+// A warp has 16 rows of a and c, spread as for mma. The tile has rows of 64 elements at a multiple
+// of 1024 bytes, with their chunks permuted as place has them. Columns of b are the 64 rows of the
+// tile, rows of b are its columns from 16*k on; or if by_rows is set, rows of b are rows of the tile
+// from 16*k on.
+//
+// Products started after grouped_begin and before grouped_end are a group. grouped_wait waits until
+// all but the last n groups are done. Meanwhile the tile and the registers of a and c must not
+// change, and c must not be read: settle tells so to the compiler, after the wait.
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+const bool warpgroups = true;
+#define GROUPED_MMA(type, name) \
+	template <bool by_rows> DEVICE void grouped_mma(type, float (&c)[8][4], const u32 (&a)[4], const type* tile, int k, bool add) { \
+		u64 at = (shared_address(tile) + k * (by_rows ? 2048 : 32) & 0x3ffff) >> 4; \
+		/* 8 rows take 1024 bytes; the last bits are the permutation of chunks in 128 bytes */ \
+		u64 b = at | (u64)1 << 16 | (u64)(1024 >> 4) << 32 | (u64)1 << 62; \
+		asm volatile("{.reg .pred p; setp.ne.b32 p, %38, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
+			"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+			"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+			"}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;}" \
+			: "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
+			  "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
+			  "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
+			  "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]) \
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"((int)by_rows), "r"((int)add)); \
+	}
+GROUPED_MMA(bf16, "bf16")
+GROUPED_MMA(f16, "f16")
+#undef GROUPED_MMA
+DEVICE void grouped_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void grouped_end() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int n> DEVICE void grouped_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(n) : "memory"); }
+// show_copies makes the copies that have arrived, and other stores to shared memory by this thread,
+// visible to products that start after the next barrier.
+DEVICE void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+const bool warpgroups = false;
+template <bool by_rows, class H> DEVICE void grouped_mma(H, float (&)[8][4], const u32 (&)[4], const H*, int, bool) {}
+DEVICE void grouped_begin() {}
+DEVICE void grouped_end() {}
+template <int n> DEVICE void grouped_wait() {}
+DEVICE void show_copies() {}
+#endif
+template <int n, int m> DEVICE void settle(float (&c)[n][m]) {
+#pragma unroll
+	for (int i = 0; i < n * m; i++) asm volatile("" : "+f"(c[i / m][i % m])::"memory");
+}
+template <int n, int m> DEVICE void settle(u32 (&a)[n][m]) {
+#pragma unroll
+	for (int i = 0; i < n * m; i++) asm volatile("" : "+r"(a[i / m][i % m])::"memory");
+}

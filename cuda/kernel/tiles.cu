@@ -1,5 +1,5 @@
-// Tiles of two-byte elements in shared memory, and how a block of 128 threads loads from them the
-// operands of mma.
+// Tiles of two-byte elements in shared memory, and how products of them are taken. A block has one
+// or more groups of 4 warps.
 
 #define LOG2E 1.4426950408889634f
 
@@ -7,10 +7,10 @@
 // of chunks of eight rows lies in different banks.
 template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ (row & 7)) * 8; }
 
-// load_tile starts to copy rows to a tile. Row r of the tile is row at(r) of the tensor, or zeros
-// if that is negative.
-template <int width, int rows, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
-	const int chunks = width / 8, lines = 128 / chunks;
+// load_tile starts to copy rows to a tile, with all groups of a block. Row r of the tile is row
+// at(r) of the tensor, or zeros if that is negative.
+template <int width, int rows, int groups, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
+	const int chunks = width / 8, lines = 128 * groups / chunks;
 	int first = (u32)thread() / chunks, c = (u32)thread() % chunks, bytes = (int)row * (int)sizeof(H);
 	tile += place<width>(first, c), from += c * 8;
 #pragma unroll at_once
@@ -22,9 +22,9 @@ template <int width, int rows, int at_once = 4, class H, class At> DEVICE void l
 
 // load_keys does so for the keys or values of positions from j0 on. row_of is long code, so the
 // loop for folded sequences is not unrolled.
-template <int width, int rows, class H> DEVICE void load_keys(H* tile, const H* from, const Heads& s, int j0) {
-	if (s.parts <= 1) load_tile<width, rows>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? j0 + r : -1; });
-	else load_tile<width, rows, 1>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
+template <int width, int rows, int groups, class H> DEVICE void load_keys(H* tile, const H* from, const Heads& s, int j0) {
+	if (s.parts <= 1) load_tile<width, rows, groups>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? j0 + r : -1; });
+	else load_tile<width, rows, groups, 1>(tile, from, s.row_kv, [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; });
 }
 
 // left loads a[16,16] of mma: rows from row on, columns from 16*k on.
@@ -85,6 +85,67 @@ template <class H> DEVICE void as_left(H, u32 (&a)[4], const float (&x)[4], cons
 template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u32 (&a)[4], const u32 (&b)[4]) {
 	mma(H(), x, a, b[0], b[1]);
 	mma(H(), y, a, b[2], b[3]);
+}
+
+// Products of a group's rows a, of which each warp has 16 in registers, and tiles: by warpgroups, or
+// where the device or the size does not allow it by mma. A product of warpgroups is only started:
+// see grouped_begin. Then settled<n> waits until all but the last n are done. The other products
+// are done at once.
+template <int width, int rows> constexpr bool by_groups() { return warpgroups && width == 64 && rows == 64; }
+
+// times_rows sets c to the products of rows a with all rows of a tile.
+template <int width, int rows, class H> DEVICE void times_rows(float (&c)[rows / 8][4], const u32 (&a)[width / 16][4], const H* tile) {
+	if constexpr (by_groups<width, rows>()) {
+		grouped_begin();
+#pragma unroll
+		for (int k = 0; k < width / 16; k++) grouped_mma<false>(H(), c, a[k], tile, k, k > 0);
+		grouped_end();
+	} else {
+#pragma unroll
+		for (int n = 0; n < rows / 8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
+#pragma unroll
+		for (int k = 0; k < width / 16; k++) {
+#pragma unroll
+			for (int n = 0; n < rows / 16; n++) {
+				u32 b[4];
+				right<width>(b, tile, 16 * n, k);
+				mma_pair(H(), c[2 * n], c[2 * n + 1], a[k], b);
+			}
+		}
+	}
+}
+
+// add_weighted adds to c the rows of a tile, weighted with rows a.
+template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[width / 8][4], const u32 (&a)[rows / 16][4], const H* tile) {
+	if constexpr (by_groups<width, rows>()) {
+		grouped_begin();
+#pragma unroll
+		for (int k = 0; k < rows / 16; k++) grouped_mma<true>(H(), c, a[k], tile, k, true);
+		grouped_end();
+	} else {
+#pragma unroll
+		for (int k = 0; k < rows / 16; k++) {
+#pragma unroll
+			for (int n = 0; n < width / 16; n++) {
+				u32 b[4];
+				right_rows<width>(b, tile, 16 * k, n);
+				mma_pair(H(), c[2 * n], c[2 * n + 1], a[k], b);
+			}
+		}
+	}
+}
+
+template <int width, int rows, int n, class... X> DEVICE void settled(X&... of) {
+	if constexpr (by_groups<width, rows>()) {
+		grouped_wait<n>();
+		(settle(of), ...);
+	}
+}
+
+// as_lefts is as_left of a row of accumulators.
+template <class H, int n8> DEVICE void as_lefts(H, u32 (&a)[n8 / 2][4], const float (&c)[n8][4]) {
+#pragma unroll
+	for (int k = 0; k < n8 / 2; k++) as_left(H(), a[k], c[2 * k], c[2 * k + 1]);
 }
 
 // write_rows multiplies the accumulators [16,width] of a warp by a factor for each of a thread's

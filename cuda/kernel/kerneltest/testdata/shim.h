@@ -4,6 +4,7 @@
 #pragma once
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 typedef unsigned char u8;
@@ -166,6 +167,66 @@ template <class H> void mma(H, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 		c[n] = sum;
 	}
 }
+
+// Products of warpgroups. They are done as late as a device may do them; until then their results
+// are not numbers. All of a warp's lanes start and await the same products.
+struct Product {
+	float* c;
+	float was[32]; // before the product, or before the first of those that were started
+	bool first, add;
+	std::function<void()> run;
+};
+struct Products {
+	std::vector<std::vector<Product>> groups{{}};
+};
+Products& products();
+const bool warpgroups = true;
+
+template <bool by_rows, class H> void grouped_mma(H, float (&c)[8][4], const u32 (&a)[4], const H* tile, int k, bool add) {
+	if ((u64)tile % 1024) __builtin_trap();
+	Product p{&c[0][0]};
+	p.first = true, p.add = add;
+	for (auto& g : products().groups) {
+		for (auto& other : g) p.first = p.first && other.c != p.c;
+	}
+	memcpy(p.was, c, sizeof p.was);
+	for (auto& row : c) row[0] = row[1] = row[2] = row[3] = NAN;
+	std::vector<u32> left(a, a + 4);
+	p.run = [=, &c] {
+		// The device finds a byte of the tile by the bits of its address: the three above 128 bytes are added to those above 16.
+		auto at = [&](int row, int column) {
+			u64 byte = row * 128 + column * 2;
+			return (u32)((const u16*)tile)[(byte ^ (byte >> 7 & 7) << 4) / 2];
+		};
+		const u32 a[4] = {left[0], left[1], left[2], left[3]};
+		int lane = machine.thread % 32, row = lane % 4 * 2, column = lane / 4; // of b: see mma
+		for (int n = 0; n < 8; n++) {
+			u32 b[2];
+			for (int i = 0; i < 2; i++) {
+				int r = 16 * k + row + 8 * i, c = 8 * n + column;
+				b[i] = by_rows ? at(r, c) | at(r + 1, c) << 16 : at(c, r) | at(c, r + 1) << 16;
+			}
+			mma(H(), c[n], a, b[0], b[1]);
+		}
+		sync_warp();
+	};
+	products().groups.back().push_back(p);
+}
+inline void grouped_begin() {}
+inline void grouped_end() { products().groups.push_back({}); }
+template <int n> void grouped_wait() {
+	auto& groups = products().groups;
+	while ((int)groups.size() - 1 > n) {
+		for (auto& p : groups[0]) {
+			if (p.first) memcpy(p.c, p.was, sizeof p.was);
+			if (!p.add) memset(p.c, 0, sizeof p.was);
+			p.run();
+		}
+		groups.erase(groups.begin());
+	}
+}
+inline void show_copies() {}
+template <class X> void settle(X&) {}
 
 // A device function, as the worker calls it.
 struct Function {

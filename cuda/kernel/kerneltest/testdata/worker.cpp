@@ -45,6 +45,7 @@ struct Fiber {
 	u64 turn;
 	bool done;
 	Copies copies;
+	Products products;
 };
 Fiber fibers[most];
 void* host; // stack of the scheduler
@@ -54,6 +55,7 @@ const Function* running;
 const u64* arguments;
 
 Copies& copies() { return fibers[machine.thread].copies; }
+Products& products() { return fibers[machine.thread].products; }
 
 // next switches to a fiber that can run, or to the scheduler when all are done.
 void next() {
@@ -101,6 +103,10 @@ void fiber_main() {
 	running->call(running->function, arguments);
 	if (fibers[machine.thread].copies.groups.size() > 1 || !fibers[machine.thread].copies.groups[0].empty()) {
 		fprintf(stderr, "%s ends before its copies have arrived\n", running->name);
+		exit(3);
+	}
+	if (fibers[machine.thread].products.groups.size() > 1 || !fibers[machine.thread].products.groups[0].empty()) {
+		fprintf(stderr, "%s ends before its products are done\n", running->name);
 		exit(3);
 	}
 	fibers[machine.thread].done = true;
@@ -171,7 +177,8 @@ std::string launch(char* shared_end) {
 	for (u64 i = 0; i < all; i++) {
 		u64 at = reverse ? all - 1 - i : i;
 		machine.block[0] = at % grid[0], machine.block[1] = at / grid[0] % grid[1], machine.block[2] = at / grid[0] / grid[1];
-		machine.shared = shared_end - (shared + 127) / 128 * 128;
+		u32 aligned = shared > 8 << 10 ? 1024 : 128; // large ones hold tiles
+		machine.shared = shared_end - (shared + aligned - 1) / aligned * aligned;
 		memset(machine.shared, 0xff, shared_end - (char*)machine.shared); // NaN
 		run_block();
 	}
