@@ -6,8 +6,18 @@ func inTheDeviceCode() []mutant {
 	return []mutant{{
 		bug: "device code: values are read before they have come", how: "no barrier after their copy",
 		file: "cuda/kernel/attention_mma.cu",
-		old:  "		copy_wait<0>();\n		sync_block(); // values have arrived, and no warp reads keys any more\n", new: "		sync_block();\n",
+		old:  "		copy_wait<0>();\n		show_copies();\n", new: "		if (j0 > 0) copy_wait<1>();\n		show_copies();\n",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
+	}, {
+		bug: "device code: scores are read before they are done", how: "the product of a warpgroup is not awaited",
+		file: "cuda/kernel/attention_mma.cu",
+		old:  "		settled<width, step, 0>(score);\n", new: "",
+		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
+	}, {
+		bug: "device code: a warpgroup skips queries that see its keys", how: "the tile on the diagonal",
+		file: "cuda/kernel/attention_mma_grad.cu",
+		old:  "s.row0 + now + step <= j_mine)", new: "s.row0 + now <= j_mine)",
+		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^2$",
 	}, {
 		bug: "device code: a query sees keys after it", how: "a tile on the diagonal is taken for one below it",
 		file: "cuda/kernel/attention_mma.cu",
@@ -16,7 +26,7 @@ func inTheDeviceCode() []mutant {
 	}, {
 		bug: "device code: keys have gradients of queries before them", how: "a tile on the diagonal is taken for one below it",
 		file: "cuda/kernel/attention_mma_grad.cu",
-		old:  "s.row0 + first < j0 + 63", new: "s.row0 + first < j0",
+		old:  "s.row0 + now < j_mine + 63", new: "s.row0 + now < j_mine",
 		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^2$",
 	}, {
 		bug: "device code: a query's product with its gradient has those of others", how: "of all rows of a warp",

@@ -110,11 +110,13 @@ func (c *benchCmd) timeOnGPU(ctx context.Context, con *console, cfg *config.Conf
 // timeSteps runs training programs on random tokens, and records how long each step after the burn-in took and where the time
 // went. Several programs take turns, so that other load on the machine affects all of them alike.
 func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Config, open opener, programs ...*timed) error {
+	traced := false
 	for _, p := range programs {
 		backend, trace, err := open(p)
 		if err != nil {
 			return err
 		}
+		traced = traced || trace != nil
 		if p.exec, err = runtime.New(p.prog, backend, runtime.Options{Trace: trace}); err != nil {
 			return err
 		}
@@ -157,7 +159,7 @@ func (c *benchCmd) timeSteps(ctx context.Context, con *console, cfg *config.Conf
 			return err
 		}
 	}
-	if c.Trace == "" {
+	if c.Trace == "" || !traced {
 		return nil
 	}
 	p := programs[0]

@@ -159,4 +159,7 @@ func TestBenchOnGPU(t *testing.T) {
 		require.Positive(t, r.MedianMS)
 		require.Equal(t, lost, len(r.Ops) == 0, "%s", stdout.String())
 	}
+	openMachine = open
+	c.must("bench", "plan.json", "--device", "cuda", "--steps", "2", "--burn-in", "1", "--profile", "trace.json", "-q") // of one step of the second turn
+	require.FileExists(t, "trace.json")
 }
