@@ -72,14 +72,6 @@ func (h *heads) grid(n, tile, heads int) [3]uint32 {
 	return [3]uint32{uint32((n + tile - 1) / tile), uint32(heads), uint32(h.batch)}
 }
 
-// tile returns how many rows a block of the kernels for tensor cores has, and the block.
-func (h *heads) tile() (rows int, block [3]uint32) {
-	if h.width == 64 {
-		return 128, block256
-	}
-	return 64, block128
-}
-
 // class returns the head size for which a kernel without tensor cores is compiled.
 func (h *heads) class() int {
 	switch {
@@ -108,9 +100,8 @@ func attention(l *list) error {
 	args := append([]any{l.result(0), l.result(1), h.q, h.k, h.v}, h.params...)
 	queryHeads := h.groups * h.heads
 	if h.tensorCores {
-		tile, block := h.tile()
-		l.run("attention_mma.cu", fmt.Sprintf("attention_mma_%d", h.width), h.dtype, h.grid(h.rows, tile, queryHeads), block,
-			int(h.dtype.Size())*h.width*(tile+4*64), args...)
+		l.run("attention_mma.cu", fmt.Sprintf("attention_mma_%d", h.width), h.dtype, h.grid(h.rows, 128, queryHeads), block256,
+			int(h.dtype.Size())*h.width*(128+4*64), args...)
 		return nil
 	}
 	l.run("attention.cu", fmt.Sprintf("attention_%d", h.class()), h.dtype, h.grid(h.rows, 32, queryHeads), block256, h.tileBytes(2, 1), args...)
@@ -158,8 +149,10 @@ func attentionGrad(l *list) error {
 	forQueries := append([]any{dq, rowDQ}, rest...)
 	forKeys := append([]any{dk, dv, rowDKV}, rest...)
 	if h.tensorCores {
-		tile, block := h.tile()
-		name, step := fmt.Sprintf("_%d", h.width), map[int]int{64: 64, 128: 32}[h.width]
+		name, tile, step, block := "_64", 128, 64, block256
+		if h.width == 128 {
+			name, tile, step, block = "_128", 64, 32, block128
+		}
 		shared := int(size) * h.width * (2*tile + 4*step)
 		l.run("attention_mma_grad.cu", "attention_mma_dq"+name, h.dtype, h.grid(h.rows, tile, queryHeads), block, shared, forQueries...)
 		l.run("attention_mma_grad.cu", "attention_mma_dkv"+name, h.dtype, h.grid(h.keys, tile, h.heads), block, shared+2*3*4*step, forKeys...)

@@ -95,5 +95,5 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 		attention_mma<width, groups>(o, lse, q, k, v, HEADS); \
 	}
 FORWARD(64, 2, 2)
-FORWARD(128, 1, 1)
+FORWARD(128, 2, 1)
 #undef FORWARD

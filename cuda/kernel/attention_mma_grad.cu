@@ -3,7 +3,7 @@
 // time, and loads the next ones meanwhile.
 
 // Rows is 16 rows of a tile, as operand a of mma. They are held in registers, or if there are too
-// few registers loaded at each use.
+// few registers loaded at each use; warpgroups then read them in the tile.
 template <int width, bool held> struct Rows {
 	const T* tile;
 	int first;
@@ -22,6 +22,17 @@ template <int width, bool held> struct Rows {
 			left<width>(x, tile, first, k);
 		}
 	}
+	// times_rows_of is times_rows by warpgroups.
+	template <int n8> DEVICE void times_rows_of(float (&c)[n8][4], const T* b) const {
+		if constexpr (held) {
+			times_rows<width, 8 * n8>(c, a, b);
+		} else {
+			grouped_begin();
+#pragma unroll
+			for (int k = 0; k < width / 16; k++) grouped_mma_of_tiles<width / 64>(c, tile + first / 64 * 64 * width, b, k, k > 0);
+			grouped_end();
+		}
+	}
 };
 
 // scores sets c to the products of rows a with all rows of tile b, and d to those of rows e with
@@ -29,8 +40,8 @@ template <int width, bool held> struct Rows {
 template <int width, bool held, int n8>
 DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
 	if constexpr (by_groups<width, 8 * n8>()) {
-		times_rows<width, 8 * n8>(c, a.a, b);
-		times_rows<width, 8 * n8>(d, e.a, f);
+		a.times_rows_of(c, b);
+		e.times_rows_of(d, f);
 		settled<width, 8 * n8, 1>(c);
 	} else {
 #pragma unroll
@@ -92,7 +103,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 
 	copy_wait<0>();
 	sync_block();
-	Rows<width, true> my_queries(queries, mine), my_douts(douts, mine);
+	Rows<width, width == 64 || !warpgroups> my_queries(queries, mine), my_douts(douts, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
 		show_copies();

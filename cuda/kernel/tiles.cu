@@ -3,9 +3,12 @@
 
 #define LOG2E 1.4426950408889634f
 
-// place is the index of elements 8*chunk, ... of a row. Chunks are permuted so that the same column
-// of chunks of eight rows lies in different banks.
-template <int width> DEVICE int place(int row, int chunk) { return row * width + (chunk ^ (row & 7)) * 8; }
+// place is the index of elements 8*chunk, ... of a row. Of eight rows, first all chunks of columns 0
+// to 63 lie together, then those of the others. They are permuted so that the same column of chunks
+// of eight rows lies in different banks.
+template <int width> DEVICE int place(int row, int chunk) {
+	return row / 8 * 8 * width + chunk / 8 * 512 + row % 8 * 64 + (chunk % 8 ^ row % 8) * 8;
+}
 
 // load_tile starts to copy rows to a tile, with all groups of a block. Row r of the tile is row
 // at(r) of the tensor, or zeros if that is negative.
@@ -91,14 +94,15 @@ template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u
 // where the device or the size does not allow it by mma. A product of warpgroups is only started:
 // see grouped_begin. Then settled<n> waits until all but the last n are done. The other products
 // are done at once.
-template <int width, int rows> constexpr bool by_groups() { return warpgroups && width == 64 && rows == 64; }
+template <int width, int rows> constexpr bool by_groups() { return warpgroups && (rows == 64 || width == 128 && rows == 32); }
 
 // times_rows sets c to the products of rows a with all rows of a tile.
 template <int width, int rows, class H> DEVICE void times_rows(float (&c)[rows / 8][4], const u32 (&a)[width / 16][4], const H* tile) {
 	if constexpr (by_groups<width, rows>()) {
+		static_assert(rows == 64, "grouped_mma has 64 columns");
 		grouped_begin();
 #pragma unroll
-		for (int k = 0; k < width / 16; k++) grouped_mma<false>(H(), c, a[k], tile, k, k > 0);
+		for (int k = 0; k < width / 16; k++) grouped_mma<false, width / 64, 0>(H(), c, a[k], tile, k, k > 0);
 		grouped_end();
 	} else {
 #pragma unroll
@@ -120,7 +124,10 @@ template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[widt
 	if constexpr (by_groups<width, rows>()) {
 		grouped_begin();
 #pragma unroll
-		for (int k = 0; k < rows / 16; k++) grouped_mma<true>(H(), c, a[k], tile, k, true);
+		for (int k = 0; k < rows / 16; k++) {
+			grouped_mma<true, width / 64, 0>(H(), c, a[k], tile, k, true);
+			if constexpr (width == 128) grouped_mma<true, width / 64, 8>(H(), c, a[k], tile, k, true);
+		}
 		grouped_end();
 	} else {
 #pragma unroll

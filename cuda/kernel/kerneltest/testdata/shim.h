@@ -172,6 +172,7 @@ template <class H> void mma(H, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1)
 // are not numbers. All of a warp's lanes start and await the same products.
 struct Product {
 	float* c;
+	int n8;
 	float was[32]; // before the product, or before the first of those that were started
 	bool first, add;
 	std::function<void()> run;
@@ -182,35 +183,62 @@ struct Products {
 Products& products();
 const bool warpgroups = true;
 
-template <bool by_rows, class H> void grouped_mma(H, float (&c)[8][4], const u32 (&a)[4], const H* tile, int k, bool add) {
-	if ((u64)tile % 1024) __builtin_trap();
-	Product p{&c[0][0]};
-	p.first = true, p.add = add;
+// element reads a tile as the device does: it adds the three bits of the address above 128 bytes to those above 16.
+inline u32 element(const void* tile, int panels, int row, int column) {
+	u64 byte = (u64)tile + row / 8 * 1024 * panels + column / 64 * 1024 + row % 8 * 128 + column % 64 * 2;
+	return *(const u16*)(byte ^ (byte >> 7 & 7) << 4);
+}
+
+// start_product adds p, of c[64,8*n8], to the last group. p.run has the product.
+inline void start_product(float (*c)[4], int n8, bool add, std::function<void()> run) {
+	Product p{&c[0][0], n8, {}, true, add, run};
 	for (auto& g : products().groups) {
 		for (auto& other : g) p.first = p.first && other.c != p.c;
 	}
-	memcpy(p.was, c, sizeof p.was);
-	for (auto& row : c) row[0] = row[1] = row[2] = row[3] = NAN;
+	memcpy(p.was, c, n8 * sizeof *c);
+	for (int i = 0; i < 4 * n8; i++) p.c[i] = NAN;
+	products().groups.back().push_back(p);
+}
+
+template <bool by_rows, int panels, int first, int n8, class H> void grouped_mma(H, float (&c)[n8][4], const u32 (&a)[4], const H* tile, int k, bool add) {
+	if ((u64)tile % 1024) __builtin_trap();
+	float(*to)[4] = c + first;
 	std::vector<u32> left(a, a + 4);
-	p.run = [=, &c] {
-		// The device finds a byte of the tile by the bits of its address: the three above 128 bytes are added to those above 16.
-		auto at = [&](int row, int column) {
-			u64 byte = row * 128 + column * 2;
-			return (u32)((const u16*)tile)[(byte ^ (byte >> 7 & 7) << 4) / 2];
-		};
+	start_product(to, 8, add, [=] {
 		const u32 a[4] = {left[0], left[1], left[2], left[3]};
 		int lane = machine.thread % 32, row = lane % 4 * 2, column = lane / 4; // of b: see mma
 		for (int n = 0; n < 8; n++) {
 			u32 b[2];
 			for (int i = 0; i < 2; i++) {
 				int r = 16 * k + row + 8 * i, c = 8 * n + column;
-				b[i] = by_rows ? at(r, c) | at(r + 1, c) << 16 : at(c, r) | at(c, r + 1) << 16;
+				b[i] = by_rows ? element(tile, panels, r, 8 * first + c) | element(tile, panels, r + 1, 8 * first + c) << 16
+					: element(tile, panels, c, r) | element(tile, panels, c, r + 1) << 16;
 			}
-			mma(H(), c[n], a, b[0], b[1]);
+			mma(H(), *(float(*)[4])to[n], a, b[0], b[1]);
 		}
 		sync_warp();
-	};
-	products().groups.back().push_back(p);
+	});
+}
+template <int panels, class H> void grouped_mma_of_tiles(float (&c)[4][4], const H* a, const H* b, int k, bool add) {
+	if ((u64)a % 1024 || (u64)b % 1024) __builtin_trap();
+	float(*to)[4] = c;
+	start_product(to, 4, add, [=] {
+		int lane = machine.thread % 32, row = lane % 4 * 2, column = lane / 4, mine = machine.thread / 32 % 4 * 16;
+		u32 left[4];
+		for (int i = 0; i < 4; i++) {
+			int r = mine + lane / 4 + i % 2 * 8, c = 16 * k + row + i / 2 * 8;
+			left[i] = element(a, panels, r, c) | element(a, panels, r, c + 1) << 16;
+		}
+		for (int n = 0; n < 4; n++) {
+			u32 right[2];
+			for (int i = 0; i < 2; i++) {
+				int r = 16 * k + row + 8 * i, c = 8 * n + column;
+				right[i] = element(b, panels, c, r) | element(b, panels, c, r + 1) << 16;
+			}
+			mma(H(), *(float(*)[4])to[n], left, right[0], right[1]);
+		}
+		sync_warp();
+	});
 }
 inline void grouped_begin() {}
 inline void grouped_end() { products().groups.push_back({}); }
@@ -218,8 +246,8 @@ template <int n> void grouped_wait() {
 	auto& groups = products().groups;
 	while ((int)groups.size() - 1 > n) {
 		for (auto& p : groups[0]) {
-			if (p.first) memcpy(p.c, p.was, sizeof p.was);
-			if (!p.add) memset(p.c, 0, sizeof p.was);
+			if (p.first) memcpy(p.c, p.was, p.n8 * 4 * sizeof *p.c);
+			if (!p.add) memset(p.c, 0, p.n8 * 4 * sizeof *p.c);
 			p.run();
 		}
 		groups.erase(groups.begin());
