@@ -149,9 +149,10 @@ func attentionGrad(l *list) error {
 	forQueries := append([]any{dq, rowDQ}, rest...)
 	forKeys := append([]any{dk, dv, rowDKV}, rest...)
 	if h.tensorCores {
-		name, tile, step, block := "_64", 128, 64, block256
+		const step = 32
+		name, tile, block := "_64", 128, block256
 		if h.width == 128 {
-			name, tile, step, block = "_128", 64, 32, block128
+			name, tile, block = "_128", 64, block128
 		}
 		shared := int(size) * h.width * (2*tile + 4*step)
 		l.run("attention_mma_grad.cu", "attention_mma_dq"+name, h.dtype, h.grid(h.rows, tile, queryHeads), block, shared, forQueries...)

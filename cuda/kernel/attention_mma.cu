@@ -31,14 +31,10 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 	}
 	int least = at[0] < at[1] ? at[0] : at[1];
 	float scale = s.scale * LOG2E;
-	Mask mask = s.mask();
-	u64 mask_row = s.mask_row(b, head);
 
 	copy_wait<0>();
 	sync_block();
-	u32 query[width / 16][4];
-#pragma unroll
-	for (int c = 0; c < width / 16; c++) left<width>(query[c], queries, mine, c);
+	Rows<T, width, true> my_queries(queries, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
 		show_copies();
@@ -47,32 +43,49 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 		if (j0 > last_mine) continue;
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4];
-		times_rows<width, step>(score, query, keys);
+		my_queries.times(score, keys);
 		settled<width, step, 0>(score);
 
 		if (j0 + step - 1 > least) hide(score, at, j0, -INF);
+		// Scores are taken relative to top, which need not be the largest one so far: it follows when
+		// that is 2^8 times as much, so that the results so far are seldom scaled.
+		float peak[2];
+		bool higher = false;
 #pragma unroll
 		for (int i = 0; i < 2; i++) {
-			float peak = top[i];
+			peak[i] = -INF;
 #pragma unroll
-			for (int n = 0; n < step / 8; n++) peak = fmaxf(peak, fmaxf(score[n][2 * i], score[n][2 * i + 1]));
-			peak = max_of_4(peak);
-			float base = peak == -INF ? 0 : peak * scale, shrink = exp2_fast(top[i] * scale - base), sum = 0;
-			top[i] = peak;
+			for (int n = 0; n < step / 8; n++) peak[i] = fmaxf(peak[i], fmaxf(score[n][2 * i], score[n][2 * i + 1]));
+			peak[i] = max_of_4(peak[i]);
+			higher |= (peak[i] - top[i]) * scale > 8;
+		}
+		if (ballot(higher)) {
+#pragma unroll
+			for (int i = 0; i < 2; i++) {
+				float next = fmaxf(top[i], peak[i]), shrink = top[i] == -INF ? 0 : exp2_fast((top[i] - next) * scale);
+				top[i] = next, total[i] *= shrink;
+#pragma unroll
+				for (int n = 0; n < width / 8; n++) out[n][2 * i] *= shrink, out[n][2 * i + 1] *= shrink;
+			}
+		}
+#pragma unroll
+		for (int i = 0; i < 2; i++) {
+			float base = top[i] == -INF ? 0 : top[i] * scale, sum[2] = {};
 #pragma unroll
 			for (int n = 0; n < step / 8; n++) {
 #pragma unroll
 				for (int e = 0; e < 2; e++) {
 					float& x = score[n][2 * i + e];
 					x = exp2_fast(x * scale - base);
-					sum += x;
+					sum[e] += x;
 				}
 			}
-			total[i] = total[i] * shrink + sum;
-#pragma unroll
-			for (int n = 0; n < width / 8; n++) out[n][2 * i] *= shrink, out[n][2 * i + 1] *= shrink;
+			total[i] += sum[0] + sum[1];
 		}
-		if (s.threshold) drop(score, kept<step / 8>(mask, mask_row + (u64)at[0] * s.keys + j0, mask_row + (u64)at[1] * s.keys + j0), s.keep);
+		if (s.threshold) { // the mask is rare, and registers are few
+			u64 mask_row = s.mask_row(b, head) + j0;
+			drop(score, kept<step / 8>(s.mask(), mask_row + (u64)at[0] * s.keys, mask_row + (u64)at[1] * s.keys), s.keep);
+		}
 		u32 probs[step / 16][4];
 		as_lefts(T(), probs, score);
 		add_weighted<width, step>(out, probs, values);
@@ -91,7 +104,7 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 	write_rows<width>(o, row_o, queries, mine, out, 1 / total[0], 1 / total[1], here);
 }
 #define FORWARD(width, groups, blocks) \
-	SHARED_KERNEL(attention_mma_##width, 128 * groups, blocks)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) { \
+	SHARED_KERNEL(attention_mma_##width, 128 * groups, warpgroups ? blocks : 1)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) { \
 		attention_mma<width, groups>(o, lse, q, k, v, HEADS); \
 	}
 FORWARD(64, 2, 2)

@@ -2,68 +2,6 @@
 // In both, each warp of a block has 16 rows. The block visits the rows of the other side step at a
 // time, and loads the next ones meanwhile.
 
-// Rows is 16 rows of a tile, as operand a of mma. They are held in registers, or if there are too
-// few registers loaded at each use; warpgroups then read them in the tile.
-template <int width, bool held> struct Rows {
-	const T* tile;
-	int first;
-	u32 a[width / 16][4];
-
-	DEVICE Rows(const T* tile, int first) : tile(tile), first(first) {
-		if constexpr (held) {
-#pragma unroll
-			for (int k = 0; k < width / 16; k++) left<width>(a[k], tile, first, k);
-		}
-	}
-	DEVICE void get(u32 (&x)[4], int k) const {
-		if constexpr (held) {
-			for (int i = 0; i < 4; i++) x[i] = a[k][i];
-		} else {
-			left<width>(x, tile, first, k);
-		}
-	}
-	// times_rows_of is times_rows by warpgroups.
-	template <int n8> DEVICE void times_rows_of(float (&c)[n8][4], const T* b) const {
-		if constexpr (held) {
-			times_rows<width, 8 * n8>(c, a, b);
-		} else {
-			grouped_begin();
-#pragma unroll
-			for (int k = 0; k < width / 16; k++) grouped_mma_of_tiles<width / 64>(c, tile + first / 64 * 64 * width, b, k, k > 0);
-			grouped_end();
-		}
-	}
-};
-
-// scores sets c to the products of rows a with all rows of tile b, and d to those of rows e with
-// all rows of tile f. d must be settled.
-template <int width, bool held, int n8>
-DEVICE void scores(float (&c)[n8][4], float (&d)[n8][4], const Rows<width, held>& a, const Rows<width, held>& e, const T* b, const T* f) {
-	if constexpr (by_groups<width, 8 * n8>()) {
-		a.times_rows_of(c, b);
-		e.times_rows_of(d, f);
-		settled<width, 8 * n8, 1>(c);
-	} else {
-#pragma unroll
-		for (int n = 0; n < n8; n++) {
-#pragma unroll
-			for (int i = 0; i < 4; i++) c[n][i] = d[n][i] = 0;
-		}
-#pragma unroll
-		for (int k = 0; k < width / 16; k++) {
-			u32 x[4], y[4], z[4];
-			a.get(x, k), e.get(y, k);
-#pragma unroll
-			for (int n = 0; n < n8 / 2; n++) {
-				right<width>(z, b, 16 * n, k);
-				mma_pair(T(), c[2 * n], c[2 * n + 1], x, z);
-				right<width>(z, f, 16 * n, k);
-				mma_pair(T(), d[2 * n], d[2 * n + 1], y, z);
-			}
-		}
-	}
-}
-
 // attention_mma_dq is the pass for queries: it has queries and visits keys.
 template <int width, int step, int groups>
 DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, const float* delta,
@@ -98,12 +36,9 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		d_i[i] = valid ? delta[statistics + row] : 0;
 	}
 	int least = at[0] < at[1] ? at[0] : at[1];
-	Mask mask = s.mask();
-	u64 mask_row = s.mask_row(b, head);
-
 	copy_wait<0>();
 	sync_block();
-	Rows<width, width == 64 || !warpgroups> my_queries(queries, mine), my_douts(douts, mine);
+	Rows<T, width, true> my_queries(queries, mine), my_douts(douts, mine);
 	for (int j0 = 0; j0 <= last; j0 += step) {
 		copy_wait<0>();
 		show_copies();
@@ -112,7 +47,9 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		if (j0 > last_mine) continue;
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4], d[step / 8][4];
-		scores(score, d, my_queries, my_douts, keys, values);
+		my_queries.times(score, keys);
+		my_douts.times(d, values);
+		settled<width, step, 1>(score);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
@@ -120,7 +57,10 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		}
 		if (j0 + step - 1 > least) hide(score, at, j0, 0);
 		settled<width, step, 0>(d);
-		if (s.threshold) drop(d, kept<step / 8>(mask, mask_row + (u64)at[0] * s.keys + j0, mask_row + (u64)at[1] * s.keys + j0), s.keep);
+		if (s.threshold) { // the mask is rare, and registers are few
+			u64 mask_row = s.mask_row(b, head) + j0;
+			drop(d, kept<step / 8>(s.mask(), mask_row + (u64)at[0] * s.keys, mask_row + (u64)at[1] * s.keys), s.keep);
+		}
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
@@ -148,7 +88,6 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q, dout += b * s.rows * row_do;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
-	dk += b * s.keys * row_dkv + h * width, dv += b * s.keys * row_dkv + h * width;
 
 	auto place = [&](int r) { return j0 + r < s.keys ? s.row_of(j0 + r) : -1; };
 	load_keys<width, tile, groups>(keys, k, s, j0);
@@ -170,7 +109,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
 		log_sum_of = valid ? lse[from] : 0, delta_of = valid ? delta[from] : 0, at_of = valid ? s.position(row) : -1;
 	};
-	// Statistics are stored after the current visit, so that no thread waits for their loads.
+	// Statistics are stored in the middle of the current visit, so that no thread waits for their loads.
 	auto store_statistics = [&](int visit) {
 		if (thread() >= step) return;
 		float* of = statistics + visit % 2 * 3 * step;
@@ -182,13 +121,12 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 	else copy_commit();
 	store_statistics(0);
 	float out_k[width / 8][4] = {}, out_v[width / 8][4] = {}, scale = s.scale * LOG2E;
-	Mask mask = s.mask();
 
 	copy_wait<0>();
 	sync_block();
-	Rows<width, width == 64> my_keys(keys, mine), my_values(values, mine);
+	Rows<T, width, width == 64> my_keys(keys, mine), my_values(values, mine);
 	for (int visit = 0; visit < all; visit++) {
-		int now = first, head_now = head;
+		int now = first;
 		first = now + step < s.rows ? now + step : skipped * step, head = now + step < s.rows ? head : head + s.heads;
 		copy_wait<0>();
 		show_copies();
@@ -202,7 +140,9 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		const float *log_sum = statistics + visit % 2 * 3 * step, *d_i = log_sum + step;
 		const int* at = (const int*)(d_i + step);
 		float score[step / 8][4], d[step / 8][4];
-		scores(score, d, my_keys, my_values, queries, douts);
+		my_keys.times(score, queries);
+		my_values.times(d, douts);
+		settled<width, step, 1>(score);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 			Pack<2> sums = ::load<2>(log_sum + column_of(n));
@@ -217,9 +157,11 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 			}
 		}
 		settled<width, step, 0>(d);
+		store_statistics(visit + 1);
 		u32 kept = 0;
 		if (s.threshold) {
-			u64 mask_key = s.mask_row(b, head_now) + j;
+			Mask mask = s.mask();
+			u64 mask_key = s.mask_row(b, h + visit / (all / s.groups) * s.heads) + j;
 #pragma unroll 1
 			for (int i = 0; i < step / 2; i++) {
 				kept |= mask.kept<1>(mask_key + (u64)at[column_of(i / 4) + i % 2] * s.keys + i / 2 % 2 * 8) << i;
@@ -238,21 +180,21 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		if (s.threshold) drop(score, kept, s.keep);
 		as_lefts(T(), a2, score);
 		add_weighted<width, step>(out_v, a2, douts);
-		store_statistics(visit + 1);
 		settled<width, step, 0>(out_k, out_v, a, a2);
 	}
-	write_rows<width>(dk, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
-	write_rows<width>(dv, row_dkv, values, mine, out_v, 1, 1, place);
+	i64 to = b * s.keys * row_dkv + h * width;
+	write_rows<width>(dk + to, row_dkv, keys, mine, out_k, s.scale, s.scale, place);
+	write_rows<width>(dv + to, row_dkv, values, mine, out_v, 1, 1, place);
 }
-#define GRAD(width, step, groups) \
-	LARGE_KERNEL(attention_mma_dq_##width, 128 * groups)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+#define GRAD(width, step, groups, blocks) \
+	SHARED_KERNEL(attention_mma_dq_##width, 128 * groups, warpgroups ? blocks : 1)(T* dq, i64 row_dq, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
 		attention_mma_dq<width, step, groups>(dq, row_dq, dout, q, k, v, lse, delta, HEADS); \
 	} \
-	LARGE_KERNEL(attention_mma_dkv_##width, 128 * groups)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
+	SHARED_KERNEL(attention_mma_dkv_##width, 128 * groups, warpgroups ? blocks : 1)(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, const T* k, const T* v, const float* lse, \
 		const float* delta, HEADS_PARAMS) { \
 		attention_mma_dkv<width, step, groups>(dk, dv, row_dkv, dout, q, k, v, lse, delta, HEADS); \
 	}
-GRAD(64, 64, 2)
-GRAD(128, 32, 1)
+GRAD(64, 32, 2, 2)
+GRAD(128, 32, 1, 1)
 #undef GRAD

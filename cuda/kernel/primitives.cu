@@ -41,6 +41,14 @@ SPECIAL(block_z, "ctaid.z")
 SPECIAL(blocks_x, "nctaid.x")
 #undef SPECIAL
 
+// group is the number of the thread's four warps in the block. It is read anew at each use, so that
+// it takes no register meanwhile.
+DEVICE int group() {
+	u32 x;
+	asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+	return (int)x / 128;
+}
+
 // sync_block waits for all threads of the block, sync_warp for those of the warp.
 DEVICE void sync_block() { asm volatile("bar.sync 0;" ::: "memory"); }
 DEVICE void sync_warp() { asm volatile("bar.warp.sync 0xffffffff;" ::: "memory"); }
@@ -163,29 +171,32 @@ MMA(f16, "f16")
 // 128 in two, and its chunks lie as place has them: of 8 rows first one panel, then the other. Of
 // rows of a and c, a warp has 16, spread as for mma.
 //
-// grouped_mma starts to set c[64,64] to the product of a[64,16] and b[16,64], or to add it. Columns
-// of b are the 64 rows of the tile, rows of b are its columns from 16*k on. Or if by_rows is set,
-// rows of b are rows of the tile from 16*k on, columns of b those of the panel whose accumulators
-// start at first. grouped_mma_of_tiles is for c[64,32], with a also from a tile.
+// grouped_mma starts to add to c[64,64] the product of a[64,16], in registers, and b[16,64]. Rows of
+// b are rows of the tile from 16*k on, columns of b those of the panel whose accumulators start at
+// first. The registers of a must have been written since the product before: ptxas 13.0 was seen to
+// use others' registers for an operand that stays the same in a loop. grouped_mma_of_tiles starts to
+// set c[64,8*n8] to the product of a[64,16] and b[16,8*n8], or to add it. Rows of a and columns of b
+// are the rows of two tiles, their columns from 16*k on.
 //
 // Products started after grouped_begin and before grouped_end are a group. grouped_wait waits until
 // all but the last n groups are done. Meanwhile the tiles and the registers of a and c must not
 // change, and c must not be read: settle tells so to the compiler, after the wait.
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 const bool warpgroups = true;
-// operand describes 16 columns of a tile, or 16 of its rows: where they start, how far apart 8 rows
-// are, and that chunks are permuted in 128 bytes.
+// operand describes 16 columns of all rows of a tile, or if by_rows is set 16 rows of a panel: where
+// they start, how far apart 8 rows are, and that chunks are permuted in 128 bytes. Addresses count
+// 16 bytes. The first part is the same for all k, so that it is computed once.
 template <bool by_rows, int panels> DEVICE u64 operand(const void* tile, int k, int panel) {
-	u32 start = shared_address(tile) + (by_rows ? k * 2048 * panels + panel * 1024 : k / 4 * 1024 + k % 4 * 32);
-	return (start & 0x3ffff) >> 4 | (u64)1 << 16 | (u64)(1024 * panels >> 4) << 32 | (u64)1 << 62;
+	u64 whole = (shared_address(tile) & 0x3ffff) >> 4 | (u64)1 << 16 | (u64)(1024 * panels >> 4) << 32 | (u64)1 << 62;
+	return whole + (by_rows ? k * 2048 * panels + panel * 1024 : k / 4 * 1024 + k % 4 * 32) / 16;
 }
 #define GROUPED_MMA(type, name) \
-	template <bool by_rows, int panels, int first, int n8> \
-	DEVICE void grouped_mma(type, float (&c)[n8][4], const u32 (&a)[4], const type* tile, int k, bool add) { \
-		asm volatile("{.reg .pred p; setp.ne.b32 p, %38, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
+	template <int panels, int first, int n8> \
+	DEVICE void grouped_mma(type, float (&c)[n8][4], const u32 (&a)[4], const type* tile, int k) { \
+		asm volatile("{.reg .pred p; setp.eq.b32 p, 0, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
 			"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
 			"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
-			"}, {%32, %33, %34, %35}, %36, p, 1, 1, %37;}" \
+			"}, {%32, %33, %34, %35}, %36, p, 1, 1, 1;}" \
 			: "+f"(c[first + 0][0]), "+f"(c[first + 0][1]), "+f"(c[first + 0][2]), "+f"(c[first + 0][3]), \
 			  "+f"(c[first + 1][0]), "+f"(c[first + 1][1]), "+f"(c[first + 1][2]), "+f"(c[first + 1][3]), \
 			  "+f"(c[first + 2][0]), "+f"(c[first + 2][1]), "+f"(c[first + 2][2]), "+f"(c[first + 2][3]), \
@@ -194,7 +205,22 @@ template <bool by_rows, int panels> DEVICE u64 operand(const void* tile, int k, 
 			  "+f"(c[first + 5][0]), "+f"(c[first + 5][1]), "+f"(c[first + 5][2]), "+f"(c[first + 5][3]), \
 			  "+f"(c[first + 6][0]), "+f"(c[first + 6][1]), "+f"(c[first + 6][2]), "+f"(c[first + 6][3]), \
 			  "+f"(c[first + 7][0]), "+f"(c[first + 7][1]), "+f"(c[first + 7][2]), "+f"(c[first + 7][3]) \
-			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand<by_rows, panels>(tile, k, first / 8)), "n"((int)by_rows), "r"((int)add)); \
+			: "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(operand<true, panels>(tile, k, first / 8))); \
+	} \
+	template <int panels> DEVICE void grouped_mma_of_tiles(float (&c)[8][4], const type* a, const type* b, int k, bool add) { \
+		asm volatile("{.reg .pred p; setp.ne.b32 p, %34, 0; wgmma.mma_async.sync.aligned.m64n64k16.f32." name "." name " {" \
+			"%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+			"%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31" \
+			"}, %32, %33, p, 1, 1, 0, 0;}" \
+			: "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), \
+			  "+f"(c[1][0]), "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), \
+			  "+f"(c[2][0]), "+f"(c[2][1]), "+f"(c[2][2]), "+f"(c[2][3]), \
+			  "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]), "+f"(c[3][3]), \
+			  "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]), \
+			  "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), \
+			  "+f"(c[6][0]), "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), \
+			  "+f"(c[7][0]), "+f"(c[7][1]), "+f"(c[7][2]), "+f"(c[7][3]) \
+			: "l"(operand<false, panels>(a, k, 0)), "l"(operand<false, panels>(b, k, 0)), "r"((int)add)); \
 	} \
 	template <int panels> DEVICE void grouped_mma_of_tiles(float (&c)[4][4], const type* a, const type* b, int k, bool add) { \
 		asm volatile("{.reg .pred p; setp.ne.b32 p, %18, 0; wgmma.mma_async.sync.aligned.m64n32k16.f32." name "." name " {" \
@@ -217,8 +243,8 @@ template <int n> DEVICE void grouped_wait() { asm volatile("wgmma.wait_group.syn
 DEVICE void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 const bool warpgroups = false;
-template <bool by_rows, int panels, int first, int n8, class H> DEVICE void grouped_mma(H, float (&)[n8][4], const u32 (&)[4], const H*, int, bool) {}
-template <int panels, class H> DEVICE void grouped_mma_of_tiles(float (&)[4][4], const H*, const H*, int, bool) {}
+template <int panels, int first, int n8, class H> DEVICE void grouped_mma(H, float (&)[n8][4], const u32 (&)[4], const H*, int) {}
+template <int panels, int n8, class H> DEVICE void grouped_mma_of_tiles(float (&)[n8][4], const H*, const H*, int, bool) {}
 DEVICE void grouped_begin() {}
 DEVICE void grouped_end() {}
 template <int n> DEVICE void grouped_wait() {}

@@ -90,34 +90,56 @@ template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u
 	mma(H(), y, a, b[2], b[3]);
 }
 
-// Products of a group's rows a, of which each warp has 16 in registers, and tiles: by warpgroups, or
-// where the device or the size does not allow it by mma. A product of warpgroups is only started:
-// see grouped_begin. Then settled<n> waits until all but the last n are done. The other products
-// are done at once.
-template <int width, int rows> constexpr bool by_groups() { return warpgroups && (rows == 64 || width == 128 && rows == 32); }
+// Products of a group's rows a, of which each warp has 16, and tiles: by warpgroups, or where the
+// device or the size does not allow it by mma. A product of warpgroups is only started: see
+// grouped_begin. Then settled<n> waits until all but the last n are done. The other products are
+// done at once.
+template <int width, int rows> constexpr bool by_groups() { return warpgroups && (rows == 64 || rows == 32); }
 
-// times_rows sets c to the products of rows a with all rows of a tile.
-template <int width, int rows, class H> DEVICE void times_rows(float (&c)[rows / 8][4], const u32 (&a)[width / 16][4], const H* tile) {
-	if constexpr (by_groups<width, rows>()) {
-		static_assert(rows == 64, "grouped_mma has 64 columns");
-		grouped_begin();
+// Rows is 16 rows of a tile, as operand a. For mma they are held in registers, or if there are too
+// few registers loaded at each use. Warpgroups read them in the tile.
+template <class H, int width, bool held> struct Rows {
+	const H* tile;
+	int first;
+	u32 a[width / 16][4];
+
+	DEVICE Rows(const H* tile, int first) : tile(tile), first(first) {
+		if constexpr (held && !warpgroups) {
 #pragma unroll
-		for (int k = 0; k < width / 16; k++) grouped_mma<false, width / 64, 0>(H(), c, a[k], tile, k, k > 0);
-		grouped_end();
-	} else {
+			for (int k = 0; k < width / 16; k++) left<width>(a[k], tile, first, k);
+		}
+	}
+	DEVICE void get(u32 (&x)[4], int k) const {
+		if constexpr (held && !warpgroups) {
+			for (int i = 0; i < 4; i++) x[i] = a[k][i];
+		} else {
+			left<width>(x, tile, first, k);
+		}
+	}
+	// times sets c to the products of the rows with all rows of tile b.
+	template <int n8> DEVICE void times(float (&c)[n8][4], const H* b) const {
+		if constexpr (by_groups<width, 8 * n8>()) {
+			const H* rows = tile + group() * 64 * width;
+			grouped_begin();
 #pragma unroll
-		for (int n = 0; n < rows / 8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
+			for (int k = 0; k < width / 16; k++) grouped_mma_of_tiles<width / 64>(c, rows, b, k, k > 0);
+			grouped_end();
+		} else {
 #pragma unroll
-		for (int k = 0; k < width / 16; k++) {
+			for (int n = 0; n < n8; n++) c[n][0] = c[n][1] = c[n][2] = c[n][3] = 0;
 #pragma unroll
-			for (int n = 0; n < rows / 16; n++) {
-				u32 b[4];
-				right<width>(b, tile, 16 * n, k);
-				mma_pair(H(), c[2 * n], c[2 * n + 1], a[k], b);
+			for (int k = 0; k < width / 16; k++) {
+				u32 x[4], y[4];
+				get(x, k);
+#pragma unroll
+				for (int n = 0; n < n8 / 2; n++) {
+					right<width>(y, b, 16 * n, k);
+					mma_pair(H(), c[2 * n], c[2 * n + 1], x, y);
+				}
 			}
 		}
 	}
-}
+};
 
 // add_weighted adds to c the rows of a tile, weighted with rows a.
 template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[width / 8][4], const u32 (&a)[rows / 16][4], const H* tile) {
@@ -125,8 +147,8 @@ template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[widt
 		grouped_begin();
 #pragma unroll
 		for (int k = 0; k < rows / 16; k++) {
-			grouped_mma<true, width / 64, 0>(H(), c, a[k], tile, k, true);
-			if constexpr (width == 128) grouped_mma<true, width / 64, 8>(H(), c, a[k], tile, k, true);
+			grouped_mma<width / 64, 0>(H(), c, a[k], tile, k);
+			if constexpr (width == 128) grouped_mma<width / 64, 8>(H(), c, a[k], tile, k);
 		}
 		grouped_end();
 	} else {

@@ -44,6 +44,7 @@ extern Machine machine;
 void wait(Group& group, int size);
 
 inline int thread() { return machine.thread; }
+inline int group() { return machine.thread / 128; }
 inline int threads() { return machine.threads; }
 inline int block_x() { return machine.block[0]; }
 inline int block_y() { return machine.block[1]; }
@@ -200,43 +201,30 @@ inline void start_product(float (*c)[4], int n8, bool add, std::function<void()>
 	products().groups.back().push_back(p);
 }
 
-template <bool by_rows, int panels, int first, int n8, class H> void grouped_mma(H, float (&c)[n8][4], const u32 (&a)[4], const H* tile, int k, bool add) {
+template <int panels, int first, int n8, class H> void grouped_mma(H, float (&c)[n8][4], const u32 (&a)[4], const H* tile, int k) {
 	if ((u64)tile % 1024) __builtin_trap();
 	float(*to)[4] = c + first;
 	std::vector<u32> left(a, a + 4);
-	start_product(to, 8, add, [=] {
+	start_product(to, 8, true, [=] {
 		const u32 a[4] = {left[0], left[1], left[2], left[3]};
-		int lane = machine.thread % 32, row = lane % 4 * 2, column = lane / 4; // of b: see mma
+		int lane = machine.thread % 32, row = 16 * k + lane % 4 * 2, column = 8 * first + lane / 4; // of b: see mma
 		for (int n = 0; n < 8; n++) {
 			u32 b[2];
-			for (int i = 0; i < 2; i++) {
-				int r = 16 * k + row + 8 * i, c = 8 * n + column;
-				b[i] = by_rows ? element(tile, panels, r, 8 * first + c) | element(tile, panels, r + 1, 8 * first + c) << 16
-					: element(tile, panels, c, r) | element(tile, panels, c, r + 1) << 16;
-			}
+			for (int i = 0; i < 2; i++) b[i] = element(tile, panels, row + 8 * i, column + 8 * n) | element(tile, panels, row + 8 * i + 1, column + 8 * n) << 16;
 			mma(H(), *(float(*)[4])to[n], a, b[0], b[1]);
 		}
 		sync_warp();
 	});
 }
-template <int panels, class H> void grouped_mma_of_tiles(float (&c)[4][4], const H* a, const H* b, int k, bool add) {
+template <int panels, int n8, class H> void grouped_mma_of_tiles(float (&c)[n8][4], const H* a, const H* b, int k, bool add) {
 	if ((u64)a % 1024 || (u64)b % 1024) __builtin_trap();
 	float(*to)[4] = c;
-	start_product(to, 4, add, [=] {
-		int lane = machine.thread % 32, row = lane % 4 * 2, column = lane / 4, mine = machine.thread / 32 % 4 * 16;
+	start_product(to, n8, add, [=] {
+		int lane = machine.thread % 32, group = machine.thread / 32 % 4 * 16, column = 16 * k + lane % 4 * 2;
+		auto two = [&](const H* tile, int row, int column) { return element(tile, panels, row, column) | element(tile, panels, row, column + 1) << 16; };
 		u32 left[4];
-		for (int i = 0; i < 4; i++) {
-			int r = mine + lane / 4 + i % 2 * 8, c = 16 * k + row + i / 2 * 8;
-			left[i] = element(a, panels, r, c) | element(a, panels, r, c + 1) << 16;
-		}
-		for (int n = 0; n < 4; n++) {
-			u32 right[2];
-			for (int i = 0; i < 2; i++) {
-				int r = 16 * k + row + 8 * i, c = 8 * n + column;
-				right[i] = element(b, panels, c, r) | element(b, panels, c, r + 1) << 16;
-			}
-			mma(H(), *(float(*)[4])to[n], left, right[0], right[1]);
-		}
+		for (int i = 0; i < 4; i++) left[i] = two(a, group + lane / 4 + i % 2 * 8, column + i / 2 * 8);
+		for (int n = 0; n < n8; n++) mma(H(), *(float(*)[4])to[n], left, two(b, 8 * n + lane / 4, column), two(b, 8 * n + lane / 4, column + 8));
 		sync_warp();
 	});
 }
