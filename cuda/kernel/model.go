@@ -250,8 +250,17 @@ func rowPick(l *list) error {
 	return nil
 }
 
+// crossEntropyGrad gives each thread 4 times 16 bytes of a row.
 func crossEntropyGrad(l *list) error {
-	_, n := rows(l.Args[0])
+	d, err := l.elem(l.Args[0])
+	if err != nil {
+		return err
+	}
+	m, n := rows(l.Args[0])
 	first, all := last(l.Args[0])
-	return l.perRow("cross_entropy_grad", l.result(0), l.arg(0), l.arg(1), l.arg(2), l.arg(3), l.arg(4), n, first, all)
+	piece := 4 * 16 * 256 / d.Size()
+	pieces := (n + piece - 1) / piece
+	l.run("loss.cu", "cross_entropy_grad", d, blocks(m*pieces, 1), block256, 0, l.result(0), l.arg(0), l.arg(1), l.arg(2), l.arg(3), l.arg(4),
+		n, first, all, int32(pieces), int32(piece))
+	return nil
 }

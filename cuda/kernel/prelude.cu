@@ -43,23 +43,26 @@ template <int bytes> struct __attribute__((aligned(bytes))) Words { u32 w[bytes 
 DEVICE void unpack(bf16, u32 w, float* to) { to[0] = as_float(w << 16), to[1] = as_float(w & 0xffff0000); }
 DEVICE void unpack(f16, u32 w, float* to) { to[0] = wide(f16{(u16)w}), to[1] = wide(f16{(u16)(w >> 16)}); }
 
-// load and store move n elements in one access. The address must be a multiple of its size.
-template <int n> DEVICE Pack<n> load(const float* p) {
-	Words<4 * n> raw = *(const Words<4 * n>*)p;
-	Pack<n> x;
-	for (int i = 0; i < n; i++) x[i] = as_float(raw.w[i]);
-	return x;
+// words reads n elements in one access, and numbers makes numbers of them. A thread that reads long
+// before it computes keeps the words, which take half the registers if the type has two bytes.
+template <int n, class H> DEVICE auto words(const H* p) {
+	if constexpr (n * sizeof(H) < 4) return *p;
+	else return *(const Words<n * (int)sizeof(H)>*)p;
 }
-template <int n, class H> DEVICE Pack<n> load(const H* p) {
+template <int n, class H, class W> DEVICE Pack<n> numbers(const W& words) {
 	Pack<n> x;
-	if constexpr (n == 1) {
-		x[0] = wide(*p);
+	if constexpr (n * sizeof(H) < 4) {
+		x[0] = wide(words);
+	} else if constexpr (sizeof(H) == 4) {
+		for (int i = 0; i < n; i++) x[i] = as_float(words.w[i]);
 	} else {
-		Words<2 * n> raw = *(const Words<2 * n>*)p;
-		for (int i = 0; i < n / 2; i++) unpack(H(), raw.w[i], x.v + 2 * i);
+		for (int i = 0; i < n / 2; i++) unpack(H(), words.w[i], x.v + 2 * i);
 	}
 	return x;
 }
+
+// load and store move n elements in one access. The address must be a multiple of its size.
+template <int n, class H> DEVICE Pack<n> load(const H* p) { return numbers<n, H>(words<n>(p)); }
 template <int n> DEVICE void store(float* p, const Pack<n>& x) {
 	Words<4 * n> raw;
 	for (int i = 0; i < n; i++) raw.w[i] = as_bits(x[i]);
@@ -86,6 +89,24 @@ template <class H, class N, class F> DEVICE void each(N n, bool aligned, decltyp
 	N packs = aligned ? n / width : 0;
 	for (N i = at; i < packs; i += many) f(Int<width>(), i * width);
 	for (N i = packs * width + at; i < n; i += many) f(Int<1>(), i);
+}
+
+// each_ahead is each for what is read and then written: write(Int, i, x) gets the x that read(Int, i)
+// has returned. A thread reads up to few times before it writes, so that it waits for all of these
+// together. The compiler could not do so, because a write may be to the place of the next read.
+template <class H, int few, class N, class R, class W> DEVICE void each_ahead(N n, bool aligned, decltype(n) at, decltype(n) many, R read, W write) {
+	const int width = 16 / sizeof(H);
+	const Int<width> taken;
+	N packs = aligned ? n / width : 0, i = at;
+	for (; i + (few - 1) * many < packs; i += few * many) {
+		decltype(read(taken, i)) x[few];
+#pragma unroll
+		for (int k = 0; k < few; k++) x[k] = read(taken, (i + k * many) * width);
+#pragma unroll
+		for (int k = 0; k < few; k++) write(taken, (i + k * many) * width, x[k]);
+	}
+	for (; i < packs; i += many) write(taken, i * width, read(taken, i * width));
+	for (i = packs * width + at; i < n; i += many) write(Int<1>(), i, read(Int<1>(), i));
 }
 
 // each_of_all is each with all threads of the launch.

@@ -171,7 +171,7 @@ func samplesOf(z sizes) []sample {
 // longSamples have rows of whole vectors, and more or longer rows than some hundred threads take at
 // once.
 func longSamples() []sample {
-	const B, T, C, V, many = 2, 5, 264, 1103, 197
+	const B, T, C, V, words, many = 2, 5, 264, 1103, 9001, 197
 	x, w, rows, logits, targets := f32(B, T, C), f32(C), f32(B, T), f32(B, T, V), i32(B, T)
 	return []sample{
 		{op: ir.OpAdd, args: []ir.Type{x, w}},
@@ -192,6 +192,7 @@ func longSamples() []sample {
 		{op: ir.OpRowMax, args: []ir.Type{logits}},
 		{op: ir.OpRowSumExp, args: []ir.Type{logits, rows}},
 		{op: ir.OpCrossEntropyGrad, args: []ir.Type{logits, rows, rows, targets, rows}, low: -1, high: V, positive: 1 << 2},
+		{op: ir.OpCrossEntropyGrad, args: []ir.Type{f32(1, B, words), f32(1, B), f32(1, B), i32(1, B), f32(1, B)}, low: words - 900, high: words, positive: 1 << 2},
 	}
 }
 
