@@ -64,6 +64,11 @@ func inTheDeviceCode() []mutant {
 		old:  "		sync_block();\n		int here", new: "		int here",
 		pkg: pkg, run: "^TestFused$",
 	}, {
+		bug: "device code: sums of warps are added before all are given", how: "no barrier in the gradient of norms whose rows are kept",
+		file: "cuda/kernel/norm.cu",
+		old:  "shift[k], false); });\n		}\n		sync_block();\n", new: "shift[k], false); });\n		}\n",
+		pkg: pkg, run: "^TestFused$",
+	}, {
 		bug: "device code: of many tensors in one launch the second is left out", how: "blocks look no further than the first",
 		file: "cuda/kernel/adamw.cu",
 		old:  "while (at + 1 < count && all", new: "while (at + 2 < count && all",

@@ -1,6 +1,8 @@
 package kernel
 
 import (
+	"fmt"
+
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/philox"
 	"github.com/autopar/autopar/runtime"
@@ -119,6 +121,18 @@ func embeddingGrad(l *list) error {
 	return nil
 }
 
+// forRows returns the variant of a function of norm.cu for rows of cols elements, and how many packs
+// of 16 bytes each lane of a warp then keeps in registers: none if there are too many or the rows are
+// not whole packs.
+func forRows(name string, d ir.DType, cols int64) (variant string, packs int64) {
+	row := cols * d.Size()
+	packs = (row + 16*32 - 1) / (16 * 32)
+	if row%16 != 0 || packs == 0 || packs > 4 {
+		return name, 0
+	}
+	return fmt.Sprintf("%s_%d", name, packs), packs
+}
+
 func norm(l *list) error { return l.norm(l.Kernel, 0, l.arg(0), 0) }
 
 // addNorm is a group: an add, and a norm of its sum.
@@ -144,7 +158,8 @@ func (l *list) norm(k *runtime.Kernel, sum, x, more address) error {
 		bias = at(k.Args[2])
 	}
 	m, n := rows(k.Args[0])
-	l.run("norm.cu", "norm", d, warpRows(m), block256, 0, at(k.Results[0]), sum, mean, at(k.Results[len(k.Results)-1]), x, more,
+	name, _ := forRows("norm", d, n)
+	l.run("norm.cu", name, d, warpRows(m), block256, 0, at(k.Results[0]), sum, mean, at(k.Results[len(k.Results)-1]), x, more,
 		at(k.Args[1]), bias, m, n, float32(eps))
 	return nil
 }
@@ -172,7 +187,12 @@ func normGrad(l *list) error {
 	// some launches the gradient for m rows from row first on. It returns partial sums for weight
 	// and bias.
 	some := func(first, m int64) (part address, parts int64) {
-		chunk := max((m+1023)/1024, 8)
+		row := n * d.Size()
+		name, packs := forRows("norm_grad", d, n)
+		chunk, threads, shared := max((m+1023)/1024, 8), min(256, (row+16*32-1)/(16*32)*32), 8*n
+		if packs > 0 { // 4 warps with as many rows each; about 4 blocks on each multiprocessor of an H100
+			chunk, threads, shared = max((m+4*512-1)/(4*512)*4, 8), 128, 2*8*n
+		}
 		parts = (m + chunk - 1) / chunk
 		part = l.temp(4 * 2 * parts * n)
 		at := func(a address, bytes int64) address {
@@ -181,9 +201,7 @@ func normGrad(l *list) error {
 			}
 			return a + address(first*bytes)
 		}
-		row := n * d.Size()
-		threads := min(256, (row+16*32-1)/(16*32)*32)
-		l.run("norm.cu", "norm_grad", d, blocks(parts, 1), [3]uint32{uint32(threads), 1, 1}, int(8*n), at(dx, row), part, at(l.arg(0), row),
+		l.run("norm.cu", name, d, blocks(parts, 1), [3]uint32{uint32(threads), 1, 1}, int(shared), at(dx, row), part, at(l.arg(0), row),
 			at(l.arg(1), row), at(more, row), l.arg(2), at(mean, 4), at(rstd, 4), m, n, chunk)
 		return part, parts
 	}

@@ -30,7 +30,7 @@ func RunFused(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 		})
 	}
 	for _, d := range []ir.DType{ir.F32, ir.BF16} {
-		for _, cols := range []int{35, 264} {
+		for _, cols := range []int{35, 264, 1032} {
 			for _, over := range []int{-1, 0} {
 				for _, rms := range []bool{false, true} {
 					name := fmt.Sprintf("%s/%d columns/result over operand %d/rms %t", d, cols, over, rms)

@@ -173,17 +173,13 @@ func samplesOf(z sizes) []sample {
 func longSamples() []sample {
 	const B, T, C, V, words, many = 2, 5, 264, 1103, 9001, 197
 	x, w, rows, logits, targets := f32(B, T, C), f32(C), f32(B, T), f32(B, T, V), i32(B, T)
-	return []sample{
+	all := []sample{
 		{op: ir.OpAdd, args: []ir.Type{x, w}},
 		{op: ir.OpSum, args: []ir.Type{f32(B, many, 35)}},
 		{op: ir.OpSumSquares, args: []ir.Type{f32(B, many, 35)}},
 		{op: ir.OpFixedSquares, args: []ir.Type{f32(B, many, 35)}},
 		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{f32(B, many, 5)}},
 		{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: 1}, args: []ir.Type{x}},
-		{op: ir.OpLayerNorm, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, w, w}},
-		{op: ir.OpLayerNormGrad, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, x, w, rows, rows}, positive: 1 << 4},
-		{op: ir.OpRMSNorm, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, w}},
-		{op: ir.OpRMSNormGrad, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, x, w, rows}, positive: 1 << 3},
 		{op: ir.OpEmbedding, args: []ir.Type{f32(9, C), targets}, high: 9},
 		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 19}, args: []ir.Type{i32(B, T), x}, high: 19},
 		{op: ir.OpEmbeddingGrad, attr: ir.EmbeddingGradAttr{Rows: 97}, args: []ir.Type{i32(B, many), f32(B, many, 3)}, high: 97},
@@ -193,7 +189,19 @@ func longSamples() []sample {
 		{op: ir.OpRowSumExp, args: []ir.Type{logits, rows}},
 		{op: ir.OpCrossEntropyGrad, args: []ir.Type{logits, rows, rows, targets, rows}, low: -1, high: V, positive: 1 << 2},
 		{op: ir.OpCrossEntropyGrad, args: []ir.Type{f32(1, B, words), f32(1, B), f32(1, B), i32(1, B), f32(1, B)}, low: words - 900, high: words, positive: 1 << 2},
+		{op: ir.OpLayerNormGrad, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true, Frac: ir.GradientFrac}, args: []ir.Type{x, x, w, rows, rows}, positive: 1 << 4},
 	}
+	// Rows of one to four vectors for each of 32 threads, in two-byte types or f32, and of more.
+	for _, z := range [][2]int{{5, 264}, {3, 488}, {9, 768}, {3, 776}, {3, 1032}, {2051, 8}} {
+		x, w, rows := f32(B, z[0], z[1]), f32(z[1]), f32(B, z[0])
+		all = append(all,
+			sample{op: ir.OpLayerNorm, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, w, w}},
+			sample{op: ir.OpLayerNormGrad, attr: ir.LayerNormAttr{Eps: 1e-5, Bias: true}, args: []ir.Type{x, x, w, rows, rows}, positive: 1 << 4},
+			sample{op: ir.OpRMSNorm, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, w}},
+			sample{op: ir.OpRMSNormGrad, attr: ir.RMSNormAttr{Eps: 1e-5}, args: []ir.Type{x, x, w, rows}, positive: 1 << 3},
+		)
+	}
+	return all
 }
 
 // wideHeads are samples of attention to more keys than a tile holds, with the head sizes of tensor
