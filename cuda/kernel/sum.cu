@@ -61,6 +61,7 @@ KERNEL(columns_last, 512)(T* y, const float* part, i64 parts, i64 cols, i64 apar
 	__shared__ float of[16][WARP];
 	i64 c = (i64)block_x() * WARP + lane();
 	float sum = 0;
+#pragma unroll 8
 	for (i64 p = warp(); p < parts && c < cols; p += 16) sum += part[p * apart + c];
 	of[warp()][lane()] = sum;
 	sync_block();
