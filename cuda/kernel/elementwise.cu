@@ -120,15 +120,10 @@ template <class F> DEVICE void gelu(T* y, const T* x, i64 n) {
 		store(y + i, z);
 	});
 }
-template <class W> struct Both { W z, d; };
 template <class F> DEVICE void gelu_grad(T* dx, const T* dy, const T* x, i64 n) {
-	auto read = [&](auto width, i64 i) {
+	each_of_all<T>(n, true, [&](auto width, i64 i) {
 		constexpr int w = decltype(width)::value;
-		return Both<decltype(words<w>(x))>{words<w>(x + i), words<w>(dy + i)};
-	};
-	each_ahead<T, 2>(n, true, (i64)block_x() * threads() + thread(), (i64)blocks_x() * threads(), read, [&](auto width, i64 i, auto both) {
-		constexpr int w = decltype(width)::value;
-		Pack<w> z = numbers<w, T>(both.z), d = numbers<w, T>(both.d);
+		Pack<w> z = load<w>(x + i), d = load<w>(dy + i);
 		for (int j = 0; j < w; j++) d[j] *= F::slope(z[j]);
 		store(dx + i, d);
 	});

@@ -115,24 +115,18 @@ func scale(l *list) error {
 	return l.elementwise("scale", l.result(0), l.arg(0), l.arg(1), l.Args[0].Slab.Elems())
 }
 
-// gelu launches GELU, and its gradient, which has one operand more and two packs for each thread.
+// gelu launches GELU, and its gradient, which has one operand more.
 func gelu(l *list) error {
-	d, err := l.elem(l.Results[0])
-	if err != nil {
-		return err
-	}
-	n := l.Results[0].Slab.Elems()
-	name, grid, args := "gelu", packBlocks(d, n), []any{l.result(0), l.arg(0)}
+	name, args := "gelu", []any{l.result(0), l.arg(0)}
 	if len(l.Args) > 1 {
-		name, grid, args = "gelu_grad", packBlocks(d, (n+1)/2), append(args, l.arg(1))
+		name, args = "gelu_grad", append(args, l.arg(1))
 	}
 	if l.Node.Attr.(ir.GELUAttr).Tanh {
 		name += "_tanh"
 	} else {
 		name += "_erf"
 	}
-	l.run("elementwise.cu", name, d, grid, block256, 0, append(args, n)...)
-	return nil
+	return l.elementwise(name, append(args, l.Results[0].Slab.Elems())...)
 }
 
 func swiGLU(l *list) error {
