@@ -61,9 +61,10 @@ type launch func(s driver.Stream) error
 const (
 	// landingBytes is the size of the pinned memory that downloads pass through, piece by piece.
 	landingBytes = 1 << 20
-	// A wait for the GPU polls without sleeping for spin, then every nap.
+	// A wait for the GPU polls without sleeping for spin, then every nap. An idle Go process sleeps a
+	// millisecond at least, so a synchronous backend, whose calls are timed, does not sleep.
 	spin = 200 * time.Microsecond
-	nap  = 50 * time.Microsecond
+	nap  = time.Millisecond
 )
 
 func newDevice(b *Backend, g *gpu, rank int) *Device {
@@ -168,7 +169,7 @@ func (d *Device) poll(done func() (bool, error)) error {
 		if err := d.hangs(waited); err != nil {
 			return err
 		}
-		if waited < spin {
+		if waited < spin || d.backend.opts.Synchronous {
 			goruntime.Gosched()
 		} else {
 			time.Sleep(nap)

@@ -6,6 +6,9 @@ package runtime
 import (
 	"encoding/binary"
 	"fmt"
+	goruntime "runtime"
+	"slices"
+	"sync"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -87,15 +90,25 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 		return err
 	}
 	return e.runAll(job{do: func(r *rank) error {
-		buf := make([]float32, initBlock)
+		blocks := make([][]float32, goruntime.GOMAXPROCS(0)) // one for each processor
 		for _, s := range e.Shards(prog, r.id) {
-			for at := 0; at < int(s.Slab.Elems()); at += initBlock {
-				x := buf[:min(initBlock, int(s.Slab.Elems())-at)]
-				s.fill(x, at, seed)
-				if err := r.device.Upload(s.space, s.offset+int64(at)*s.Type.DType.Size(), encode(s.Type.DType, x)); err != nil {
-					return fmt.Errorf("initial value of %s: %w", s.Name, err)
+			elems := int(s.Slab.Elems())
+			for first := 0; first < elems; first += len(blocks) * initBlock {
+				ends := min(elems, first+len(blocks)*initBlock)
+				var filling sync.WaitGroup
+				for i, at := 0, first; at < ends; i, at = i+1, at+initBlock {
+					filling.Go(func() {
+						blocks[i] = slices.Grow(blocks[i][:0], initBlock)[:min(initBlock, ends-at)]
+						s.fill(blocks[i], at, seed)
+					})
 				}
-				r.place.Add(1) // counts as progress for the watch in runAll
+				filling.Wait()
+				for i, at := 0, first; at < ends; i, at = i+1, at+initBlock {
+					if err := r.device.Upload(s.space, s.offset+int64(at)*s.Type.DType.Size(), encode(s.Type.DType, blocks[i])); err != nil {
+						return fmt.Errorf("initial value of %s: %w", s.Name, err)
+					}
+					r.place.Add(1) // counts as progress for the watch in runAll
+				}
 			}
 		}
 		return nil
