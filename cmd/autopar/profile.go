@@ -131,7 +131,9 @@ func (c *profileCmd) gpus(ctx context.Context, con *console) error {
 	if err != nil {
 		return err
 	}
-	result, err := gpuprofile.Measure(ctx, system, gpuprofile.Options{Budget: time.Duration(c.Budget) * time.Second, Like: like})
+	begin := time.Now()
+	note := func(what string) { con.note("%3.0f s: %s", time.Since(begin).Seconds(), what) }
+	result, err := gpuprofile.Measure(ctx, system, gpuprofile.Options{Budget: time.Duration(c.Budget) * time.Second, Like: like, Note: note})
 	if err != nil {
 		return err
 	}

@@ -294,7 +294,7 @@ func TestTrialsEnd(t *testing.T) {
 		return strings.Count(strings.Join(f.said(), "\n"), "cublasLtMatmul d0")
 	}
 	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
-	require.Equal(t, 12, trials(1, g), "four runs of each of three")
+	require.Equal(t, 10, trials(1, g), "four runs of each of two, and two of the third, which takes seven times as long as the second")
 	g.Accumulate = true
 	require.Equal(t, 8, trials(30, g), "630 ms, 420 ms, and no third")
 	g.Accumulate, g.Epilogue = false, AddBias
@@ -446,7 +446,7 @@ func TestEpilogues(t *testing.T) {
 	said := with(g, 0xe00)
 	require.Contains(t, said, "cublasLtMatmulDescSetAttribute d1 7 4 4", "with bias")
 	require.Contains(t, said, "cublasLtMatmulDescSetAttribute d1 8 e00 8")
-	require.Equal(t, 4, times, "apart is a candidate")
+	require.Equal(t, 2, times, "apart is a candidate, and a slow one")
 	said = with(g, 0xf00)
 	require.Equal(t, "cublasLtMatmulDescSetAttribute d1 8 f00 8", said[0])
 	require.Contains(t, said[1], "cublasLtMatmul d0 d1", "the second of three candidates was faster than apart")

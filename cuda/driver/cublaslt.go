@@ -271,14 +271,15 @@ type heuristicResult struct {
 	_         [4]int32
 }
 
-// candidates is how many algorithms are timed, four runs each. patience bounds the milliseconds
-// that one product's trials take. By the rates that GPUs reach, all products of a step of GPT-2
-// 124M of 32,768 tokens in bf16 take some 3 s, once. In f32 the largest take a quarter of a second
-// each; of those only the library's first candidates are tried, which it lists in the order of its
-// estimates.
+// candidates is how many algorithms are timed, four runs each, or two if the second takes hopeless
+// times as long as the best run of another. patience bounds the milliseconds that one product's
+// trials take. By the rates that GPUs reach, all products of a step of GPT-2 124M of 32,768 tokens
+// in bf16 take some 3 s, once. In f32 the largest take a quarter of a second each; of those only the
+// library's first candidates are tried, which it lists in the order of its estimates.
 const (
 	candidates = 24
 	patience   = 1000
+	hopeless   = 1.25
 )
 
 // plan makes the plan of a kind of product, with the fastest of the library's candidates.
@@ -374,7 +375,7 @@ func (b *lt) choose(g GEMM, p *ltPlan, x, y, z, workspace Ptr, s Stream, apart f
 	}
 	best, spent := float32(0), float32(0)
 	try := func(algo algorithm, do func() error) error {
-		ms, all, err := b.time(do, s)
+		ms, all, err := b.time(do, s, best*hopeless)
 		spent += all
 		if err == nil && (best == 0 || ms < best) {
 			best, p.algo = ms, algo
@@ -435,8 +436,9 @@ func (b *lt) ask(p *ltPlan) (results []heuristicResult, err error) {
 }
 
 // time returns how many milliseconds the work that do gives to a stream takes: the best of three
-// runs after a warm-up, and the sum of all four.
-func (b *lt) time(do func() error, s Stream) (best, all float32, err error) {
+// runs after a warm-up, or one if it takes longer than limit, which is not 0. all is the sum with the
+// warm-up.
+func (b *lt) time(do func() error, s Stream, limit float32) (best, all float32, err error) {
 	var ends [2]Event
 	for i := range ends {
 		if ends[i], err = b.driver.CreateEvent(true); err != nil {
@@ -464,6 +466,9 @@ func (b *lt) time(do func() error, s Stream) (best, all float32, err error) {
 		all += ms
 		if round == 1 || round > 1 && ms < best {
 			best = ms
+		}
+		if round == 1 && limit > 0 && ms > limit {
+			break
 		}
 	}
 	return max(best, 1e-6), all, nil

@@ -27,7 +27,8 @@ import (
 
 // Options of [Measure].
 type Options struct {
-	Budget time.Duration // about how long to measure
+	Budget time.Duration // about how long to measure, besides choosing matrix products
+	Note   func(string)  // is told what is measured next
 	// Like is the built-in cluster of these GPUs, or nil if there is none. It gives their nominal
 	// rates, and whatever cannot be measured here.
 	Like *cost.Cluster
@@ -106,10 +107,14 @@ func Measure(ctx context.Context, system *cuda.System, opts Options) (*Result, e
 	if err := r.look(system); err != nil {
 		return nil, err
 	}
+	opts.Note("memory, copies and launches")
 	var steps []*step
 	for _, part := range []func() error{
 		func() error { return r.kernels(ctx, system, opts.Budget/8) },
-		func() (err error) { steps, err = measureSteps(ctx, system, r.memory, opts.Budget/2); return err },
+		func() (err error) {
+			steps, err = measureSteps(ctx, system, r.memory, opts.Budget/2, opts.Note)
+			return err
+		},
 		func() error { return r.collectives(ctx, system, opts.Budget/4) },
 	} {
 		if err := errors.Join(ctx.Err(), part()); err != nil {

@@ -130,10 +130,13 @@ func (b blas) MatMul(g driver.GEMM, x, y, z, _ driver.Ptr, s driver.Stream) erro
 	return b.work(s, "gemm", ms, []fake.Range{touch(x, g.M*g.K, g.TypeA), touch(y, g.K*g.N, g.TypeB)}, []fake.Range{touch(z, g.M*g.N, g.TC)})
 }
 
+// note is told what is measured next.
+func note(string) {}
+
 func measure(t *testing.T, opts fake.Options, like *cost.Cluster) (*Result, *cost.Cluster, string) {
 	t.Helper()
 	g := newGPUs(opts)
-	r, err := Measure(context.Background(), g.system(), Options{Budget: 10 * time.Millisecond, Like: like})
+	r, err := Measure(context.Background(), g.system(), Options{Budget: 10 * time.Millisecond, Like: like, Note: note})
 	require.NoError(t, err)
 	require.Empty(t, g.Leaks())
 	var text bytes.Buffer
@@ -240,11 +243,11 @@ func TestRefuses(t *testing.T) {
 	} {
 		system := newGPUs(tt.opts).system()
 		tt.change(system)
-		_, err := Measure(context.Background(), system, Options{Budget: time.Millisecond})
+		_, err := Measure(context.Background(), system, Options{Budget: time.Millisecond, Note: note})
 		require.ErrorContains(t, err, tt.want)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	_, err := Measure(ctx, newGPUs(fake.Options{}).system(), Options{Budget: time.Millisecond})
+	_, err := Measure(ctx, newGPUs(fake.Options{}).system(), Options{Budget: time.Millisecond, Note: note})
 	require.ErrorIs(t, err, context.Canceled)
 }

@@ -59,7 +59,7 @@ func (k *timedKernel) shape() (rows, cols, terms int64) {
 }
 
 // measureSteps times the kernels of the workloads that fit in the memory of a GPU, in each type.
-func measureSteps(ctx context.Context, system *cuda.System, memory int64, budget time.Duration) ([]*step, error) {
+func measureSteps(ctx context.Context, system *cuda.System, memory int64, budget time.Duration, note func(string)) ([]*step, error) {
 	types := []ir.DType{ir.F32, ir.BF16, ir.F16}
 	all := workloads()
 	var steps []*step
@@ -71,6 +71,7 @@ func measureSteps(ctx context.Context, system *cuda.System, memory int64, budget
 			continue
 		}
 		for _, float := range types {
+			note(fmt.Sprintf("kernels of a step: %d layers of width %d in %s", w.layers, w.width, float))
 			s, err := w.measure(ctx, system, float, budget/time.Duration(len(types)*len(all)))
 			if err != nil {
 				return nil, fmt.Errorf("profile: %d layers of width %d in %s: %w", w.layers, w.width, float, err)
