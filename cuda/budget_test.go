@@ -122,14 +122,13 @@ func TestBudget(t *testing.T) {
 	var all part
 	var seconds float64
 	var b strings.Builder
-	fmt.Fprintf(&b, `# The budget of a training step on one H200: predicted, not measured
+	fmt.Fprintf(&b, `# The budget of a training step on one H200, predicted
 
-GPT-2 124M as gpt2.yaml has it, bfloat16, T = 1024, batch %d, as one micro-batch. **No step of this table has been run on a GPU**:
-run.sh measures the sum.
+GPT-2 124M as gpt2.yaml has it, bfloat16, T = 1024, batch %d, as one micro-batch. [measured.md](measured.md) has what it took.
 
 - Launches and bytes are counted from the program, and from what package cuda/kernel launches for it. Bytes are those of operands
   read and results written once.
-- Times are predictions: bytes at %.1f TB/s, products at %.0f TFLOP/s, attention at %.0f (forward) and %.0f (backward), and %.0f us a
+- Times are predictions from before the first run: bytes at %.1f TB/s, products at %.0f TFLOP/s, attention at %.0f (forward) and %.0f (backward), and %.0f us a
   launch. The backward rate is of all seven products that attention's gradient makes, after a kernel that reads results and their
   gradients.
 

@@ -199,7 +199,7 @@ measured() {
 		-v used="$(sort -n "$OUT/memory-$1.txt" 2>/dev/null | tail -n 1)" -v peers="$OUT/torch.txt" 'BEGIN {
 			while ((getline line < peers) > 0) if (split(line, p, " ") >= 2 && p[1] == b) { peer = p[2]; taken = p[4] }
 			n = 124373760 - 1024 * 768; flop = 6 * n + 12 * 12 * 768 * 1024
-			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %s | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, (used > 0 ? sprintf("%.2f", used / 1024) : "-")
+			if (ms > 0) printf "| %s | %.2f | %.0f | %.1f %% | %.2f | %.2f | %s |", b, ms, b * 1024e3 / ms, 100 * flop * b * 1024e3 / ms / 989e12, predicted, arena / 1073741824, (used > 0 ? sprintf("%.2f", used / 1024) : "-")
 			else printf "| %s | - | - | - | - | - | - |", b
 			if (peer > 0) printf " %s | %s | %s |\n", peer, taken, (ms > 0 ? sprintf("%.2f", peer / ms) : "-")
 			else print " - | - | - |"
@@ -212,7 +212,7 @@ step() {
 	for b in $BATCHES; do
 		bench "$b"
 		case $? in
-		0) row "a step of GPT-2 124M, batch $b" "$(field median_ms "$OUT/step-$b.json") ms" "step-$b.json" ;;
+		0) row "a step of GPT-2 124M, batch $b" "$(printf %.2f "$(field median_ms "$OUT/step-$b.json")") ms" "step-$b.json" ;;
 		125) row "a step of GPT-2 124M, batch $b" "skipped" "no time left of $BUDGET s" ;;
 		*)
 			failed=1

@@ -92,7 +92,7 @@ func TestScript(t *testing.T) {
 	// 124,373,760 parameters but for the 1,024 x 768 of positions, and attention, at 989 TFLOP/s.
 	step := func(batch int) string {
 		tokens := float64(batch) * 1024 / 0.1
-		return fmt.Sprintf("| %d | 100.00 | %.0f | %.1f %% | 101.5 | 20.00 | 2.00 | 120.00 | 20.50 | 1.20 |\n", batch, tokens,
+		return fmt.Sprintf("| %d | 100.00 | %.0f | %.1f %% | 101.50 | 20.00 | 2.00 | 120.00 | 20.50 | 1.20 |\n", batch, tokens,
 			100*tokens*(6*(124373760-1024*768)+12*12*768*1024)/989e12)
 	}
 	first, status := run(t, dir, "gpu-first.md", nil, "first")
@@ -110,7 +110,7 @@ func TestScript(t *testing.T) {
 	}{
 		{first, []string{
 			"| machine | A GPU, 1.2 |", "| driver: libraries found and called | passed |", "| NCCL with one rank | passed |",
-			"| conformance suite on the GPU | passed |", "| libraries | driver for CUDA 13.0, a GPU |", "| a step of GPT-2 124M, batch 32 | 100 ms |",
+			"| conformance suite on the GPU | passed |", "| libraries | driver for CUDA 13.0, a GPU |", "| a step of GPT-2 124M, batch 32 | 100.00 ms |",
 			"| steps | 1 of 1 batches |", "Commit 0123abc, PyTorch 2.11.", step(32),
 		}},
 		{second, []string{
