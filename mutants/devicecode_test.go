@@ -14,10 +14,15 @@ func inTheDeviceCode() []mutant {
 		old:  "		settled<width, step, 0>(score);\n", new: "",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
 	}, {
+		bug: "device code: sums of exponentials have two bases", how: "what was summed before the base rose is not scaled",
+		file: "cuda/kernel/attention_mma.cu",
+		old:  "top[i] = next, total[i] *= shrink;", new: "top[i] = next;",
+		pkg: pkg, run: "^TestTensorCores$/^attention$/^1$",
+	}, {
 		bug: "device code: a warpgroup skips queries that see its keys", how: "the tile on the diagonal",
 		file: "cuda/kernel/attention_mma_grad.cu",
 		old:  "s.row0 + now + step <= j_mine)", new: "s.row0 + now <= j_mine)",
-		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^2$",
+		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^3$",
 	}, {
 		bug: "device code: a query sees keys after it", how: "a tile on the diagonal is taken for one below it",
 		file: "cuda/kernel/attention_mma.cu",
@@ -27,7 +32,7 @@ func inTheDeviceCode() []mutant {
 		bug: "device code: keys have gradients of queries before them", how: "a tile on the diagonal is taken for one below it",
 		file: "cuda/kernel/attention_mma_grad.cu",
 		old:  "s.row0 + now < j_mine + 63", new: "s.row0 + now < j_mine",
-		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^2$",
+		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^3$",
 	}, {
 		bug: "device code: a query's product with its gradient has those of others", how: "of all rows of a warp",
 		file: "cuda/kernel/attention_delta.cu",

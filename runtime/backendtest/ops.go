@@ -205,6 +205,9 @@ func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
 			if s.zero&(1<<i) != 0 {
 				r = 0
 			}
+			if s.large {
+				r *= 4
+			}
 			x.F[j] = typ.DType.Round(float64(r))
 			if typ.DType == ir.Q64 {
 				x.F[j] = math.Ldexp(math.RoundToEven(math.Ldexp(x.F[j], 40)), -frac(s.op, s.attr, j))

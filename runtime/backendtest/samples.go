@@ -12,6 +12,7 @@ type sample struct {
 	// positive lists operands (by bit) that must be greater than zero.
 	positive uint32
 	zero     uint32 // operands (by bit) that are zero
+	large    bool   // operands are four times as large, so that the scores of attention grow by much from key to key
 	// low and high bound integer operands: low <= x < high.
 	low, high int32
 	// loose allows for rounded operands of products: an error of this share of the largest element
@@ -224,6 +225,8 @@ func wideHeads() (all []sample) {
 			}
 			attr := ir.DropoutAttr{Key: "h.3.attn/dropout"}
 			add(ir.OpAttention, attr, 0, typ(B, T, 3))
+			add(ir.OpAttention, attr, 0, typ(B, T, 3))
+			all[len(all)-1].large = true
 			attr.P = 0.3
 			add(ir.OpAttention, attr, 0, qkv)
 			add(ir.OpAttentionGrad, attr, 1<<3, group, qkv, group, lse)
