@@ -85,6 +85,26 @@ func TestWeightsAreCastOnce(t *testing.T) {
 	require.Equal(t, 3*7+11*13.0, castElements(n, [][]int{{3, 7}, {11, 13}}, ir.Mesh{}))
 }
 
+// TestPicked: rows of a table, and logits of rows, cost what is picked, however much there is to pick from.
+func TestPicked(t *testing.T) {
+	g := ir.NewGraph("picked")
+	leaf := func(d ir.DType, shape ...int) *ir.Value {
+		v, err := g.Leaf(ir.OpInput, "x", ir.Type{DType: d, Shape: shape}, nil)
+		require.NoError(t, err)
+		return v
+	}
+	m := NewProgram(round(), &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, Stages: make([]partition.Stage, 1)}, ir.Mesh{})
+	bytes := func(op ir.Op, args ...*ir.Value) int64 {
+		n, err := g.Add(op, nil, "n", ir.Forward, args...)
+		require.NoError(t, err)
+		return m.WorkOf([]codegen.Instr{{Node: n, Accum: make([]codegen.Accum, 1)}}, ir.Mesh{}, ir.Coord{}).Bytes
+	}
+	ids := leaf(ir.I32, 5)
+	require.Equal(t, int64(2*5*3*4), bytes(ir.OpEmbedding, leaf(ir.F32, 1000, 3), ids))
+	require.Equal(t, int64(3*5*4), bytes(ir.OpRowPick, leaf(ir.F32, 5, 1000), ids), "a logit, its number and the result")
+	require.Equal(t, int64(5*1000*4+5*4), bytes(ir.OpRowMax, leaf(ir.F32, 5, 1000)), "which reads all")
+}
+
 func TestAttention(t *testing.T) {
 	c := tiled()
 	w := &work{class: attention, dtype: ir.F32, scores: 4 * 8 * 512 * 512, keys: 512, flops: 2 * 4 * 8 * 512 * 512 * 128}

@@ -656,6 +656,8 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	switch n.Op {
 	case ir.OpEmbedding: // it reads the rows that it picks, not the whole table
 		w.bytes = 2 * localBytes(n.Results[0], mesh, at)
+	case ir.OpRowPick: // it reads one logit of a row and its number, not all of them
+		w.bytes = 3 * localBytes(n.Results[0], mesh, at)
 	case ir.OpMatMul:
 		made := ir.Elems(results[0])
 		if terms := w.flops / 2 / float64(made); made > 0 && terms > 0 {

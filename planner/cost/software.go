@@ -90,26 +90,26 @@ func Generations() []Software {
 		{Name: "autopar"},
 		// PyTorch programs with handwritten kernels, 2020 to 2022. Fused are: scaled masked softmax; bias and GELU;
 		// bias, dropout and addition. Scores take 13 bytes: 2 written by the product, 4 by softmax, 5 by dropout, 2
-		// read by the next product. Cross-entropy takes 60 bytes a logit in f32 passes, instead of 10. Gradients are
+		// read by the next product. Cross-entropy takes 60 bytes a logit in f32 passes, instead of 8. Gradients are
 		// summed in 16 bits, with 6 bytes instead of 10.
-		{Name: "megatron-2021", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6},
+		{Name: "megatron-2021", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 7.5, Cast: 0.6, Scatter: true, Host: 6e-6},
 		// Since the release with sequence parallelism: products add weight gradients directly to their sums.
-		{Name: "megatron-2022", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
+		{Name: "megatron-2022", Buffer: 1e10, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 7.5, Cast: 0.4, Scatter: true, Host: 6e-6, AsyncTP: true},
 		// DeepSpeed of 2021: Megatron's kernels under its own ZeRO, or under its pipeline. Its collectives reach a
 		// smaller share of the network: each rank's part of a bucket is reduced by itself.
-		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Host: 6e-6, Replicas: 0.28},
-		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 79e-6, Replicas: 0.28},
+		{Name: "deepspeed-2021", Buffer: 1e8, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 7.5, Cast: 0.6, Host: 6e-6, Replicas: 0.28},
+		{Name: "megatron-deepspeed", Buffer: 1e9, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 7.5, Cast: 0.6, Scatter: true, Host: 6e-6, Sync: 79e-6, Replicas: 0.28},
 		// The same in bfloat16. That optimizer does not have ZeRO's reduction: gradients are summed in f32, with 18
 		// bytes instead of 10, and all-reduced in f32 (DeepSpeed's runtime/bf16_optimizer.py, and _bf16_reduce_grads
 		// of its pipe/engine.py).
-		{Name: "megatron-deepspeed-bf16", Buffer: 1e9, Reduce: 4, AllReduce: true, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 6, Cast: 1.8, Scatter: true, Host: 6e-6, Sync: 79e-6},
+		{Name: "megatron-deepspeed-bf16", Buffer: 1e9, Reduce: 4, AllReduce: true, WholeBlock: true, Scores: true, ScoreBytes: 13, FusedBias: true, Loss: 7.5, Cast: 1.8, Scatter: true, Host: 6e-6, Sync: 79e-6},
 		// PyTorch with its own kernels, one per line of the program. RMSNorm written out takes 34 bytes an element
 		// forward and 88 backward, instead of 4 and 6; silu and product 10 and 18 instead of 6 and 10; rotation 40
 		// instead of 12; cross-entropy 36 bytes a logit. scaling is the same in Aleph Alpha's Scaling: gradients are
 		// added up in 16 bits, with 6 bytes instead of 10. In buckets of 5e8 they are all-reduced in 32 bits, after
 		// which each rank updates its part and gathers the others' (its optimizer as published).
-		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.13, Host: 10e-6},
-		{Name: "scaling", Buffer: 1e9, Reduce: 4, AllReduce: true, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 3.6, Optimizer: 3, Elementwise: 1.13, Host: 10e-6, Network: 0.28},
+		{Name: "torch", CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 4.5, Optimizer: 3, Elementwise: 1.13, Host: 10e-6},
+		{Name: "scaling", Buffer: 1e9, Reduce: 4, AllReduce: true, Cast: 0.6, CastBytes: 5, WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 15.3, Activation: 1.7, Rotation: 3.3, Loss: 4.5, Optimizer: 3, Elementwise: 1.13, Host: 10e-6, Network: 0.28},
 		// torch.compile and XLA: a chain of elementwise ops is one kernel. An operand of an 8-bit product is read
 		// once for its largest element, then read and written. Transformer Engine reads an operand once, with the
 		// largest element of earlier steps, and writes it twice, for the two products that use it: 4 bytes, half for
@@ -117,13 +117,13 @@ func Generations() []Software {
 		// still off in pull request 14962 of 2024, and among the flags that JAX-Toolbox publishes for Pax). Scores
 		// then take 12 bytes: the product writes them, they are read for the maximum, for the sum and for the
 		// quotient, the quotient is written, and the next product reads it.
-		{Name: "torch-compile", CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
-		{Name: "xla", Buffer: 1, CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 12, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.5, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
+		{Name: "torch-compile", CastBytes: 5, FusedBias: true, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.875, Optimizer: 1, Elementwise: 0.7, Host: 5e-6},
+		{Name: "xla", Buffer: 1, CastBytes: 2, FusedBias: true, Scores: true, ScoreBytes: 12, RMSNorm: 1, Activation: 1, Rotation: 1, Loss: 1.875, Optimizer: 1, Elementwise: 0.7, Host: 1e-6},
 		// Handwritten kernels for training, since 2022: flash-attn, Transformer Engine, llm.c.
-		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
+		{Name: "fused", Buffer: 80e6, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.75, Optimizer: 1, Elementwise: 0.8, Cast: 0.3, Host: 3e-6, Scatter: true, AsyncTP: true, ChunkedTP: true, AsyncSend: true, CastBytes: 2},
 		// The same with PyTorch's automatic mixed precision: f32 weights are cast for every micro-batch, and their
 		// gradients are cast back and added, with 24 bytes instead of 10.
-		{Name: "fused-amp", WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.6, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
+		{Name: "fused-amp", WholeBlock: true, Flash: 0.492, FusedBias: true, RMSNorm: 1, Activation: 0.8, Rotation: 1, Loss: 0.75, Optimizer: 1, Elementwise: 0.8, Cast: 2.4, Host: 3e-6},
 	}
 }
 
