@@ -11,8 +11,18 @@ func inTheDeviceCode() []mutant {
 	}, {
 		bug: "device code: scores are read before they are done", how: "the product of a warpgroup is not awaited",
 		file: "cuda/kernel/attention_mma.cu",
-		old:  "		settled<width, step, 0>(score);\n", new: "",
+		old:  "		settled<0>(score);\n", new: "",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
+	}, {
+		bug: "device code: products read what was in a tile before", how: "copies that have arrived are not shown to warpgroups",
+		file: "cuda/kernel/attention_mma_grad.cu",
+		old:  "		show_copies();\n		sync_block(); // queries", new: "		sync_block(); // queries",
+		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^3$",
+	}, {
+		bug: "device code: without warpgroups products have other columns", how: "those of the first rows of a tile",
+		file: "cuda/kernel/tiles.cu",
+		old:  "right<width>(y, b, 16 * n, k);", new: "right<width>(y, b, 0, k);",
+		pkg: pkg, run: "^TestWithoutWarpgroups$/^attention$/^0$",
 	}, {
 		bug: "device code: sums of exponentials have two bases", how: "what was summed before the base rose is not scaled",
 		file: "cuda/kernel/attention_mma.cu",

@@ -8,7 +8,8 @@ import (
 	"fmt"
 	goruntime "runtime"
 	"slices"
-	"sync"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -95,14 +96,22 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 			elems := int(s.Slab.Elems())
 			for first := 0; first < elems; first += len(blocks) * initBlock {
 				ends := min(elems, first+len(blocks)*initBlock)
-				var filling sync.WaitGroup
+				var filling errgroup.Group
 				for i, at := 0, first; at < ends; i, at = i+1, at+initBlock {
-					filling.Go(func() {
+					filling.Go(func() (err error) {
+						defer func() {
+							if x := recover(); x != nil {
+								err = Panicked(x)
+							}
+						}()
 						blocks[i] = slices.Grow(blocks[i][:0], initBlock)[:min(initBlock, ends-at)]
 						s.fill(blocks[i], at, seed)
+						return nil
 					})
 				}
-				filling.Wait()
+				if err := filling.Wait(); err != nil {
+					return err
+				}
 				for i, at := 0, first; at < ends; i, at = i+1, at+initBlock {
 					if err := r.device.Upload(s.space, s.offset+int64(at)*s.Type.DType.Size(), encode(s.Type.DType, blocks[i])); err != nil {
 						return fmt.Errorf("initial value of %s: %w", s.Name, err)

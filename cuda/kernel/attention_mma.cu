@@ -44,7 +44,7 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 		const T *keys = visited + j0 / step % 2 * 2 * step * width, *values = keys + step * width;
 		float score[step / 8][4];
 		my_queries.times(score, keys);
-		settled<width, step, 0>(score);
+		settled<0>(score);
 
 		if (j0 + step - 1 > least) hide(score, at, j0, -INF);
 		// Scores are taken relative to top, which need not be the largest one so far: it follows when
@@ -89,7 +89,7 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 		u32 probs[step / 16][4];
 		as_lefts(T(), probs, score);
 		add_weighted<width, step>(out, probs, values);
-		settled<width, step, 0>(out, probs);
+		settled<0>(out, probs);
 	}
 
 	i64 row_o = (i64)s.groups * s.heads * width;

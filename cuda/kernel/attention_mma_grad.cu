@@ -49,14 +49,14 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		float score[step / 8][4], d[step / 8][4];
 		my_queries.times(score, keys);
 		my_douts.times(d, values);
-		settled<width, step, 1>(score);
+		settled<1>(score);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 #pragma unroll
 			for (int e = 0; e < 4; e++) score[n][e] = exp2_fast(score[n][e] * scale - log_sum[e / 2]);
 		}
 		if (j0 + step - 1 > least) hide(score, at, j0, 0);
-		settled<width, step, 0>(d);
+		settled<0>(d);
 		if (s.threshold) { // the mask is rare, and registers are few
 			u64 mask_row = s.mask_row(b, head) + j0;
 			drop(d, kept<step / 8>(s.mask(), mask_row + (u64)at[0] * s.keys, mask_row + (u64)at[1] * s.keys), s.keep);
@@ -69,7 +69,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 		u32 a[step / 16][4];
 		as_lefts(T(), a, score);
 		add_weighted<width, step>(out, a, keys);
-		settled<width, step, 0>(out, a);
+		settled<0>(out, a);
 	}
 	write_rows<width>(dq, row_dq, queries, mine, out, s.scale, s.scale, here);
 }
@@ -142,7 +142,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		float score[step / 8][4], d[step / 8][4];
 		my_keys.times(score, queries);
 		my_values.times(d, douts);
-		settled<width, step, 1>(score);
+		settled<1>(score);
 #pragma unroll
 		for (int n = 0; n < step / 8; n++) {
 			Pack<2> sums = ::load<2>(log_sum + column_of(n));
@@ -156,7 +156,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 				for (int e = 0; e < 4; e++) score[n][e] = j + e / 2 * 8 <= at[column_of(n) + e % 2] ? score[n][e] : 0;
 			}
 		}
-		settled<width, step, 0>(d);
+		settled<0>(d);
 		store_statistics(visit + 1);
 		u32 kept = 0;
 		if (s.threshold) {
@@ -180,7 +180,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		if (s.threshold) drop(score, kept, s.keep);
 		as_lefts(T(), a2, score);
 		add_weighted<width, step>(out_v, a2, douts);
-		settled<width, step, 0>(out_k, out_v, a, a2);
+		settled<0>(out_k, out_v, a, a2);
 	}
 	i64 to = b * s.keys * row_dkv + h * width;
 	write_rows<width>(dk + to, row_dkv, keys, mine, out_k, s.scale, s.scale, place);

@@ -229,6 +229,13 @@ func TestTensorCores(t *testing.T) {
 	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 
+// TestWithoutWarpgroups is the same for devices before Hopper.
+func TestWithoutWarpgroups(t *testing.T) {
+	t.Parallel()
+	path := kerneltest.BuildWithout(t)
+	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
+}
+
 // TestEveryOpHasAKernel fails if the CPU has an op that this package lacks.
 func TestEveryOpHasAKernel(t *testing.T) {
 	for _, op := range ir.Ops() {

@@ -185,7 +185,7 @@ MMA(f16, "f16")
 const bool warpgroups = true;
 // operand describes 16 columns of all rows of a tile, or if by_rows is set 16 rows of a panel: where
 // they start, how far apart 8 rows are, and that chunks are permuted in 128 bytes. Addresses count
-// 16 bytes. The first part is the same for all k, so that it is computed once.
+// 16 bytes.
 template <bool by_rows, int panels> DEVICE u64 operand(const void* tile, int k, int panel) {
 	u64 whole = (shared_address(tile) & 0x3ffff) >> 4 | (u64)1 << 16 | (u64)(1024 * panels >> 4) << 32 | (u64)1 << 62;
 	return whole + (by_rows ? k * 2048 * panels + panel * 1024 : k / 4 * 1024 + k % 4 * 32) / 16;

@@ -14,6 +14,7 @@ template <int width> DEVICE int place(int row, int chunk) {
 // at(r) of the tensor, or zeros if that is negative.
 template <int width, int rows, int groups, int at_once = 4, class H, class At> DEVICE void load_tile(H* tile, const H* from, i64 row, At at) {
 	const int chunks = width / 8, lines = 128 * groups / chunks;
+	static_assert(rows % lines == 0, "all threads copy the same number of chunks");
 	int first = (u32)thread() / chunks, c = (u32)thread() % chunks, bytes = (int)row * (int)sizeof(H);
 	tile += place<width>(first, c), from += c * 8;
 #pragma unroll at_once
@@ -91,10 +92,8 @@ template <class H> DEVICE void mma_pair(H, float (&x)[4], float (&y)[4], const u
 }
 
 // Products of a group's rows a, of which each warp has 16, and tiles: by warpgroups, or where the
-// device or the size does not allow it by mma. A product of warpgroups is only started: see
-// grouped_begin. Then settled<n> waits until all but the last n are done. The other products are
-// done at once.
-template <int width, int rows> constexpr bool by_groups() { return warpgroups && (rows == 64 || rows == 32); }
+// device has none by mma. A product of warpgroups is only started: see grouped_begin. Then
+// settled<n> waits until all but the last n are done. The other products are done at once.
 
 // Rows is 16 rows of a tile, as operand a. For mma they are held in registers, or if there are too
 // few registers loaded at each use. Warpgroups read them in the tile.
@@ -118,7 +117,7 @@ template <class H, int width, bool held> struct Rows {
 	}
 	// times sets c to the products of the rows with all rows of tile b.
 	template <int n8> DEVICE void times(float (&c)[n8][4], const H* b) const {
-		if constexpr (by_groups<width, 8 * n8>()) {
+		if constexpr (warpgroups) {
 			const H* rows = tile + group() * 64 * width;
 			grouped_begin();
 #pragma unroll
@@ -143,7 +142,7 @@ template <class H, int width, bool held> struct Rows {
 
 // add_weighted adds to c the rows of a tile, weighted with rows a.
 template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[width / 8][4], const u32 (&a)[rows / 16][4], const H* tile) {
-	if constexpr (by_groups<width, rows>()) {
+	if constexpr (warpgroups) {
 		grouped_begin();
 #pragma unroll
 		for (int k = 0; k < rows / 16; k++) {
@@ -164,8 +163,8 @@ template <int width, int rows, class H> DEVICE void add_weighted(float (&c)[widt
 	}
 }
 
-template <int width, int rows, int n, class... X> DEVICE void settled(X&... of) {
-	if constexpr (by_groups<width, rows>()) {
+template <int n, class... X> DEVICE void settled(X&... of) {
+	if constexpr (warpgroups) {
 		grouped_wait<n>();
 		(settle(of), ...);
 	}

@@ -37,8 +37,14 @@ var source string
 var compiling sync.Mutex
 
 // Build compiles all programs, each once per version of its text, and returns the path of the
-// worker. It skips the test if there is no compiler.
-func Build(t *testing.T) string {
+// worker. The device has warpgroups, as from Hopper on. It skips the test if there is no compiler.
+func Build(t *testing.T) string { return build(t) }
+
+// BuildWithout is Build for a device without warpgroups.
+func BuildWithout(t *testing.T) string { return build(t, "-DWITHOUT_WARPGROUPS") }
+
+// build gives flags to the compiler for the programs that they make another of.
+func build(t *testing.T, without ...string) string {
 	t.Helper()
 	compiler, err := exec.LookPath("g++")
 	if err != nil || goruntime.GOARCH != "amd64" {
@@ -94,10 +100,14 @@ func Build(t *testing.T) string {
 	objects := make([]string, len(names))
 	for i, name := range names {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".cpp"), []byte(units[name]), 0o644))
+		args := append(slices.Clone(flags), "-c", name+".cpp")
+		if strings.Contains(units[name], "warpgroups") {
+			args = append(args, without...)
+		}
 		group.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			objects[i] = compiled(name, []string{shim, units[name]}, append(flags, "-c", name+".cpp")...)
+			objects[i] = compiled(name, []string{shim, units[name]}, args...)
 		})
 	}
 	group.Wait()

@@ -119,6 +119,7 @@ struct Copies {
 		const void* from;
 	};
 	std::vector<std::vector<Copy>> groups{{}};
+	bool shown = true; // what has arrived is visible to products of warpgroups
 };
 Copies& copies();
 
@@ -133,6 +134,7 @@ template <int n> void copy_wait() {
 		for (auto& c : groups[0]) {
 			if (c.from) memcpy(c.to, c.from, 16);
 			else memset(c.to, 0, 16);
+			copies().shown = false;
 		}
 		groups.erase(groups.begin());
 	}
@@ -180,9 +182,14 @@ struct Product {
 };
 struct Products {
 	std::vector<std::vector<Product>> groups{{}};
+	bool begun;
 };
 Products& products();
+#ifdef WITHOUT_WARPGROUPS
+const bool warpgroups = false;
+#else
 const bool warpgroups = true;
+#endif
 
 // element reads a tile as the device does: it adds the three bits of the address above 128 bytes to those above 16.
 inline u32 element(const void* tile, int panels, int row, int column) {
@@ -192,6 +199,7 @@ inline u32 element(const void* tile, int panels, int row, int column) {
 
 // start_product adds p, of c[64,8*n8], to the last group. p.run has the product.
 inline void start_product(float (*c)[4], int n8, bool add, std::function<void()> run) {
+	if (!products().begun || !copies().shown) __builtin_trap(); // a device would read what was there before
 	Product p{&c[0][0], n8, {}, true, add, run};
 	for (auto& g : products().groups) {
 		for (auto& other : g) p.first = p.first && other.c != p.c;
@@ -228,8 +236,8 @@ template <int panels, int n8, class H> void grouped_mma_of_tiles(float (&c)[n8][
 		sync_warp();
 	});
 }
-inline void grouped_begin() {}
-inline void grouped_end() { products().groups.push_back({}); }
+inline void grouped_begin() { products().begun = true; }
+inline void grouped_end() { products().begun = false, products().groups.push_back({}); }
 template <int n> void grouped_wait() {
 	auto& groups = products().groups;
 	while ((int)groups.size() - 1 > n) {
@@ -241,7 +249,7 @@ template <int n> void grouped_wait() {
 		groups.erase(groups.begin());
 	}
 }
-inline void show_copies() {}
+inline void show_copies() { copies().shown = true; }
 template <class X> void settle(X&) {}
 
 // A device function, as the worker calls it.
