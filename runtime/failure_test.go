@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/runtime"
@@ -91,6 +92,23 @@ func TestInitFails(t *testing.T) {
 	e, err := runtime.New(prog, backendtest.Inject(b, backendtest.Fault{Call: backendtest.Upload}), runtime.Options{})
 	require.NoError(t, err)
 	require.EqualError(t, e.InitParams(prog, 1), "runtime: rank 0: initial value of wte.weight: injected fault")
+	require.NoError(t, e.Close())
+}
+
+// TestInitPanics: a panic of one of the goroutines that compute initial values is an error.
+func TestInitPanics(t *testing.T) {
+	prog := compile(t, trainGraph(t), oneRank, nil)
+	for _, n := range prog.Graph.Nodes {
+		if attr, ok := n.Attr.(ir.ParamAttr); ok && n.Name == "wte.weight" {
+			attr.Init = 99
+			n.Attr = attr
+		}
+	}
+	b, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	e, err := runtime.New(prog, b, runtime.Options{})
+	require.NoError(t, err)
+	require.ErrorContains(t, e.InitParams(prog, 1), "unknown initial distribution 99")
 	require.NoError(t, e.Close())
 }
 
