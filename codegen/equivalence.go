@@ -93,7 +93,7 @@ type event struct {
 
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
 	e := &equivalence{
-		prog: p, code: code, exprs: newExpressions(), timeAt: p.Mesh.Axis(partition.AxisMB),
+		prog: p, code: code, exprs: newExpressions(p.Plan.Lone(p.Batch)), timeAt: p.Mesh.Axis(partition.AxisMB),
 		legal: map[*ir.Node]bool{}, messages: map[messageKey]*content{},
 	}
 	of := e.exprs.trace(traced)

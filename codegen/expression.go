@@ -17,9 +17,10 @@ type expr struct {
 	attr  ir.Attr
 	index int // index of the result of op
 	args  []*expr
-	name  string // name of the first value found to be this expression
-	made  site   // where a program first computed it
-	known bool   // whether a value of the traced graph is this expression
+	name  string   // name of the first value found to be this expression
+	made  site     // where a program first computed it
+	known bool     // whether a value of the traced graph is this expression
+	from  ir.DType // of a cast: the type that it casts
 }
 
 // site is a place in a program.
@@ -38,7 +39,7 @@ type exprKey struct {
 	args  string // ids of the operands
 }
 
-// expressions interns expressions (hash-consing). Five rewrites make equal what a partition may write in
+// expressions interns expressions (hash-consing). Six rewrites make equal what a partition may write in
 // several ways:
 //
 //   - Communication is the identity: it moves parts of a value, but the value stays the same. (What it does to
@@ -46,14 +47,18 @@ type exprKey struct {
 //   - add_n is a flat multiset of terms, so that the sum of the stages' sums equals the sum of all terms.
 //   - A cast of a sum is the sum of the casts, up to rounding: stages cast their terms before they exchange
 //     them.
+//   - With one micro-batch, where nothing is added up between them, a cast to f32 and back is the identity.
 //   - What a slice of the loss makes is part of what the whole loss makes: see ofSliced.
 //   - Constants are their value, and the copies name@sN of a leaf are the leaf.
 type expressions struct {
 	table map[exprKey]*expr
 	key   []byte
+	lone  bool // there is one micro-batch
 }
 
-func newExpressions() *expressions { return &expressions{table: map[exprKey]*expr{}} }
+func newExpressions(lone bool) *expressions {
+	return &expressions{table: map[exprKey]*expr{}, lone: lone}
+}
 
 // leaf returns the expression of a parameter, input or constant.
 func (x *expressions) leaf(v *ir.Value) *expr {
@@ -225,8 +230,14 @@ func (e *expr) String() string {
 
 // cast is a cast, of a sum term by term.
 func (x *expressions) cast(n *ir.Node, of *expr) *expr {
+	from, to := n.Args[0].Type.DType, n.Results[0].Type.DType
 	one := func(e *expr) *expr {
-		return x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{e}, n.Results[0].Name())
+		if x.lone && e.op == ir.OpCast && e.from == to && to.Half() && from == ir.F32 {
+			return e.args[0]
+		}
+		c := x.intern(exprKey{op: n.Op, attr: n.Attr}, []*expr{e}, n.Results[0].Name())
+		c.from = from
+		return c
 	}
 	if of.op != ir.OpAddN {
 		return one(of)

@@ -46,9 +46,9 @@ func Compile(g *ir.Graph, p *partition.Plan, batch int, share *Program) (*Progra
 
 // Draft compiles a plan as [Compile] does, but without the schedules of ranks and without offsets of buffers:
 // it yields what each stage runs and when every buffer is live. [Program.Longer] computes the memory that this
-// takes, on this mesh or another one.
-func Draft(g *ir.Graph, p *partition.Plan, batch int) (*Program, error) {
-	parts, err := partition.Apply(g, p, batch)
+// takes, on this mesh or another one with as many micro-batches: one (lone), or several.
+func Draft(g *ir.Graph, p *partition.Plan, batch int, lone bool) (*Program, error) {
+	parts, err := partition.ApplyFor(g, p, batch, lone)
 	if err != nil {
 		return nil, err
 	}

@@ -25,7 +25,7 @@ func TestSumsInSlots(t *testing.T) {
 					}
 					prog := generate(t, g, p)
 					require.NoError(t, codegen.Verify(prog, g))
-					draft, err := codegen.Draft(g, p, batch)
+					draft, err := codegen.Draft(g, p, batch, p.Lone(batch))
 					require.NoError(t, err)
 					arena := func(sums codegen.Region) int64 {
 						longer, ok := draft.Longer(0, sums, nil, nil)

@@ -160,7 +160,7 @@ func TestViewsInPrograms(t *testing.T) {
 			p.ZeRO = zero
 			prog, g := viewed(t, half, 2, p) // so short that the update needs the most memory
 			st := prog.Stages[0]
-			draft, err := codegen.Draft(g, p, batch)
+			draft, err := codegen.Draft(g, p, batch, p.Lone(batch))
 			require.NoError(t, err)
 			longer, ok := draft.Longer(0, codegen.SumsOn(prog.Mesh), nil, nil)
 			require.True(t, ok)

@@ -14,6 +14,20 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := p.Validate(len(blocks), batch); err != nil {
 		return nil, err
 	}
+	return apply(g, p, batch, blocks, p.Lone(batch))
+}
+
+// ApplyFor is Apply as if a step had one micro-batch (lone), or several, so that the graph stands for those of plans
+// on other meshes.
+func ApplyFor(g *ir.Graph, p *Plan, batch int, lone bool) (*ir.Graph, error) {
+	blocks := Blocks(g)
+	if err := p.Validate(len(blocks), batch); err != nil {
+		return nil, err
+	}
+	return apply(g, p, batch, blocks, lone)
+}
+
+func apply(g *ir.Graph, p *Plan, batch int, blocks []string, lone bool) (*ir.Graph, error) {
 	again := map[string]extent{}
 	for _, s := range p.Stages {
 		next := s.First
@@ -41,6 +55,9 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	work, err := cut(work, p, blocks)
 	if err != nil {
 		return nil, err
+	}
+	if lone {
+		unsummed(work)
 	}
 	out, err := propagate(work, p, p.Mesh(batch))
 	if err != nil {

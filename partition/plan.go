@@ -7,7 +7,8 @@
 //
 // The files, in reading order: plan.go and validate.go (what a plan is), apply.go (the passes, in order), then
 // a file for each pass. recompute.go, lossslices.go and context.go rewrite the graph before it is placed.
-// stage.go assigns nodes to stages and inserts sends and receives. propagate.go is the heart: it walks the
+// stage.go assigns nodes to stages and inserts sends and receives. unsummed.go leaves out casts that sums over
+// micro-batches need where there is one. propagate.go is the heart: it walks the
 // graph once and places every value; choose.go picks the cheapest rule for a node, rulecost.go says what a rule
 // costs, reshard.go inserts the collectives. offload.go and weightgrad.go work on the placed graph.
 package partition
@@ -354,6 +355,9 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 func (p *Plan) MicroBatches(batch int, at ir.Coord) int {
 	return p.MicroBatchesOn(p.Mesh(batch), batch, at)
 }
+
+// Lone reports whether a step of a global batch has one micro-batch.
+func (p *Plan) Lone(batch int) bool { return p.Mesh(batch).Size(AxisMB) == 1 }
 
 // MicroBatchesOn is [Plan.MicroBatches] on the plan's mesh for the batch.
 func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {

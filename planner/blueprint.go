@@ -28,6 +28,7 @@ type blueprint struct {
 	graphs *shrunken
 	plan   partition.Plan // the small plan that is compiled
 	batch  int
+	lone   bool                      // it stands for steps of one micro-batch: see [partition.ApplyFor]
 	progs  [extents]*codegen.Program // by the extent to which every block is recomputed; nil until asked for
 
 	// Classes of nodes: ofBlock are there once for each block; ofWeight run apart under a
@@ -61,9 +62,9 @@ const (
 
 // newBlueprint returns the blueprint for a plan; of its stages only the number matters. It is
 // compiled when asked for.
-func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
+func newBlueprint(graphs *shrunken, p partition.Plan, batch int, lone bool) *blueprint {
 	b := &blueprint{
-		graphs: graphs, plan: p, batch: batch, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
+		graphs: graphs, plan: p, batch: batch, lone: lone, chunkOf: map[string]int{}, wires: map[*ir.Node]int{}, kinds: map[heldKind]int{},
 		ofWeight: map[*ir.Node]bool{}, ofWhole: map[*ir.Node]bool{}, given: map[*ir.Node]bool{},
 	}
 	b.plan.MicroBatch, b.plan.Schedule = batch, partition.OneFOneB // a single one: the shortest schedule
@@ -80,7 +81,7 @@ func newBlueprint(graphs *shrunken, p partition.Plan, batch int) *blueprint {
 // compiled.
 func (b *blueprint) zeroBubble() *blueprint {
 	if b.apart == nil {
-		b.apart = newBlueprint(b.graphs, b.plan, b.batch)
+		b.apart = newBlueprint(b.graphs, b.plan, b.batch, b.lone)
 		b.apart.plan.Schedule, b.apart.plan.OverlapTP = partition.ZeroBubble, false
 		b.apart.prog(kept)
 	}
@@ -105,7 +106,7 @@ func (b *blueprint) compile(e extent) error {
 	for i := range b.plan.Stages {
 		plan.Stages = append(plan.Stages, b.graphs.scaled(uniform(e, 1).stage(i, 1)))
 	}
-	prog, err := codegen.Draft(b.graph(), &plan, b.batch)
+	prog, err := codegen.Draft(b.graph(), &plan, b.batch, b.lone)
 	if err != nil {
 		return err
 	}
@@ -331,8 +332,9 @@ func (b *blueprint) hop(p *partition.Plan, n *ir.Node) int {
 type blueprints struct {
 	graphs *shrunken
 	batch  int
-	tokens int // of a sequence
-	heads  int // see fewestHeads
+	tokens int  // of a sequence
+	heads  int  // see fewestHeads
+	widens bool // see [partition.WidensGradients]
 	known  map[structure]*blueprint
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
@@ -373,19 +375,25 @@ type structure struct {
 	dp, cp, tp, stages, chunks int // of the small plan
 	sharding                       // of its split only rows, of the small plan, and batch; placements say the rest
 	overlapTP, waits           bool
+	lone                       bool // a step has one micro-batch, and its programs differ from others: see [blueprints.lone]
 	placements                 string
 	shards                     string // the dimension of each parameter in which ZeRO cuts it
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey][2]int{}, many: map[structure][]*blueprint{}}
+	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), widens: partition.WidensGradients(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey][2]int{}, many: map[structure][]*blueprint{}}
 }
 
-// find returns the blueprint for a plan. Its cut, micro-batch size and schedule may still be open,
-// but not the number of its stages.
-func (b *blueprints) find(p *partition.Plan) (*blueprint, error) {
+// lone reports whether steps of m micro-batches have programs of their own: those of one, in a model with
+// casts of gradients that only serve to add them up.
+func (b *blueprints) lone(m int) bool { return m == 1 && b.widens }
+
+// find returns the blueprint for a plan with one micro-batch (see lone), or with several. Its cut, micro-batch size
+// and schedule may still be open, but not the number of its stages.
+func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 	key := structure{
-		dp: min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
+		lone: lone,
+		dp:   min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
 		overlapTP:  p.OverlapTP,
 		waits:      waits(p),
@@ -503,7 +511,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	if key.chunks > 1 {
 		p.Interleave = key.chunks
 	}
-	b.known[key] = newBlueprint(b.graphs, p, b.batch)
+	b.known[key] = newBlueprint(b.graphs, p, b.batch, key.lone)
 	return b.known[key]
 }
 

@@ -92,6 +92,7 @@
 //     interleaved schedules several, its chunks.
 //   - pool: the devices of one kind, in a cluster of several kinds.
 //   - micro-batches: all but the last are whole; the last, which may be smaller, is the rest.
+//   - lone: of a step, with one micro-batch; in models that cast gradients to add them up it has programs of its own.
 //   - cut: the stages of a plan, with what they recompute.
 //   - extent: how much of a block is recomputed: kept (nothing), pointwise, selective (attention), full.
 //   - slices: of the loss, one of which has logits at a time; pieces: parts of tensor-parallel products

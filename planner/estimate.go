@@ -40,7 +40,7 @@ func NewEstimator(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan,
 		p.Placements = slices.Concat(pins, s.layouts.find(p.TP))
 	}
 	var err error
-	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c); err != nil {
+	if e.skel, err = newSkeleton(s.blueprints, s.open(*p), c, false); err != nil {
 		return nil, err
 	}
 	return e, nil

@@ -26,18 +26,23 @@ import (
 // pending is an outline some of whose micro-batch sizes and schedules have not been priced.
 type pending struct {
 	outline
-	base   *pending                  // unless nil, this outline only spares memory that base needs: see relieve
-	points []*point                  // those that have been priced
-	parts  []*pending                // the same outline with each number of parts, once divided: see [searcher.divide]
-	spared bool                      // the outlines that spare memory beside it are pending, too
-	way    *ways                     // of the outline; nil until its flow is bounded: see [searcher.flowing]
-	trunk  *work                     // likewise
-	moved  *workTimes                // likewise
-	work   *work                     // what a stage of it does; nil until known: see [searcher.refined]
-	shared map[cost.Kinds]*workTimes // what of that depends on the number of data-parallel ranks: see [searcher.refined]
-	skel   *skeleton                 // nil until the first of its points is priced
-	first  *floors                   // of a tract: the first floors, shared by its family
-	left   []sized                   // what has not been priced; nil as long as that is all of first
+	base          *pending   // unless nil, this outline only spares memory that base needs: see relieve
+	points        []*point   // those that have been priced
+	parts         []*pending // the same outline with each number of parts, once divided: see [searcher.divide]
+	spared        bool       // the outlines that spare memory beside it are pending, too
+	way           *ways      // of the outline; nil until its flow is bounded: see [searcher.flowing]
+	trunk         *work      // likewise
+	lone, several ownWork    // of steps of one micro-batch (see [blueprints.lone]), and of others
+	skel          *skeleton  // nil until the first of its points is priced
+	first         *floors    // of a tract: the first floors, shared by its family
+	left          []sized    // what has not been priced; nil as long as that is all of first
+}
+
+// ownWork is what a stage of an outline does, nil until known, and what of that depends on the number of
+// data-parallel ranks: see [searcher.refined].
+type ownWork struct {
+	work   *work
+	shared map[cost.Kinds]*workTimes
 }
 
 // sized is a micro-batch size and a schedule of an outline with two lower bounds of the time of its

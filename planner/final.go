@@ -183,7 +183,7 @@ func (s *searcher) footprintsOf(p *partition.Plan, how packing) ([]footprint, er
 // remembered. It compiles a row of few blocks first, and all blocks only if those do not
 // show it.
 func (s *searcher) footprintOf(p *partition.Plan, at int, how packing) (footprint, error) {
-	of, err := s.find(p)
+	of, err := s.find(p, s.lone(p.Mesh(s.batch).Size(partition.AxisMB)))
 	if err != nil {
 		return footprint{}, err
 	}
@@ -231,13 +231,13 @@ func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most 
 	}
 	f := s.fewer(of, p, position, most)
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
-	step, err := codegen.Draft(s.graphs.with(blocks), &f.plan, s.batch)
+	step, err := codegen.Draft(s.graphs.with(blocks), &f.plan, s.batch, of.lone)
 	if err != nil {
 		return nil, err
 	}
 	var eval *codegen.Program
 	if s.evals != nil {
-		if eval, err = codegen.Draft(s.evals.with(blocks), &f.plan, s.batch); err != nil {
+		if eval, err = codegen.Draft(s.evals.with(blocks), &f.plan, s.batch, of.lone); err != nil {
 			return nil, fmt.Errorf("planner: evaluation: %w", err)
 		}
 	}

@@ -465,20 +465,31 @@ func (s *searcher) split(o outline, size int) (m, last int) {
 	return m, local - (m-1)*size
 }
 
+// loneOf reports whether an outline with micro-batches of a size has the programs of [blueprints.lone].
+func (s *searcher) loneOf(o outline, size int) bool {
+	m, _ := s.split(o, size)
+	return s.lone(m)
+}
+
 // trunkKey is what a trunk depends on.
 type trunkKey struct {
 	cp, tp, order int
 	sequence      bool
+	lone          bool // see [blueprints.lone]
 	split
 	places *groupPlaces
 }
 
 // trunk returns the work that all outlines with the same tensor and context parallelism do, nil where they have no program.
-func (s *searcher) trunk(o outline) *work {
-	key := trunkKey{o.cp, o.tp, o.order, o.sequence, o.split, s.groupPlacesOf(o)}
+// Gradients are those of several micro-batches.
+func (s *searcher) trunk(o outline) *work { return s.trunkFor(o, false) }
+
+// trunkFor is trunk with gradients as steps of one micro-batch have them (see [blueprints.lone]), or of several.
+func (s *searcher) trunkFor(o outline, lone bool) *work {
+	key := trunkKey{o.cp, o.tp, o.order, o.sequence, lone, o.split, s.groupPlacesOf(o)}
 	w, known := s.trunks[key]
 	if !known {
-		if of, err := s.trunkOf(o, 1); err == nil {
+		if of, err := s.trunkOf(o, 1, lone); err == nil {
 			w = s.work(of, o, true)
 		}
 		s.trunks[key] = w
@@ -487,13 +498,13 @@ func (s *searcher) trunk(o outline) *work {
 }
 
 // trunkOf returns the blueprint of a trunk, cut into so many stages.
-func (s *searcher) trunkOf(o outline, stages int) (*blueprint, error) {
+func (s *searcher) trunkOf(o outline, stages int, lone bool) (*blueprint, error) {
 	plan, err := s.template(outline{degrees: degrees{plan: o.cp * o.tp * stages, dp: 1, cp: o.cp, tp: o.tp, pp: stages}, sharding: sharding{sequence: o.sequence, slices: s.opts.slices(), pieces: s.trunkPieces, split: o.split}})
 	if err != nil {
 		return nil, err
 	}
 	plan.RuntimeNGPUs = plan.PlanNGPUs
-	return s.find(&plan)
+	return s.find(&plan, lone)
 }
 
 // exchanged bounds all plans of an outline from below, whatever their micro-batch size, by the tensor- and context-parallel
@@ -537,33 +548,38 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 		if p.trunk = s.trunk(p.outline); p.trunk == nil {
 			return 0
 		}
-		p.moved = s.moved(p.outline)
 		if p.ranks != anywhere {
 			p.way = s.waysOf(p.outline)
 		}
 	}
+	moved := s.moved(p.outline, s.loneOf(p.outline, size))
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(p.moved)
+		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(moved)
 	})
 }
 
 // refined bounds the same plans by the chains of events over all that the stages do in order. It fails when a stage has no
 // program.
 func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, more *again) (cost.Picoseconds, error) {
-	if p.work == nil {
+	lone := s.loneOf(p.outline, size)
+	of := &p.several
+	if lone {
+		of = &p.lone
+	}
+	if of.work == nil {
 		plan, err := s.template(p.outline)
 		if err != nil {
 			return 0, err
 		}
-		inner, err := s.inner(plan)
+		inner, err := s.inner(plan, lone)
 		if err != nil {
 			return 0, err
 		}
-		p.work = s.work(inner, p.outline, false)
-		p.shared = p.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
+		of.work = s.work(inner, p.outline, false)
+		of.shared = of.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(p.shared[kinds])
+		return of.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(of.shared[kinds])
 	}), nil
 }
 

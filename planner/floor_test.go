@@ -99,24 +99,26 @@ func TestFloorsOfUpdates(t *testing.T) {
 		NLayer: 4, NHead: 4, NKVHead: 4, NEmbd: 256, BlockSize: 8, VocabSize: 64,
 		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
 	}
-	g := step(t, model, batch)
 	for name, x := range map[string]struct {
 		degrees
 		sharding
+		float ir.DType
 		cache float64 // its bandwidth by that of memory, if there is one
 	}{
-		"in the cache":             {degrees{plan: 2, dp: 2, cp: 1, tp: 1, pp: 1}, sharding{zero: 1}, 3000},
-		"by tensor-parallel ranks": {degrees{plan: ranks, dp: 1, cp: 1, tp: ranks, pp: 1}, sharding{zero: 1, sequence: true, split: split{replicate: "attn+mlp"}}, 0},
+		"in the cache":             {degrees{plan: 2, dp: 2, cp: 1, tp: 1, pp: 1}, sharding{zero: 1}, ir.F32, 3000},
+		"by tensor-parallel ranks": {degrees{plan: ranks, dp: 1, cp: 1, tp: ranks, pp: 1}, sharding{zero: 1, sequence: true, split: split{replicate: "attn+mlp"}}, ir.F32, 0},
+		"of two bytes":             {degrees{plan: 1, dp: 1, cp: 1, tp: 1, pp: 1}, sharding{}, ir.BF16, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := *cluster(t, "h100")
 			c.Device.MemoryBandwidth /= 100
+			model.Float = x.float
 			if x.cache > 0 {
 				c.Device.Cache = &cost.Cache{Memory: 4 << 20, Bandwidth: x.cache * c.Device.MemoryBandwidth} // the update of 1 MiB of weights touches 7
 			}
 			opts, err := Options{RuntimeNGPUs: x.plan}.on(&c, batch)
 			require.NoError(t, err)
-			s := newSearcher(g, batch, &c, opts)
+			s := newSearcher(step(t, model, batch), batch, &c, opts)
 			o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}
 			size := batch / x.dp
 			skel, err := s.skeleton(o)

@@ -92,6 +92,7 @@ func (m *stageMemory) kept(one *[extents]int64, n int, r recomputation) (slot, t
 // memoryOf bounds the stages of a skeleton at a micro-batch size. What a further block keeps is read off the program of one
 // stage: there the block's result has a reader that keeps it, as in a row of blocks.
 func (s *skeleton) memoryOf(microBatch int) []stageMemory {
+	s = s.on(microBatch)
 	if known := s.memory[microBatch]; known != nil {
 		return known
 	}

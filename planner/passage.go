@@ -461,7 +461,7 @@ func (s *searcher) sending(trunk *work, o outline) []*ir.Node {
 		return *trunk.sending
 	}
 	var all []*ir.Node
-	if of, err := s.trunkOf(o, 2); err == nil {
+	if of, err := s.trunkOf(o, 2, false); err == nil {
 		for _, n := range of.prog(kept).Graph.Nodes {
 			if n.Op == ir.OpSend && n.Phase != ir.Update {
 				all = append(all, n)

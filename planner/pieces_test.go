@@ -35,7 +35,7 @@ func TestTrunksTellWhatPartsTake(t *testing.T) {
 				for _, o.pieces = range []int{0, 2, 3, 4} {
 					plan, err := s.template(o)
 					require.NoError(t, err)
-					inner, err := s.inner(plan)
+					inner, err := s.inner(plan, false)
 					require.NoError(t, err)
 					of := forward(s.work(inner, o, false), 0)
 					require.Equal(t, of, forward(s.trunk(o), o.pieces), "%d parts of %d sequences, sequence parallelism %v", o.pieces, size, sequence)

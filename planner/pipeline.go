@@ -50,6 +50,7 @@ func newPipeline(s *skeleton, memory []stageMemory, microBatch int, schedule par
 
 // openPipeline is newPipeline without the memory of the stages.
 func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pipeline {
+	s = s.on(microBatch)
 	p := &pipeline{
 		skel: s, most: s.most,
 		microBatches: s.mesh(microBatch).Size(partition.AxisMB),

@@ -325,7 +325,7 @@ func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Sche
 
 // times returns what every stage takes, for a micro-batch size and a schedule.
 func (s *skeleton) times(microBatch int, schedule partition.Schedule) []*stageTimes {
-	s, schedule = s.under(schedule)
+	s, schedule = s.on(microBatch).under(schedule)
 	key := timesKey{microBatch, schedule}
 	known := s.known[key]
 	if known.stages == nil {

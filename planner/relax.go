@@ -338,13 +338,14 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 // ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
 // All is in order but for what the stream does, in passes and once, which only delays that. With overlap the new weights of a block are
 // gathered beside the update of the next, so that the longer of the two counts.
-func (s *searcher) moved(o outline) *workTimes {
+func (s *searcher) moved(o outline, lone bool) *workTimes {
 	way := s.waysOf(o)
 	o.pieces = 0 // whatever they are
-	if known := way.moved[o.sharding]; known != nil {
+	key := movedKey{o.sharding, lone}
+	if known := way.moved[key]; known != nil {
 		return known
 	}
-	trunk := s.trunk(o)
+	trunk := s.trunkFor(o, lone)
 	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
@@ -466,7 +467,7 @@ func (s *searcher) moved(o outline) *workTimes {
 		gather := way.collective(ir.OpAllGather, renewed)
 		each.update = max(each.update+way.slows(gather), gather)
 	}
-	way.moved[o.sharding] = &t
+	way.moved[key] = &t
 	return &t
 }
 
@@ -535,7 +536,7 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 		temp = all.temp
 	}
 	m, _ := s.split(o, size)
-	return trunk.persistentOf(s.batch).bytes(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
+	return s.trunkFor(o, s.lone(m)).persistentOf(s.batch).bytes(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
 }
 
 // shardedOver is the number of data-parallel ranks that ZeRO shards over.
@@ -647,16 +648,16 @@ func (s *searcher) keepsOfOne(o outline, size int, schedule partition.Schedule) 
 	return temp + int64((s.graphs.blocks+o.pp-1)/o.pp)*(persist+slot)
 }
 
-// leastKept is the least of keepsOfOne over micro-batch sizes and schedules. In a pipeline the smallest size keeps the least;
-// with one stage a step of one micro-batch may, whose gradients need no room of their own.
+// leastKept is the least of keepsOfOne over micro-batch sizes and schedules. The smallest size keeps the least, or a step of one
+// micro-batch, whose gradients need no room of their own with one stage, and less where they are of two bytes.
 func (s *searcher) leastKept(o outline) int64 {
 	least := int64(math.MaxInt64)
 	sizes := s.sizes(o)
-	if o.pp > 1 {
-		sizes = sizes[:min(1, len(sizes))]
-	}
 	for _, schedule := range schedules(s.opts, o.pp, o.chunks) {
 		for _, b := range sizes {
+			if m, _ := s.split(o, b); m > 1 && b > sizes[0] {
+				continue
+			}
 			least = min(least, s.keepsOfOne(o, b, schedule))
 		}
 	}

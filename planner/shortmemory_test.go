@@ -38,7 +38,7 @@ func TestMemoryOfManyBlocks(t *testing.T) {
 			p := newPipeline(skel, skel.memoryOf(1), 1, x.schedule)
 			p.measureApart()
 			cut := evenCut(blocks, 3, func(int) extent { return x.again })
-			prog, err := codegen.Draft(g, p.plan(cut), batch)
+			prog, err := codegen.Draft(g, p.plan(cut), batch, p.microBatches == 1)
 			require.NoError(t, err)
 			peaks, _, err := s.peaks(prog.Plan)
 			require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestMemoryOfManyChunks(t *testing.T) {
 			for e := range extents {
 				p.upTo(e)
 				cut := evenCut(blocks, 3*chunks, func(int) extent { return e })
-				prog, err := codegen.Draft(g, p.plan(cut), batch)
+				prog, err := codegen.Draft(g, p.plan(cut), batch, p.microBatches == 1)
 				require.NoError(t, err)
 				peaks, _, err := s.peaks(prog.Plan)
 				require.NoError(t, err)

@@ -27,23 +27,25 @@ type skeleton struct {
 	outline outline
 	of      *blueprint
 	inner   *blueprint // with one stage: for the memory of each further block
+	cluster *cost.Cluster
 	price   *cost.Program
 	like    []int // by stage: the stage of the blueprint that stands for it
 	known   map[timesKey]knownTimes
 	memory  map[int][]stageMemory // by micro-batch size
 	lacks   []int64               // by position: see [searcher.lacks]
+	lone    *skeleton             // the same for steps of one micro-batch, where their programs differ: see on
 	most    extent                // times and memory are known of blocks recomputed to this extent at most
 }
 
-// newSkeleton finds the blueprints that stand for a plan.
-func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton, error) {
-	of, err := all.find(&p)
+// newSkeleton finds the blueprints that stand for a plan with one micro-batch (see [blueprints.lone]), or with several.
+func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster, lone bool) (*skeleton, error) {
+	of, err := all.find(&p, lone)
 	if err != nil {
 		return nil, err
 	}
 	further := p // the loss does not bear on further blocks: without slices most outlines share these programs
 	further.LossSlices = 0
-	inner, err := all.inner(further)
+	inner, err := all.inner(further, lone)
 	if err != nil {
 		return nil, err
 	}
@@ -56,16 +58,32 @@ func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) (*skeleton,
 }
 
 // inner finds the blueprint for a single stage of a plan.
-func (b *blueprints) inner(p partition.Plan) (*blueprint, error) {
+func (b *blueprints) inner(p partition.Plan, lone bool) (*blueprint, error) {
 	if len(p.Stages) > 1 {
 		p.PlanNGPUs, p.RuntimeNGPUs = p.PlanNGPUs/p.PP(), p.RuntimeNGPUs/p.PP()
 		p.Stages, p.Interleave, p.Schedule = make([]partition.Stage, 1), 0, partition.OneFOneB
 	}
-	return b.find(&p)
+	return b.find(&p, lone)
+}
+
+// on returns the skeleton for micro-batches of a size.
+func (s *skeleton) on(microBatch int) *skeleton {
+	if s.of.lone || !s.all.lone(s.mesh(microBatch).Size(partition.AxisMB)) {
+		return s
+	}
+	if s.lone == nil {
+		lone, err := newSkeleton(s.all, s.plan, s.cluster, true)
+		mustCompile(err)
+		lone.lacks, lone.outline, lone.most = s.lacks, s.outline, s.most
+		s.lone = lone
+	}
+	s.lone.upTo(s.most)
+	return s.lone
 }
 
 // reprice takes prices from a cluster, and forgets earlier ones.
 func (s *skeleton) reprice(c *cost.Cluster) {
+	s.cluster, s.lone = c, nil
 	if s.price == nil {
 		s.price = cost.NewProgram(c, &s.plan, s.mesh(s.batch))
 	} else {
@@ -145,7 +163,7 @@ func (s *searcher) skeleton(o outline) (*skeleton, error) {
 	if err != nil {
 		return nil, err
 	}
-	skel, err := newSkeleton(s.blueprints, plan, s.cluster)
+	skel, err := newSkeleton(s.blueprints, plan, s.cluster, false)
 	if err == nil {
 		skel.lacks, skel.outline = s.lacks(&plan), o
 		if o.chunks <= 1 {

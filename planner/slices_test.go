@@ -221,7 +221,7 @@ func TestSlicesLeaveTheFirstPosition(t *testing.T) {
 				plan, err := s.template(outline{degrees: degrees{plan: 4 * tp, dp: 2, cp: 1, tp: tp, pp: 2}, sharding: x.sharding, chunks: 1})
 				require.NoError(t, err)
 				plan.MicroBatch, plan.Schedule, plan.Stages = 1, partition.OneFOneB, evenCut(2, 2, func(int) extent { return kept })
-				prog, err := codegen.Draft(g, &plan, 6)
+				prog, err := codegen.Draft(g, &plan, 6, plan.Lone(6))
 				require.NoError(t, err)
 				peaks, _, err := s.peaks(prog.Plan)
 				require.NoError(t, err)

@@ -33,8 +33,14 @@ type ways struct {
 	plan      *partition.Plan       // one that communicates so; nil anywhere
 	transfers map[int]*cost.Program // what prices its transfers, by chunks per rank
 
-	moved map[sharding]*workTimes // see [searcher.moved]
+	moved map[movedKey]*workTimes // see [searcher.moved]
 	sent  map[sendKey][]partTimes // see [searcher.sends]
+}
+
+// movedKey is what moved depends on besides the ways.
+type movedKey struct {
+	sharding
+	lone bool // see [blueprints.lone]
 }
 
 // twin reports whether an outline costs exactly what an earlier one costs. Outlines that differ
@@ -64,7 +70,7 @@ func (s *searcher) waysOf(o outline) *ways {
 		return w
 	}
 	if o.ranks == anywhere {
-		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[sharding]*workTimes{}}
+		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[movedKey]*workTimes{}}
 		s.orders[key] = w
 		return w
 	}
@@ -74,7 +80,7 @@ func (s *searcher) waysOf(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := s.rates.Program(p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), moved: map[sharding]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), moved: map[movedKey]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds cost.Kinds
 		group cost.Group

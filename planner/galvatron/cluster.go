@@ -82,7 +82,7 @@ func newForward(g *ir.Graph, batch int) (f forward, err error) {
 			return f, fmt.Errorf("galvatron: %s has no row of three like blocks", g.Name)
 		}
 		plan := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, MicroBatch: samples, Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: i + 1}}}
-		if f[i], err = codegen.Draft(few, plan, batch); err != nil {
+		if f[i], err = codegen.Draft(few, plan, batch, plan.Lone(batch)); err != nil {
 			return f, err
 		}
 	}
