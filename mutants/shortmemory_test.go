@@ -56,7 +56,7 @@ func inShortMemory() []mutant {
 	}, {
 		bug: "nothing fits where something does", how: "gradients have room of their own beside the only micro-batch",
 		file: "planner/relax.go",
-		old:  "if o.pp > 1 {\n\t\tsizes = sizes", new: "if o.pp > 0 {\n\t\tsizes = sizes",
+		old:  "m > 1 && b > sizes[0]", new: "m > 0 && b > sizes[0]",
 		pkg: "./planner", run: "^TestSketchesKeepNoMoreThanPlansNeed$",
 	}, {
 		bug: "the plan named where none fits is not the closest", how: "one program's bound counts a block of each chunk twice",

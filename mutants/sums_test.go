@@ -2,7 +2,7 @@ package mutants
 
 // inSums has the bugs of gradients that lie where activations were, of the only micro-batch of a step.
 func inSums() []mutant {
-	const floors = "^TestCostIsSimulation$"
+	const floors, lone = "^TestCostIsSimulation$", "^TestLoneGradientsAreNotCast$"
 	return []mutant{{
 		bug: "a micro-batch writes over sums of the one before", how: "nobody looks",
 		file: "codegen/contents.go",
@@ -38,5 +38,30 @@ func inSums() []mutant {
 		file: "planner/relax.go",
 		old:  "m == 1 && o.stages() == 1)", new: "m == 0 && o.stages() == 1)",
 		pkg: "./planner", run: floors,
+	}, {
+		bug: "gradients of the only micro-batch are cast", how: "as those of others",
+		file: "partition/apply.go",
+		old:  "if lone {", new: "if lone && g == nil {",
+		pkg: "./codegen", run: lone,
+	}, {
+		bug: "gradients of several micro-batches are summed in two bytes", how: "as if there were one",
+		file: "partition/apply.go",
+		old:  "if lone {", new: "if lone || g != nil {",
+		pkg: "./codegen", run: lone,
+	}, {
+		bug: "gradients of several micro-batches are summed in two bytes", how: "nobody looks",
+		file: "codegen/expression.go",
+		old:  "if x.lone && e.op == ir.OpCast", new: "if e.op == ir.OpCast",
+		pkg: "./codegen", run: "^TestSeveralMicroBatchesAreSummedWide$",
+	}, {
+		bug: "price of a plan not that of its program", how: "it casts gradients of the only micro-batch",
+		file: "planner/blueprint.go",
+		old:  "return m == 1 && b.widens", new: "return m == 0 && b.widens",
+		pkg: "./planner", run: floors,
+	}, {
+		bug: "floor above what a plan takes", how: "gradients of the only micro-batch are cast",
+		file: "planner/relax.go",
+		old:  "trunk := s.trunkFor(o, lone)", new: "trunk := s.trunkFor(o, lone && o.zero > 3)",
+		pkg: "./planner", run: "^TestFloorsOfUpdates$",
 	}}
 }
