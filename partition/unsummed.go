@@ -20,16 +20,22 @@ func unsummed(g *ir.Graph) {
 			made[n.Results[0]], spare[wide[0]] = wide[0].Def.Args[0], true
 		}
 	}
+	read := func(v **ir.Value) {
+		if from := made[*v]; from != nil {
+			*v = from
+		}
+		delete(spare, *v)
+	}
 	for _, n := range g.Nodes {
 		if made[n.Results[0]] != nil {
 			continue
 		}
-		for i, a := range n.Args {
-			if from := made[a]; from != nil {
-				n.Args[i] = from
-			}
-			delete(spare, a)
+		for i := range n.Args {
+			read(&n.Args[i])
 		}
+	}
+	for i := range g.Outputs {
+		read(&g.Outputs[i].Value)
 	}
 	g.Nodes = slices.DeleteFunc(g.Nodes, func(n *ir.Node) bool { return made[n.Results[0]] != nil || spare[n.Results[0]] })
 }
