@@ -28,8 +28,11 @@ func pack(buffers []Buffer, ids []int) int64 {
 // packTogether packs one such group: the largest buffer first, each at the lowest offset where no buffer placed
 // before it is live at the same time.
 func packTogether(buffers []Buffer, order []int) int64 {
-	place := new(placed).place
-	if len(order) > manyBuffers {
+	// An interval of placed has some two buffers for each of them. Where these are many, an occupancy is faster.
+	const many = 1024
+	few := newPlaced(buffers, order)
+	place := few.place
+	if len(order) > many*len(few.intervals) {
 		place = newOccupancy(buffers, order).place
 	}
 	slices.SortFunc(order, func(x, y int) int {
@@ -100,11 +103,13 @@ func packedAtLeast(buffers []Buffer, ids []int) int64 {
 	return most
 }
 
-// manyBuffers is the number of buffers above which an [occupancy] is faster than the list of [placed].
-const manyBuffers = 1024
-
-// placed lists the buffers that have been placed, by offset.
-type placed []space
+// placed lists the buffers that have been placed, by offset, for every interval of time that they overlap. The intervals are as
+// long as an average lifetime.
+type placed struct {
+	first, width int
+	intervals    [][]space
+	near         [][]space // see place
+}
 
 // space is where a buffer lies, and its lifetime.
 type space struct {
@@ -112,21 +117,39 @@ type space struct {
 	from, to int
 }
 
+func newPlaced(buffers []Buffer, ids []int) *placed {
+	p := &placed{first: buffers[ids[0]].From}
+	last, all := p.first, len(ids)
+	for _, id := range ids {
+		b := &buffers[id]
+		p.first, last = min(p.first, b.From), max(last, b.To)
+		all += b.To - b.From
+	}
+	p.width = (all + len(ids) - 1) / len(ids)
+	p.intervals = make([][]space, (last-p.first)/p.width+1)
+	return p
+}
+
 // place finds the lowest offset with size free bytes throughout the lifetime of b, marks them as taken and
 // returns it.
 func (p *placed) place(size int64, b *Buffer) (at int64) {
-	for i := range *p {
-		other := &(*p)[i]
-		if other.to < b.From || b.To < other.from {
-			continue
+	over := p.intervals[(b.From-p.first)/p.width : (b.To-p.first)/p.width+1]
+	p.near = append(p.near[:0], over...)
+	for moved := true; moved; {
+		moved = false
+		for i, all := range p.near {
+			for ; len(all) > 0 && all[0].at < at+size; all = all[1:] {
+				if x := &all[0]; x.end > at && x.from <= b.To && b.From <= x.to {
+					at, moved = x.end, true
+				}
+			}
+			p.near[i] = all
 		}
-		if other.at >= at+size {
-			break
-		}
-		at = max(at, other.end)
 	}
-	i := sort.Search(len(*p), func(i int) bool { return (*p)[i].at >= at })
-	*p = slices.Insert(*p, i, space{span{at, at + size}, b.From, b.To})
+	for i, all := range over {
+		k := sort.Search(len(all), func(k int) bool { return all[k].at >= at })
+		over[i] = slices.Insert(all, k, space{span{at, at + size}, b.From, b.To})
+	}
 	return at
 }
 

@@ -38,7 +38,7 @@ func TestPack(t *testing.T) {
 		if packedAtLeast(buffers, ids) == total {
 			tight++
 		}
-		many, all := newOccupancy(buffers, ids), new(placed)
+		many, all := newOccupancy(buffers, ids), newPlaced(buffers, ids)
 		for _, id := range r.Perm(n) { // the order of ids does not matter
 			b := &buffers[id]
 			require.Equal(t, all.place(alignUp(b.Size), b), many.place(alignUp(b.Size), b), "seed %d case %d: among many", seed, k)
