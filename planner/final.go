@@ -101,6 +101,15 @@ type compiledStage struct {
 	stage      int
 	rows       [][extents]int // by chunk and extent, the first block of the row
 	unlike     bool           // its blocks do not show how more of them would lie
+	last       longerStage    // the latest that its footprint was asked for
+}
+
+// longerStage is a compiled stage with further blocks, or chunks.
+type longerStage struct {
+	repeats    []codegen.Repeat
+	chunks     int
+	sums       codegen.Region
+	step, eval *codegen.Longer
 }
 
 // footprint returns the memory of the stage at a position of a plan. It returns false if the
@@ -109,35 +118,33 @@ func (c *compiledStage) footprint(p *partition.Plan, position int, most row, mes
 	if c.unlike {
 		return f, false
 	}
-	var repeats []codegen.Repeat
-	chunks := chunksOf(p, position)
+	l := longerStage{chunks: len(chunksOf(p, position)), sums: codegen.SumsOn(mesh)}
 	few := most.chunks(p)
-	longer := func(prog, share *codegen.Program) (*codegen.Longer, bool) {
-		if more := len(chunks) - few; more > 0 {
-			return prog.MoreChunks(c.stage, few/2, more, share)
-		}
-		return prog.Longer(c.stage, codegen.SumsOn(mesh), repeats, share)
-	}
-	for chunk, st := range chunks[:few] {
+	for chunk, st := range chunksOf(p, position)[:few] {
 		for e, count := range recomputationOf(st).counts(st.Last) {
 			if more := count - most.blocks; more > 0 {
-				repeats = append(repeats, codegen.Repeat{Block: c.rows[chunk][e] + most.repeated, More: more})
+				l.repeats = append(l.repeats, codegen.Repeat{Block: c.rows[chunk][e] + most.repeated, More: more})
 			}
 		}
 	}
-	step, ok := longer(c.step, nil)
-	if !ok {
-		c.unlike = true
-		return f, false
-	}
-	f.step = how.of(step, mesh)
-	if c.eval != nil {
-		eval, ok := longer(c.eval, c.step)
-		if !ok {
-			c.unlike = true
+	if last := &c.last; last.step == nil || last.chunks != l.chunks || last.sums != l.sums || !slices.Equal(last.repeats, l.repeats) {
+		longer := func(prog, share *codegen.Program) (*codegen.Longer, bool) {
+			if more := l.chunks - few; more > 0 {
+				return prog.MoreChunks(c.stage, few/2, more, share)
+			}
+			return prog.Longer(c.stage, l.sums, l.repeats, share)
+		}
+		if l.step, ok = longer(c.step, nil); ok && c.eval != nil {
+			l.eval, ok = longer(c.eval, c.step)
+		}
+		if c.unlike = !ok; c.unlike {
 			return f, false
 		}
-		f.eval = how.of(eval, mesh)
+		c.last = l
+	}
+	f.step = how.of(c.last.step, mesh)
+	if c.eval != nil {
+		f.eval = how.of(c.last.eval, mesh)
 	}
 	return f, true
 }
