@@ -34,6 +34,16 @@ func inShortMemory() []mutant {
 		old:  "slot+m.afterHead[r.last(n)])", new: "slot)",
 		pkg: "./planner", run: "^TestSearchOfOneMicroBatch$",
 	}, {
+		bug: "memory bound between two blocks too low", how: "the gradient that the next block hands over is missing",
+		file: "planner/held.go",
+		old:  "h.handed = handed[id]", new: "h.handed = 0 * handed[id]",
+		pkg: "./planner", run: "^TestSearchOfShards$",
+	}, {
+		bug: "memory bound between two blocks too low", how: "as if slices of the loss spared what only blocks have",
+		file: "planner/slices.go",
+		old:  "of.tempOfBlocks(e, last, sizes), got.tempAmong", new: "of.tempOfBlocks(e, last, sizes), 0",
+		pkg: "./planner", run: "^TestSearchOfShards$",
+	}, {
 		bug: "memory bound of an update too low", how: "positions between the ends",
 		file: "planner/memory.go",
 		old:  "if few[i].update.block < update.block {", new: "if false {",

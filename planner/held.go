@@ -26,6 +26,7 @@ type held struct {
 	// collectives read and write, and what those collectives make, as other programs may put that off or gather it early. from
 	// is after to if it need not be there at all.
 	from, to int
+	handed   int // of a temporary buffer outside of blocks: see handed; 0 for others
 }
 
 // heldKind is what the size of a buffer depends on.
@@ -76,7 +77,7 @@ func (b *blueprint) sizesOn(mesh ir.Mesh, sizes []int64) []int64 {
 
 // heldBy lists the buffers of a stage that lie in the memory of the device.
 func (b *blueprint) heldBy(st *codegen.Stage) []held {
-	used, lives, once := usedBuffers(st), inOrderLives(st), onceOfBlocks(st)
+	used, lives, once, handed := usedBuffers(st), inOrderLives(st), onceOfBlocks(st), b.handed(st)
 	forward := len(st.Bodies[ir.Forward].Instrs)
 	var all []held
 	for _, id := range b.readApart(st) {
@@ -95,10 +96,31 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 			if lives != nil {
 				h.from, h.to = lives[id].from, lives[id].to
 			}
+			if x.Region == codegen.Temp && x.Body == ir.Backward && !h.block {
+				h.handed = handed[id]
+			}
 			all = append(all, h)
 		}
 	}
 	return all
+}
+
+// handed returns, by buffer, the last instruction of the backward pass with which a block uses the gradient of its result, or
+// what was gathered of it; 0 for other buffers. In a program of one block it comes from the head, or from the next stage; to
+// other blocks the next one hands it, and they use it alike.
+func (b *blueprint) handed(st *codegen.Stage) []int {
+	last := make([]int, len(st.Buffers))
+	for i, in := range st.Bodies[ir.Backward].Instrs {
+		if !b.ofBlock[in.Node] || in.Async {
+			continue
+		}
+		for _, id := range in.Args {
+			for ; st.Buffers[id].View; id = st.Buffers[id].Of {
+			}
+			last[id] = i
+		}
+	}
+	return last
 }
 
 // onceOfBlocks tells which buffers of blocks a stage has once, not once for each block: those that also hold results of the

@@ -22,6 +22,7 @@ type measured struct {
 	tempNotBackward int64 // their peak outside of the backward pass
 	tempInner       int64 // their peak, of those of blocks and those that live throughout all of the block
 	tempMiddle      int64 // their peak while the block runs, with what the stream has of a block before it and of one after it
+	tempAmong       int64 // the same, of blocks alone
 	apart           int64 // what weight gradients of a block read
 }
 
@@ -51,10 +52,12 @@ func (m memoryShare) of(n int) int64 { return m.fixed + int64(n)*m.block }
 func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64) measured {
 	all, st := b.holds(e, position, mesh, sizes), b.prog(e).Stages[position]
 	var m measured
-	var live, between [ir.NumPhases][]int64 // changes of the bytes that live, by body and instruction
-	var from, to [ir.NumPhases]int          // the first and last instruction of the block, by body
+	var live, between, among [ir.NumPhases][]int64 // changes of the bytes that live, by body and instruction
+	var from, to [ir.NumPhases]int                 // the first and last instruction of the block, by body
 	for phase, body := range st.Bodies {
-		live[phase], between[phase] = make([]int64, len(body.Instrs)+1), make([]int64, len(body.Instrs)+1)
+		n := len(body.Instrs) + 1
+		changes := make([]int64, 3*n)
+		live[phase], between[phase], among[phase] = changes[:n], changes[n:2*n], changes[2*n:]
 		ofBlock := func(in codegen.Instr) bool { return b.ofBlock[in.Node] }
 		if from[phase] = slices.IndexFunc(body.Instrs, ofBlock); from[phase] >= 0 {
 			for to[phase] = len(body.Instrs) - 1; !ofBlock(body.Instrs[to[phase]]); to[phase]-- {
@@ -84,24 +87,35 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 			m.inbox[b.Chunk] += size
 			continue
 		case codegen.Temp:
-			live[b.Body][b.From] += size
-			live[b.Body][b.To+1] -= size
-			if !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body] {
-				between[b.Body][b.From] += size
-				between[b.Body][b.To+1] -= size
+			add := func(changes *[ir.NumPhases][]int64, to int) {
+				changes[b.Body][b.From] += size
+				changes[b.Body][to+1] -= size
+			}
+			add(&live, b.To)
+			switch {
+			case !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body]:
+				add(&between, b.To)
+			case b.handed > 0:
+				add(&between, b.handed)
+			}
+			switch {
+			case b.block:
+				add(&among, b.To)
+			case b.handed > 0:
+				add(&among, b.handed)
 			}
 			continue
 		}
 		share.add(size, b.block)
 	}
 	for phase, changes := range live {
-		var now, then int64
+		var now, then, alone int64
 		carried, runs := b.carried(st, ir.Phase(phase), *sizes, all)
 		for k, c := range changes {
-			now, then = now+c, then+between[phase][k]
+			now, then, alone = now+c, then+between[phase][k], alone+among[phase][k]
 			m.temp, m.tempInner = max(m.temp, now), max(m.tempInner, then)
 			if k < len(runs) && runs[k] {
-				m.tempMiddle = max(m.tempMiddle, then+carried)
+				m.tempMiddle, m.tempAmong = max(m.tempMiddle, then+carried), max(m.tempAmong, alone+carried)
 			}
 			if ir.Phase(phase) != ir.Backward {
 				m.tempNotBackward = max(m.tempNotBackward, now)

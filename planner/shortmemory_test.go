@@ -116,6 +116,23 @@ func TestSearchOfOneMicroBatch(t *testing.T) {
 	}
 }
 
+// TestSearchOfShards lays out one stage of GPT-3 175B, and looks at two numbers of slices. Where each rank has its share of
+// everything, memory is shortest while a block runs between two others: the bound knows of the gradient that the next block hands
+// to it, and that slices of the loss spare nothing of it.
+func TestSearchOfShards(t *testing.T) {
+	x := benchCase{model: preset(t, "gpt3-175b"), batch: 1536}
+	found, s, err := newSearch(x.trace(t), x.batch, cluster(t, "h100"), Options{RuntimeNGPUs: 1024}, thorough)
+	require.NoError(t, err)
+	require.Equal(t, 3, found.Plan.ZeRO)
+	require.Positive(t, found.Plan.Stages[0].Pointwise, "memory is short")
+	require.Len(t, s.footprints, 1)
+	require.LessOrEqual(t, found.Stats.PlansConsidered, 3)
+	for _, p := range s.looked {
+		require.Empty(t, p.learned)
+		require.LessOrEqual(t, p.pipe.skel.outline.slices, 2)
+	}
+}
+
 // TestCutThatBoundsLeadTo: a search of cuts that gives up at once still has the cut to which its bounds lead.
 func TestCutThatBoundsLeadTo(t *testing.T) {
 	const batch, blocks = 8, 24

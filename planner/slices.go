@@ -308,11 +308,11 @@ func (p *pipeline) leaveHead() {
 		if p.template.Chunks() == 1 {
 			m.slot[e] = got.slot[0].block
 		}
-		m.temp[e] = 0
+		m.temp[e], m.tempMiddle[e] = 0, 0
 		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
-			m.temp[e] = of.tempOfBlocks(e, last, sizes)
+			m.temp[e], m.tempMiddle[e] = of.tempOfBlocks(e, last, sizes), got.tempAmong
 		}
-		m.tempInner[e], m.tempMiddle[e] = min(m.tempInner[e], m.temp[e]), 0
+		m.tempInner[e] = min(m.tempInner[e], m.temp[e])
 	}
 	m.apartFixed, m.update.fixed, m.afterHead = 0, 0, [extents]int64{}
 	// A gradient of which each tensor-parallel rank has a term may with slices be summed, and cut, in the pass. Then a rank has
