@@ -66,12 +66,17 @@ func inTheDeviceCode() []mutant {
 	}, {
 		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",
-		old:  "			before += popcount(lanes);\n		}\n		sync_block();\n", new: "			before += popcount(lanes);\n		}\n",
+		old:  "- first - low);\n			}\n		}\n		sync_block();\n", new: "- first - low);\n			}\n		}\n",
 		pkg: pkg, run: "^TestOps$/^many_ids$",
 	}, {
 		bug: "device code: lanes of a warp do together what they come to in different ways", how: "which is undefined, whatever comes of it here",
 		file: "cuda/kernel/embedding.cu",
-		old:  "u32 lanes = ballot(row >= 0);\n\t\t\tif", new: "u32 lanes = lane() < 16 ? ballot(row >= 0) : ballot(row >= 0);\n\t\t\tif",
+		old:  "u32 lanes = ballot(some >> j & 1);", new: "u32 lanes = lane() < 16 ? ballot(some >> j & 1) : ballot(some >> j & 1);",
+		pkg: pkg, run: "^TestOps$/^many_ids$",
+	}, {
+		bug: "device code: ids are listed over each other", how: "those of lanes below are forgotten",
+		file: "cuda/kernel/embedding.cu",
+		old:  "				to += popcount(lanes & ((1u << lane()) - 1));\n", new: "",
 		pkg: pkg, run: "^TestOps$/^many_ids$",
 	}, {
 		bug: "device code: averages of rows are used before all are known", how: "no barrier in the gradient of norms",

@@ -27,7 +27,8 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 	const int span = 4096, per = 8, rows = 8 * mine; // ids at a time; columns of a thread; table rows of a block
 	__shared__ int found[span]; // index of the id, and in the low bits its row of the block
 	__shared__ int counts[8];
-	int low = block_x() * rows;
+	int low = block_x() * rows, here = local - low < rows ? local - low : rows;
+	bool packed = (u64)ids % 16 == 0;
 	i64 column = (i64)block_y() * 256 + lane() * per;
 	bool aligned = lines_up<T>(cols) && column + per <= cols;
 	float sum[mine][per];
@@ -37,15 +38,25 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 		for (int j = 0; j < per; j++) sum[k][j] = add && row < local && column + j < cols ? wide(dtable[row * cols + column + j]) : 0;
 	}
 	for (i64 start = 0; start < n; start += span) {
-		// Each warp has 512 ids. It counts its hits first, so that all know where to list theirs.
-		auto hit = [&](int i) {
-			i64 at = start + warp() * 512 + i;
-			int row = at < n ? ids[at] - first - low : -1;
-			return row >= 0 && row < rows && low + row < local ? row : -1;
-		};
+		// Each warp has 512 ids, and a lane four at a time. It notes and counts its hits first, so that all know where to list theirs.
+		u32 hits = 0;
 		int count = 0;
-#pragma unroll 4
-		for (int i = lane(); i < 512; i += WARP) count += popcount(ballot(hit(i) >= 0));
+#pragma unroll
+		for (int i = 0; i < 4; i++) {
+			i64 at = start + warp() * 512 + i * 128 + lane() * 4;
+			Words<16> four;
+			if (packed && at + 4 <= n) {
+				four = *(const Words<16>*)(ids + at);
+			} else {
+				for (int j = 0; j < 4; j++) four.w[j] = at + j < n ? ids[at + j] : first - 1;
+			}
+			u32 some = 0;
+			for (int j = 0; j < 4; j++) some |= (u32)(four.w[j] - (u32)(first + low) < (u32)here) << j;
+			hits |= some << (4 * i);
+			if (ballot(some != 0)) {
+				for (int j = 0; j < 4; j++) count += popcount(ballot(some >> j & 1));
+			}
+		}
 		if (lane() == 0) counts[warp()] = count;
 		sync_block();
 		int before = 0, total = 0;
@@ -53,11 +64,18 @@ template <int mine> DEVICE void embedding_grad(T* dtable, const T* dy, const int
 			if (w < warp()) before += counts[w];
 			total += counts[w];
 		}
-		for (int i = lane(); count > 0 && i < 512; i += WARP) {
-			int row = hit(i);
-			u32 lanes = ballot(row >= 0);
-			if (row >= 0) found[before + popcount(lanes & ((1u << lane()) - 1))] = (warp() * 512 + i) << 6 | row;
-			before += popcount(lanes);
+		for (int i = 0; count > 0 && i < 4; i++) {
+			u32 some = hits >> (4 * i) & 15;
+			int to = before;
+			for (int j = 0; j < 4; j++) {
+				u32 lanes = ballot(some >> j & 1);
+				to += popcount(lanes & ((1u << lane()) - 1));
+				before += popcount(lanes);
+			}
+			for (int j = 0; j < 4; j++) {
+				int at = warp() * 512 + i * 128 + lane() * 4 + j;
+				if (some >> j & 1) found[to++] = at << 6 | (ids[start + at] - first - low);
+			}
 		}
 		sync_block();
 		for (int f = 0; f < total; f += WARP) {
