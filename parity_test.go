@@ -182,8 +182,8 @@ func TestParity(t *testing.T) {
 	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, learningSteps)
 	require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
 	if testing.Verbose() {
-		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | overlap tp | overlap p2p | offload | rank order | max abs Δloss | max rel Δ‖grad‖ |")
-		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
+		fmt.Println("| ranks | dp | cp | tp | pp | sp | bp | replicated | on a grid | zero | group | micro-batch | schedule | recompute | overlap | overlap tp | overlap p2p | offload | rank order | shares | max abs Δloss | max rel Δ‖grad‖ |")
+		fmt.Println("|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|---|")
 	}
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 40))
@@ -194,8 +194,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %v | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.OverlapP2P, p.Offload, p.RankOrderText(), dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %v | %s | %s | %v | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.OverlapP2P, p.Offload, p.RankOrderText(), p.BatchShares, dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
@@ -257,7 +257,7 @@ func sampleOf(t testing.TB, plans []parityCase, n int) []parityCase {
 // parityPlans lists every legal combination of n ranks: each factoring into dp x
 // cp x tp x pp, with and without sequence parallelism, at every ZeRO stage, under
 // every schedule and kind of recomputation. Sizes of micro-batches, ZeRO groups,
-// overlap, offload and orders of ranks take turns.
+// overlap, offload, orders of ranks and shares of the batch take turns.
 func parityPlans(n int) []parityCase {
 	var cases []parityCase
 	for dp := 1; dp <= n; dp++ {
@@ -316,6 +316,19 @@ func takeTurns(p *partition.Plan, n int) {
 		p.Offload = partition.OffloadOptimizer
 	case 2:
 		p.Offload = partition.OffloadParams
+	}
+	if rng := rand.New(rand.NewPCG(uint64(n), 3)); p.DataParallel() > 1 && p.ZeROGroup == 0 && rng.IntN(3) == 0 {
+		shareBatch(p, rng)
+	}
+}
+
+// shareBatch gives the data-parallel ranks different shares of the batch, if these leave each enough.
+func shareBatch(p *partition.Plan, rng *rand.Rand) {
+	for range p.DataParallel() {
+		p.BatchShares = append(p.BatchShares, 1+rng.IntN(3))
+	}
+	if p.Validate(parityModel.NLayer, parityBatch) != nil {
+		p.BatchShares = nil
 	}
 }
 

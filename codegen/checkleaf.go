@@ -101,7 +101,7 @@ func checkLeaves(p *Program, s *Stage) error {
 // Parameters that both have must lie at the same offsets with the same type and placement, and nothing else may
 // lie where the other program keeps what must survive. The error is a [CheckError].
 func CheckShared(p, with *Program) error {
-	if len(p.Stages) != len(with.Stages) || !slices.Equal(p.Mesh.Axes, with.Mesh.Axes) {
+	if len(p.Stages) != len(with.Stages) || p.Mesh.String() != with.Mesh.String() {
 		return &CheckError{Rank: -1, Stage: len(with.Stages),
 			Msg: fmt.Sprintf("a program of %d stages on %s shares the arenas of one of %d on %s", len(p.Stages), p.Mesh, len(with.Stages), with.Mesh)}
 	}

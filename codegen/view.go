@@ -121,7 +121,7 @@ func (in *Instr) Moves(mesh ir.Mesh) bool {
 //
 // Not every position has to be tried. An axis cuts a dimension into larger parts followed by smaller ones, so
 // there are two sizes, and all parts of one size start at equal distances. So the first two and the last two
-// positions of each axis decide for all.
+// positions of each axis decide for all, unless its parts have shares.
 func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 	size := part.Type.DType.Size()
 	at := ir.Coord{}
@@ -137,6 +137,8 @@ func Fits(mesh ir.Mesh, whole, part *ir.Value) bool {
 		switch {
 		case part.Spec[axis].Kind != ir.Shard:
 			n = 1
+		case mesh.Axes[axis].Shares != nil:
+			near = n
 		case whole.Spec[axis] == part.Spec[axis]:
 			near = 1 // where the part begins in the whole depends only on their sizes
 		}

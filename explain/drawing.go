@@ -60,7 +60,7 @@ const (
 // stage has a row for each data-parallel rank, in several columns if they are many, and a row has a cell for each context-
 // and tensor-parallel rank. The ranks of every other node are outlined.
 func (r *Report) meshDrawing() template.HTML {
-	p := r.prog.Plan
+	p := r.prog.Plan.Even() // in the order of ranks
 	inner := p.ContextParallel() * p.TP
 	units, rows, stages := min(p.Units(), meshUnits), min(p.DP, meshRows), p.PP()
 	shown := min(stages, max(1, meshCols/inner))

@@ -76,6 +76,9 @@ func PlanText(p *partition.Plan) string {
 	if p.RankOrder != "" {
 		text += ", ranks in order " + p.RankOrderText()
 	}
+	if p.BatchShares != nil {
+		text += ", the batch shared as " + SharesText(p)
+	}
 	switch {
 	case len(p.PoolOrder) > 0 && p.RuntimeNGPUs == 1: // one rank uses the first pool only
 		text += fmt.Sprintf(", on pool %d", p.PoolOrder[0])
@@ -86,6 +89,11 @@ func PlanText(p *partition.Plan) string {
 		text += ", recomputing " + again
 	}
 	return text
+}
+
+// SharesText prints the shares of the batch that data-parallel ranks have: 3:3:2.
+func SharesText(p *partition.Plan) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(p.BatchShares), " ", ":"), "[]")
 }
 
 // RecomputedText counts the blocks of stages that recompute activations: all of them, those of attention, or those of norms

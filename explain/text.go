@@ -63,6 +63,9 @@ func (r *Report) header(out io.Writer) {
 	if p := r.prog.Plan; p.RankOrder != "" {
 		fmt.Fprintf(out, "ranks of a unit are numbered in order %s, innermost first\n", p.RankOrderText())
 	}
+	if p := r.prog.Plan; p.BatchShares != nil {
+		fmt.Fprintf(out, "data-parallel ranks share the batch as %s; the mesh has those with the most first\n", SharesText(p))
+	}
 	if r.cfg.Train.Reproducible {
 		fmt.Fprintf(out, "reproducible: %s\n", ReproducibleText(r.prog.Plan))
 	}

@@ -145,6 +145,7 @@ func (p *plan) foreign() {
 	p.lack(cfg.Model.LoRARank > 0, "adapters beside frozen weights: plan with model.lora_rank 0")
 	dp := p.DataParallel()
 	p.lack(cfg.Batch.Global%dp != 0, "%d sequences on %d data-parallel ranks, of which some get fewer", cfg.Batch.Global, dp)
+	p.lack(p.BatchShares != nil, "shares of the batch for ranks of different speeds: plan anew")
 	local := cfg.Batch.Global / dp
 	even := p.MicroBatch
 	for local%even != 0 {

@@ -16,10 +16,11 @@ type graphJSON struct {
 }
 
 type axisJSON struct {
-	Name  string `json:"name"`
-	Size  int    `json:"size"`
-	Chunk int    `json:"chunk,omitempty"`
-	Time  bool   `json:"time,omitempty"`
+	Name   string `json:"name"`
+	Size   int    `json:"size"`
+	Chunk  int    `json:"chunk,omitempty"`
+	Shares []int  `json:"shares,omitempty"`
+	Time   bool   `json:"time,omitempty"`
 }
 
 type nodeJSON struct {

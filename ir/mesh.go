@@ -16,6 +16,9 @@ type Axis struct {
 	// Chunk, if not zero, cuts a dimension into pieces of Chunk elements, of which the last may be smaller,
 	// instead of into Size nearly equal pieces. Micro-batches are cut this way.
 	Chunk int
+	// Shares, if not nil, are the relative sizes of the Size pieces, which do not increase. Without them all are
+	// nearly equal.
+	Shares []int
 	// Time marks an axis whose positions one device visits one after another (micro-batches), instead of
 	// different devices holding them.
 	Time bool
@@ -96,6 +99,9 @@ func (m Mesh) String() string {
 	parts := make([]string, len(m.Axes))
 	for i, a := range m.Axes {
 		parts[i] = fmt.Sprintf("%s=%d", a.Name, a.Size)
+		if a.Shares != nil {
+			parts[i] = a.Name + "=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(a.Shares), " ", ":"), "[]")
+		}
 		if a.Chunk > 0 {
 			parts[i] += fmt.Sprintf("/%d", a.Chunk)
 		}
@@ -278,15 +284,34 @@ func ParseSpec(m Mesh, text string) (ShardSpec, int, error) {
 // Span is a half-open range of one dimension.
 type Span struct{ Off, Len int }
 
-// Cut returns part i of size elements cut along the axis. Nearly equal parts
-// differ by at most one element, the larger first; parts past the end are empty.
+// Cut returns part i of size elements cut along the axis, of which none is larger than the one before. Nearly
+// equal parts differ by at most one element; parts past the end are empty. With shares each part is rounded
+// down, and what is left is given to the first parts, an element each.
 func (a Axis) Cut(size, i int) Span {
-	if a.Chunk > 0 {
+	switch {
+	case a.Chunk > 0:
 		off := min(i*a.Chunk, size)
 		return Span{off, min(a.Chunk, size-off)}
+	case a.Shares != nil:
+		return a.cutShares(size, i)
 	}
 	q, r := size/a.Size, size%a.Size
 	return Span{i*q + min(i, r), q + b2i(i < r)}
+}
+
+func (a Axis) cutShares(size, i int) Span {
+	sum, left := 0, size
+	for _, share := range a.Shares {
+		sum += share
+	}
+	for _, share := range a.Shares {
+		left -= size * share / sum
+	}
+	off := min(i, left)
+	for _, share := range a.Shares[:i] {
+		off += size * share / sum
+	}
+	return Span{off, size*a.Shares[i]/sum + b2i(i < left)}
 }
 
 // Slab is the part of a global value that one position of the mesh holds.

@@ -23,15 +23,24 @@ func TestCutIsUneven(t *testing.T) {
 	require.Equal(t, []ir.Span{{0, 1}, {1, 1}, {2, 0}, {2, 0}}, spans(ir.Axis{Size: 4}, 2))
 	require.Equal(t, []ir.Span{{0, 3}, {3, 3}, {6, 1}}, spans(ir.Axis{Size: 3, Chunk: 3}, 7))
 	require.Equal(t, []ir.Span{{0, 3}, {3, 0}}, spans(ir.Axis{Size: 2, Chunk: 3}, 3))
+	require.Equal(t, []ir.Span{{0, 4}, {4, 2}, {6, 1}}, spans(ir.Axis{Size: 3, Shares: []int{4, 2, 1}}, 7))
+	require.Equal(t, []ir.Span{{0, 7}, {7, 4}, {11, 1}}, spans(ir.Axis{Size: 3, Shares: []int{4, 2, 1}}, 12)) // 6.9, 3.4 and 1.7: 2 are left
+	require.Equal(t, []ir.Span{{0, 17}, {17, 16}, {33, 16}, {49, 16}}, spans(ir.Axis{Size: 4, Shares: []int{3, 3, 3, 3}}, 65))
+	require.Equal(t, []ir.Span{{0, 1}, {1, 1}, {2, 0}, {2, 0}}, spans(ir.Axis{Size: 4, Shares: []int{3, 2, 2, 1}}, 2))
 }
 
-// randomMesh may have chunked axes, of which there are then enough pieces.
+// randomMesh may have chunked axes, of which there are then enough pieces, and axes with shares.
 func randomMesh(rng *rand.Rand) ir.Mesh {
 	var m ir.Mesh
 	for a := range 1 + rng.IntN(ir.MaxAxes) {
 		axis := ir.Axis{Name: string(rune('a' + a)), Size: 1 + rng.IntN(4)}
-		if rng.IntN(4) == 0 {
+		switch kind := rng.IntN(4); {
+		case kind == 0:
 			axis.Chunk, axis.Size, axis.Time = 2, 4, true
+		case kind == 1 && axis.Size > 1:
+			for share := 9; len(axis.Shares) < axis.Size; share -= rng.IntN(3) {
+				axis.Shares = append(axis.Shares, share)
+			}
 		}
 		m.Axes = append(m.Axes, axis)
 	}

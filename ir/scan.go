@@ -156,6 +156,15 @@ func (s *scanner) axis() (Axis, error) {
 	if a.Size, err = s.integer(); err != nil {
 		return a, err
 	}
+	for next := a.Size; s.eat(":"); a.Size++ {
+		if a.Shares == nil {
+			a.Shares, a.Size = []int{next}, 1
+		}
+		if next, err = s.integer(); err != nil {
+			return a, err
+		}
+		a.Shares = append(a.Shares, next)
+	}
 	if s.eat("/") {
 		if a.Chunk, err = s.integer(); err != nil {
 			return a, err

@@ -268,10 +268,21 @@ func (m Mesh) validate() error {
 			return fmt.Errorf("mesh axis %q has size %d, want 1 to %d", a.Name, a.Size, maxAxisSize)
 		case a.Chunk < 0 || a.Chunk > maxElems:
 			return fmt.Errorf("mesh axis %q has chunk %d", a.Name, a.Chunk)
+		case a.Shares != nil && !a.sharesFit():
+			return fmt.Errorf("mesh axis %q has shares %d, want %d from 1 to %d without increase, and no chunk", a.Name, a.Shares, max(a.Size, 2), maxAxisSize)
 		}
 		seen[a.Name] = true
 	}
 	return nil
+}
+
+func (a Axis) sharesFit() bool {
+	for i, share := range a.Shares {
+		if share < 1 || share > maxAxisSize || i > 0 && share > a.Shares[i-1] {
+			return false
+		}
+	}
+	return len(a.Shares) == a.Size && a.Size > 1 && a.Chunk == 0
 }
 
 // maxAxisSize bounds an axis so that products over a mesh do not overflow.

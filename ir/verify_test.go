@@ -67,6 +67,7 @@ graph step mesh(dp=2, tp=4)
 		{"mesh axis size", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Size = 0 }, `mesh axis "dp" has size 0`},
 		{"mesh axis name", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Name = "_" }, `mesh axis 0: "_" is not a name`},
 		{"mesh axis chunk", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Chunk = -1 }, `mesh axis "dp" has chunk -1`},
+		{"mesh axis shares", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Mesh.Axes[0].Shares = []int{1, 2} }, `mesh axis "dp" has shares [1 2], want 2 from 1 to 32768 without increase`},
 		{"foreign output", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Outputs[0].Value = other.Outputs[0].Value }, `output "y" is not a value of the graph`},
 		{"nil output", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Outputs[0].Value = nil }, `output "y" is not a value of the graph`},
 		{"foreign parameter", func(g *ir.Graph, w, ids, e, r *ir.Value) { g.Updates[0].Param = other.Updates[0].Param }, `update 0: the parameter is not a value of the graph`},

@@ -77,8 +77,30 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 		batch--
 	}
 	c.Batch.Global = min(c.Batch.Global, batch)
+	if p.BatchShares != nil {
+		p.BatchShares = shrinkShares(plan.Sequences(cfg.Batch.Global)[:dp])
+		if p.Validate(m.NLayer, c.Batch.Global) != nil { // too few sequences
+			p.BatchShares = nil
+		}
+	}
 	c.Optimizer.Eps = max(c.Optimizer.Eps, 1e-3)
 	return &c, &p, nil
+}
+
+// shrinkShares gives two shares to ranks with more sequences than the mean, and one to the others.
+func shrinkShares(sequences []int) []int {
+	sum := 0
+	for _, n := range sequences {
+		sum += n
+	}
+	shares := make([]int, len(sequences))
+	for i, n := range sequences {
+		shares[i] = 1
+		if n*len(sequences) > sum {
+			shares[i] = 2
+		}
+	}
+	return shares
 }
 
 // shrinkStages keeps at most two blocks of each stage. Of each kind of recomputation it keeps one block as far as there is

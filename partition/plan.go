@@ -113,9 +113,13 @@ type Plan struct {
 	// RankOrder is the order of the axes over the ranks of a unit, innermost first, in Megatron-LM's notation:
 	// with "dp-tp-pp" neighbouring ranks are data-parallel. Axes of size 1 may be left out. Empty means
 	// [UsualOrder]. It does not change programs, only which rank runs which.
-	RankOrder  string      `json:"rank_order,omitempty"`
-	Stages     []Stage     `json:"stages"`
-	Placements []Placement `json:"placements"`
+	RankOrder string `json:"rank_order,omitempty"`
+	// BatchShares are the relative shares of the batch that the data-parallel ranks of all units have, for ranks
+	// of different speeds; empty is equal shares. What ZeRO shards is cut in the same proportion. The mesh has
+	// the ranks by share, the largest first: see [Plan.WorldRank].
+	BatchShares []int       `json:"batch_shares,omitempty"`
+	Stages      []Stage     `json:"stages"`
+	Placements  []Placement `json:"placements"`
 }
 
 // Stage is one pipeline stage: blocks First (inclusive) to Last (exclusive) of the model's repeated blocks.
@@ -330,13 +334,17 @@ func FollowsBatch(a ir.Axis) bool { return a.Time || a.Name == AxisRep || a.Name
 // ranks of all units (with an outer axis for the copies of ZeRO groups, if there are several), the
 // micro-batches as an axis in time, and cp and tp, which share the work of a micro-batch.
 func (p *Plan) Mesh(batch int) ir.Mesh {
+	dp := ir.Axis{Name: AxisDP, Size: p.ShardGroup(), Shares: p.sharesInOrder()}
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
+	if dp.Shares != nil {
+		local = dp.Cut(batch, 0).Len
+	}
 	var axes []ir.Axis
 	if n := p.Copies(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisRep, Size: n})
 	}
 	axes = append(axes,
-		ir.Axis{Name: AxisDP, Size: p.ShardGroup()},
+		dp,
 		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
 	)
 	if n := p.ContextParallel(); n > 1 {
@@ -364,13 +372,17 @@ func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 	if p.ZeRO >= 2 {
 		return mesh.Size(AxisMB)
 	}
-	local := batch
+	return (sequences(mesh, batch, at) + p.MicroBatch - 1) / p.MicroBatch
+}
+
+// sequences returns how many sequences of a batch the ranks at a mesh position have.
+func sequences(mesh ir.Mesh, batch int, at ir.Coord) int {
 	for i, a := range mesh.Axes {
 		if FollowsBatch(a) && !a.Time {
-			local = a.Cut(local, at[i]).Len
+			batch = a.Cut(batch, at[i]).Len
 		}
 	}
-	return (local + p.MicroBatch - 1) / p.MicroBatch
+	return batch
 }
 
 // WorldRank returns the world rank of a device of a stage's mesh.
@@ -381,9 +393,10 @@ func (p *Plan) WorldRank(stage, device int) int {
 
 // StageRanks says which world ranks the devices of a stage are.
 type StageRanks struct {
-	tp, cp, dp int // degrees within a unit
-	unit       int // number of ranks in a unit
-	first      int // first rank of the stage, relative to the unit
+	byShare    []int // as [Plan.byShare] returns
+	tp, cp, dp int   // degrees within a unit
+	unit       int   // number of ranks in a unit
+	first      int   // first rank of the stage, relative to the unit
 	strides    Strides
 }
 
@@ -391,13 +404,16 @@ type StageRanks struct {
 func (p *Plan) StageRanks(stage int) StageRanks {
 	cp, pp := p.ContextParallel(), p.PP()
 	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, pp)
-	return StageRanks{p.TP, cp, p.DP, p.PlanNGPUs, stage % pp * s.PP, s}
+	return StageRanks{p.byShare(), p.TP, cp, p.DP, p.PlanNGPUs, stage % pp * s.PP, s}
 }
 
 // Of returns the world rank of a device of the stage's mesh.
 func (s *StageRanks) Of(device int) int {
 	inner := s.cp * s.tp
 	dp, within := device/inner, device%inner
+	if s.byShare != nil {
+		dp = s.byShare[dp]
+	}
 	unit, d := dp/s.dp, dp%s.dp
 	return unit*s.unit + s.first + d*s.strides.DP + within/s.tp*s.strides.CP + within%s.tp*s.strides.TP
 }
@@ -410,6 +426,9 @@ func (p *Plan) StageDevice(rank int) (stage, device int) {
 	unit, shard := rank/p.PlanNGPUs, rank%p.PlanNGPUs
 	at := func(stride, size int) int { return shard / stride % size }
 	dp := unit*p.DP + at(s.DP, p.DP)
+	if order := p.byShare(); order != nil {
+		dp = slices.Index(order, dp)
+	}
 	return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)
 }
 

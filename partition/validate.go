@@ -43,6 +43,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateBatchParallel(batch); err != nil {
 		return err
 	}
+	if err := p.validateShares(batch); err != nil {
+		return err
+	}
 	if p.OverlapTP && p.Schedule == ZeroBubble {
 		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}

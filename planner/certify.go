@@ -183,6 +183,9 @@ func (a *auditor) isTemplate(o outline) error {
 	if err != nil {
 		return refute(8, "the winner: %v", err)
 	}
+	if a.cert.Plan.BatchShares != nil {
+		return refute(8, "the winner shares the batch as %d, the space evenly", a.cert.Plan.BatchShares)
+	}
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
 	}

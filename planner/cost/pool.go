@@ -121,6 +121,7 @@ func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 	if len(c.Pools) == 0 {
 		return 0
 	}
+	p = p.Even()
 	var kinds Kinds
 	run, runs := p.DP*p.ContextParallel()*p.TP, p.Units()
 	if p.RankOrder != "" { // the ranks of a position are no run

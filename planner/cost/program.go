@@ -42,7 +42,7 @@ type Program struct {
 // workKey is all that the work of a kernel depends on within a program.
 type workKey struct {
 	node  *ir.Node
-	batch ir.Axis // the mesh axis of micro-batches
+	batch [2]int // size and chunk of the mesh axis of micro-batches
 	at    ir.Coord
 	more  bool // it adds to its results
 
@@ -69,6 +69,7 @@ func NewProgram(c *Cluster, p *partition.Plan, mesh ir.Mesh) *Program {
 
 // Program is [NewProgram] with given prices, for a plan with as many ranks as the prices are for.
 func (m *Model) Program(p *partition.Plan, mesh ir.Mesh) *Program {
+	p = p.Even() // shares are in the mesh, and ranks lie where they do without
 	prog := &Program{
 		Model: m, plan: p, mesh: mesh, stage: -1, layout: newPoolLayout(m.cluster, p),
 		groups: map[groupKey]Group{}, routes: map[routeKey]Route{}, scratch: &scratch{},
@@ -610,7 +611,7 @@ func (m *Program) work(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 	}
 	key := workKey{node: in.Node, at: at, part: in.Part, parts: in.Parts}
 	if mb := mesh.Axis(partition.AxisMB); mb >= 0 {
-		key.batch = mesh.Axes[mb]
+		key.batch = [2]int{mesh.Axes[mb].Size, mesh.Axes[mb].Chunk}
 	}
 	for _, a := range in.Accum {
 		key.more = key.more || a != codegen.Overwrite
@@ -797,15 +798,37 @@ func Canonical(prog *codegen.Program) func(ir.Coord) ir.Coord {
 	}
 }
 
-// outerParts returns the sizes that an axis cuts of a value: its whole dimension, or the largest and smallest part
-// that outer axes leave of it.
+// outerParts returns the sizes that an axis cuts of a value: its whole dimension, or the parts that outer axes leave
+// of it, of which those without shares leave two sizes at most.
 func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 	d := int(v.Spec[axis].Dim)
-	large, small := v.Type.Shape[d], v.Type.Shape[d]
+	sizes := []int{v.Type.Shape[d]}
 	for _, outer := range v.Spec.ShardAxes(d) {
-		if a := mesh.Axes[outer]; outer < axis && !a.Time {
-			large, small = a.Cut(large, 0).Len, a.Cut(small, a.Size-1).Len
+		a := mesh.Axes[outer]
+		if outer >= axis || a.Time {
+			continue
 		}
+		ends := []int{0, a.Size - 1}
+		if a.Shares != nil {
+			ends = upTo(a.Size)
+		}
+		var parts []int
+		for _, size := range sizes {
+			for _, i := range ends {
+				parts = append(parts, a.Cut(size, i).Len)
+			}
+		}
+		slices.Sort(parts)
+		sizes = slices.Compact(parts)
 	}
-	return []int{large, small}
+	return sizes
+}
+
+// upTo returns 0 to n-1.
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
