@@ -78,8 +78,9 @@
 //     outlast.go, tail.go.
 //   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
 //   - Around it: priceable.go refuses steps too long to count; infeasible.go, sketch.go and leanest.go name
-//     the closest plan if none fits; robust.go perturbs the cluster; certificate.go and
-//     certificate_text.go make and write the proof, certify.go and certify_cuts.go check it.
+//     the closest plan if none fits; robust.go perturbs the cluster; balance.go fits a plan to
+//     ranks whose speeds were measured; certificate.go and certificate_text.go make and write the proof,
+//     certify.go and certify_cuts.go check it.
 //
 // # Terms
 //

@@ -348,17 +348,24 @@ func hostBytes(prog *codegen.Program) []int64 {
 // would say of it, by compiling and simulating the whole program. eval is as in [Options]; nil for
 // none. It does not ask whether the plan fits.
 func Predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (Prediction, error) {
+	_, x, err := predict(g, batch, c, p, eval)
+	return x, err
+}
+
+// predict is [Predict] that also returns the program.
+func predict(g *ir.Graph, batch int, c *cost.Cluster, p *partition.Plan, eval *ir.Graph) (*codegen.Program, Prediction, error) {
 	if err := priceable(g, batch, c, p.RuntimeNGPUs); err != nil {
-		return Prediction{}, err
+		return nil, Prediction{}, err
 	}
 	s := &searcher{opts: Options{Eval: eval}, blueprints: newBlueprints(&shrunken{graph: g}, batch)}
 	prog, peaks, err := s.allocate(p)
 	if err != nil {
-		return Prediction{}, err
+		return nil, Prediction{}, err
 	}
 	line, err := sim.Run(prog, c, sim.Options{})
 	if err != nil {
-		return Prediction{}, err
+		return nil, Prediction{}, err
 	}
-	return Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: peaks, HostBytes: hostBytes(prog)}, nil
+	x := Prediction{Step: line.Step, Breakdown: line.Breakdown(), PeakBytes: peaks, HostBytes: hostBytes(prog)}
+	return prog, x, nil
 }

@@ -28,6 +28,9 @@ func TestAlike(t *testing.T) {
 		{dp: 5, cp: 1, tp: 2, batch: 13, change: func(p *partition.Plan) { p.ZeRO, p.Overlap = 1, true }},
 		{dp: 3, cp: 1, tp: 3, batch: 9, change: func(p *partition.Plan) { p.ZeRO, p.SequenceParallel, p.OverlapTP = 2, true, true }},
 		{dp: 4, cp: 1, tp: 2, batch: 11, change: func(p *partition.Plan) { p.ZeRO, p.ZeROGroup, p.Schedule = 3, 2, partition.ZeroBubble }},
+		{dp: 4, cp: 1, tp: 2, batch: 15, change: func(p *partition.Plan) { // sequences of a rank are cut further, in two ways
+			p.BatchShares, p.ZeRO, p.BatchParallel, p.MicroBatch = []int{1, 3, 1, 2}, 1, true, 3
+		}},
 		{dp: 2, cp: 3, tp: 1, batch: 8, change: func(p *partition.Plan) { p.ZeRO, p.Overlap = 1, true }},
 		{dp: 2, cp: 1, tp: 3, batch: 8, change: func(p *partition.Plan) { p.SequenceParallel, p.TPPieces = true, 2; p.MicroBatch = 4 }},
 	} {

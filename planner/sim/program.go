@@ -22,6 +22,9 @@ type Options struct {
 	// Account, if not nil, divides the time of instructions over a number of accounts. Rank.Accounts has their sums.
 	Account  Account
 	Accounts int
+	// Slow, if not nil, says how many times as long each rank takes for what it does by itself. Step and End are then
+	// of such ranks; what is said of parts of the step is not.
+	Slow []float64
 }
 
 // Account adds the time of an instruction, or of the collectives of a bucket, at a position of the mesh to the
@@ -80,10 +83,15 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 	}
 	b := builder{
 		prog: prog, price: cost.NewProgram(c, prog.Plan, prog.Mesh), canonical: cost.Canonical(prog),
-		bodies: map[bodyKey]*body{}, account: opts.Account, accounts: opts.Accounts,
+		bodies: map[bodyKey]*body{}, account: opts.Account, accounts: opts.Accounts, slow: opts.Slow,
 		groups: map[groupKey]int{}, channels: map[channelKey]int{},
 	}
 	b.like = alike(prog, b.canonical)
+	if opts.Slow != nil {
+		for r := range b.like {
+			b.like[r] = r
+		}
+	}
 	if err := b.build(); err != nil {
 		return nil, err
 	}
@@ -199,6 +207,7 @@ type builder struct {
 	system    System
 	account   Account
 	accounts  int
+	slow      []float64 // as in [Options]
 }
 
 // bodyKey identifies bodies in which everything takes the same time. Ranks meet different peers, so ops are made for
@@ -414,6 +423,10 @@ func (b *builder) ops(s *codegen.Schedule, t codegen.Task, x *body) []Op {
 			ops[i].Beside = 1
 		}
 		switch o.kind {
+		case Work:
+			if b.slow != nil {
+				ops[i].Time = cost.Picoseconds(b.slow[s.Rank] * float64(o.work))
+			}
 		case Join:
 			ops[i].Peer = b.group(s, in)
 		case Send:
