@@ -35,6 +35,9 @@ type Agent struct {
 	Addr string
 	// Brief, on machine 0, returns the [Start.Brief] of a start that is otherwise complete.
 	Brief func(Start) ([]byte, error)
+	// Again, if set, is asked on machine 0 when all processes have ended well. If it returns true they
+	// are started once more, which is no restart after a failure.
+	Again func() bool
 	// MaxRestarts bounds how often the job is started again after a process or a machine has
 	// failed. Whether it is depends on how a process has ended:
 	//

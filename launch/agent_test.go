@@ -31,6 +31,7 @@ type machines struct {
 	script      string
 	patience    time.Duration // half a minute if 0
 	exe         string        // of machine 1, a shell if ""
+	again       int           // how often the job is started anew after it has ended well
 
 	mu     sync.Mutex
 	output bytes.Buffer // of all agents
@@ -75,6 +76,12 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 			}
 			require.Equal(m.t, fmt.Sprintf("start %d", s.Number), string(s.Brief))
 			return []string{"sh", "-c", m.script}, nil
+		},
+		Again: func() bool {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.again--
+			return m.again >= 0
 		},
 		Stdout: m, Stderr: m,
 		Note: func(format string, args ...any) { fmt.Fprintf(m, format+"\n", args...) },
@@ -159,6 +166,25 @@ func TestOthersHaveEnded(t *testing.T) {
 		t.Fatal("the job does not end")
 	}
 	require.Contains(t, m.text(), "rank 1 had not ended 2s after the job was to end: restart 1 of at most 1")
+}
+
+// TestAgain: a job that has ended well is started anew if it is to be, which is no restart after a
+// failure. One that has failed is not.
+func TestAgain(t *testing.T) {
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, again: 2, script: `echo start $TORCHELASTIC_RESTART_COUNT of $RANK`}
+	ends := []<-chan error{m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)}
+	for _, end := range ends {
+		require.NoError(t, <-end)
+	}
+	require.Len(t, m.starts, 3)
+	require.Contains(t, m.text(), "start 2 of 0\n")
+	require.NotContains(t, m.text(), "restart")
+	m.addr, m.script, m.again = freeAddr(t), `exit 7`, 2
+	ends = []<-chan error{m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)}
+	for _, end := range ends {
+		require.Error(t, <-end)
+	}
+	require.Len(t, m.starts, 4)
 }
 
 // TestExitStatus: a program that would end in the same way again tells only an agent, so that it is

@@ -166,7 +166,7 @@ func (h *host) run() (err error) {
 			h.note("%v: restart %d of at most %d", err, h.restarts, h.MaxRestarts)
 		case h.ending:
 			return context.Canceled
-		case !again:
+		case !again && (h.Again == nil || !h.Again()):
 			return nil
 		}
 	}

@@ -51,11 +51,15 @@ func (r *run) report(st StepStats) error {
 		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),
 		CommBytes: st.CommBytes, Collectives: st.Collectives, LossScale: st.LossScale, SkippedSteps: st.Skipped,
 	}
+	looked := r.stragglers.due()
 	for _, s := range r.stragglers.take() {
 		r.printf("%s of %d ranks\n", s, r.exec.Ranks())
 		if s.times > m.StragglerFactor {
 			m.Straggler, m.StragglerFactor = &s.rank, s.times
 		}
+	}
+	if slow := r.stragglers.slow(); looked && slow != nil && r.opts.Slow != nil && r.opts.Slow(slow, time.Duration(r.last-r.result.Steps)*st.Duration) {
+		r.stop()
 	}
 	return r.metrics.write(m)
 }

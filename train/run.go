@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/infile"
@@ -47,6 +48,11 @@ type RunOptions struct {
 	// same of all. In a run of several processes, ranks are reported that take more than twice as
 	// long as expected relative to the median rank.
 	Expected []float64
+	// Slow, if set, is told in a run of several processes, after every comparison from the third on,
+	// how many times as long as expected each rank has computed, relative to the median rank and in
+	// the median of three comparisons, and how long the rest of the run takes at the pace of the last
+	// step. If it returns true in any process, the run stops as if its context was cancelled.
+	Slow func(times []float64, rest time.Duration) bool
 	// PeakFLOPS is the peak of one rank, for the MFU. 0 is nanoGPT's constant, an A100 in bfloat16.
 	PeakFLOPS float64
 
@@ -110,6 +116,7 @@ type run struct {
 	bestStep   int
 	saved      int // step of the newest checkpoint of this run, written or being written, or -1
 
+	stop       context.CancelFunc
 	memory     *checkpoint.Memory
 	background *checkpoint.Background // nil if training waits for checkpoints
 }
@@ -128,7 +135,9 @@ func (j *Job) Run(ctx context.Context, opts RunOptions) (Result, error) {
 	if err := opts.validate(j.exec.Ranks()); err != nil {
 		return Result{}, err
 	}
-	r := &run{Job: j, opts: opts, last: j.Config.Train.MaxIters + 1, saved: -1}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	r := &run{Job: j, opts: opts, last: j.Config.Train.MaxIters + 1, saved: -1, stop: stop}
 	if opts.Steps > 0 {
 		r.last = opts.Steps
 	}

@@ -2,6 +2,7 @@ package train
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"time"
 )
@@ -12,6 +13,7 @@ type stragglers struct {
 	expected []float64 // by rank, time per step in any unit; nil is the same for all
 	spent    []time.Duration
 	steps    int
+	paces    [][]float64 // of the last looks, by rank: times as long as at the median speed
 }
 
 const (
@@ -21,6 +23,8 @@ const (
 	stragglerFactor = 2
 	// stragglerNoise is how much longer per step a rank may take in any case.
 	stragglerNoise = 5 * time.Millisecond
+	// settled is after how many looks ranks count as slow or quick, so that one disturbance does not.
+	settled = 3
 )
 
 // straggler is a rank that is slower than others.
@@ -47,11 +51,14 @@ func (s *stragglers) add(ranks int, computed func(rank int) time.Duration) {
 	s.steps++
 }
 
+// due reports whether there are enough steps to compare.
+func (s *stragglers) due() bool { return s.steps >= stragglerSteps }
+
 // take returns the stragglers of the steps since the last call that had enough of them. Times are
 // compared relative to what is expected of each rank, because the stages of a pipeline may have
 // different work.
 func (s *stragglers) take() (found []straggler) {
-	if s.steps < stragglerSteps {
+	if !s.due() {
 		return nil
 	}
 	pace := make([]float64, len(s.spent))
@@ -67,9 +74,33 @@ func (s *stragglers) take() (found []straggler) {
 			found = append(found, straggler{rank, takes, p / median, wanted})
 		}
 	}
+	for rank := range pace {
+		pace[rank] /= median
+	}
+	s.paces = append(s.paces[max(0, len(s.paces)-settled+1):], pace)
 	clear(s.spent)
 	s.steps = 0
 	return found
+}
+
+// slow returns how many times as long as at the median speed each rank computes: the median of the
+// last looks. It is nil until there are enough of them, and where a time is not known.
+func (s *stragglers) slow() []float64 {
+	if len(s.paces) < settled {
+		return nil
+	}
+	slow := make([]float64, len(s.paces[0]))
+	for rank := range slow {
+		var looks [settled]float64
+		for i, pace := range s.paces {
+			looks[i] = pace[rank]
+		}
+		slices.Sort(looks[:])
+		if slow[rank] = looks[settled/2]; !(looks[0] > 0 && looks[settled-1] < math.Inf(1)) {
+			return nil
+		}
+	}
+	return slow
 }
 
 func (s *stragglers) share(rank int) float64 {

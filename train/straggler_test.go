@@ -5,6 +5,7 @@ import (
 	"os"
 	"regexp"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -45,6 +46,24 @@ func TestStragglers(t *testing.T) {
 	}
 }
 
+// TestSlowAndQuick: how slow ranks are is known from the third comparison on, as the median of the
+// last three, and relative to what was expected.
+func TestSlowAndQuick(t *testing.T) {
+	s := stragglers{expected: []float64{1, 1, 2, 1}}
+	look := func(ms ...time.Duration) []float64 {
+		for range stragglerSteps {
+			s.add(len(ms), func(rank int) time.Duration { return ms[rank] * time.Millisecond })
+		}
+		s.take()
+		return s.slow()
+	}
+	require.Nil(t, look(10, 10, 60, 10))
+	require.Nil(t, look(10, 80, 60, 10))
+	require.Equal(t, []float64{1, 1, 3, 1}, look(10, 10, 60, 10), "one disturbance of rank 1 does not count")
+	require.Equal(t, []float64{1, 2, 3, 1}, look(10, 20, 60, 10))
+	require.Nil(t, look(10, 20, 60, 0), "the last rank's time is not known")
+}
+
 // slowBackend is a backend whose devices take a little longer for every kernel.
 type slowBackend struct{ runtime.Backend }
 
@@ -74,6 +93,35 @@ func TestSlowRankIsNamed(t *testing.T) {
 			told = stragglersTold(t, cfg, slow)
 		}
 		require.Equal(t, want, told)
+	}
+}
+
+// TestSlowRankGetsLess: a run of four processes that is told to stop, once speeds are known, is saved
+// at the step where it is. With another share of the batch for each data-parallel rank it goes on to the losses of
+// one that was never stopped.
+func TestSlowRankGetsLess(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.log_interval=1", "train.max_iters=49", "train.eval_interval=100")
+	whole, parted := t.TempDir(), t.TempDir()
+	_, err := trainProcesses(t, cfg, planOf(4, 1, 1), RunOptions{Out: whole}, make([]*os.File, 4), plain)
+	require.NoError(t, err)
+	var told atomic.Int32
+	opts := RunOptions{Out: parted, Slow: func(times []float64, rest time.Duration) bool {
+		return told.Add(1) == 4 && len(times) == 4 && rest > 0 // one process is enough
+	}}
+	log, err := trainProcesses(t, cfg, planOf(4, 1, 1), opts, make([]*os.File, 4), plain)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, told.Load(), "each process once")
+	require.Contains(t, log, "interrupted after 31 iterations, saved in ", "after ten steps of three looks and the one that has begun")
+	plan := planOf(4, 1, 1)
+	plan.BatchShares = []int{2, 1, 3, 1}
+	log, err = trainProcesses(t, cfg, plan, RunOptions{Out: parted, Resume: true}, make([]*os.File, 4), plain)
+	require.NoError(t, err)
+	require.Contains(t, log, "resuming at iteration 31 from ")
+	want, _ := readMetrics(t, whole)
+	got, _ := readMetrics(t, parted)
+	require.Len(t, got, 50)
+	for it := range want {
+		require.InDelta(t, want[it].Loss, got[it].Loss, 1e-5, "iteration %d", it)
 	}
 }
 

@@ -28,6 +28,7 @@ type launchCmd struct {
 	NNodes      string `name:"nnodes" default:"1" placeholder:"MIN:MAX" help:"Machines. Start this command on each. With MIN:MAX the job starts anew, by a plan for as many as there are, when one comes or goes."`
 	NodeRank    int    `name:"node-rank" placeholder:"N" help:"Which of the machines this is, from 0."`
 	Master      string `placeholder:"HOST:PORT" help:"Where machine 0 is reached by the others."`
+	Rebalance   bool   `help:"When ranks have computed at different speeds for a while, go on by a plan in which slow ones have fewer sequences of the same batch, if that is predicted to be much faster."`
 	MaxRestarts int    `name:"max-restarts" placeholder:"N" help:"How often to go on, from the newest snapshot in memory or on disk, when a process has failed."`
 }
 
@@ -35,6 +36,7 @@ type launchCmd struct {
 func (launchCmd) Example() string {
 	return `
 autopar launch plan.json --nproc 4 --max-restarts 2 --node-check
+autopar launch plan.json --nproc 4 --rebalance
 autopar launch plan.json --nproc 4 --nnodes 2 --node-rank 1 --master 10.0.0.1:29500
 autopar launch plan.json --nproc 8 --nnodes 2:4 --node-rank 3 --master 10.0.0.1:29500 --max-restarts 3`
 }
@@ -73,6 +75,8 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		return usagef("launch: --master is %q, want HOST:PORT, such as 10.0.0.1:29500", c.Master)
 	case c.MaxRestarts < 0:
 		return usagef("launch: --max-restarts is %d, must be at least 0", c.MaxRestarts)
+	case c.Rebalance && c.cuda():
+		return usagef("launch: --rebalance compares how long ranks compute, which is known of --device cpu alone")
 	}
 	if c.Out == "" {
 		c.Out = doc.Config.Train.OutDir
@@ -87,19 +91,28 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if c.Resume {
 		_, first, _ = checkpoint.Newest(c.Out) // without one the ranks refuse
 	}
+	var next nextPlan
+	if c.Rebalance && c.NodeRank == 0 {
+		if err := next.open(); err != nil {
+			return err
+		}
+		defer next.close()
+	}
 	agent := &launch.Agent{
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
 			restarts = s.Number
-			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.SavedSince(c.Out, before)}
-			if n := s.Nodes * procs; n != ranks {
+			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.SavedSince(c.Out, before), Balance: next.file()}
+			n := s.Nodes * procs
+			if b.Plan = next.of(con, n); b.Plan == nil && n != ranks {
 				if b.Plan, err = c.planAnew(con, doc, n); err != nil {
 					return nil, err
 				}
 			}
 			return json.Marshal(b)
 		},
+		Again: func() bool { return next.take(con) },
 		Args: func(s launch.Start) ([]string, error) {
 			var b brief
 			if err := json.Unmarshal(s.Brief, &b); err != nil {
@@ -112,7 +125,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 					return nil, err
 				}
 			}
-			return c.args(con, plan, b.Resume), nil
+			return c.args(con, plan, b), nil
 		},
 	}
 	err = agent.Run(ctx)
@@ -150,6 +163,8 @@ func hasPort(addr string) bool {
 type brief struct {
 	Resume bool
 	Plan   json.RawMessage `json:",omitempty"` // in place of the plan that the job was given
+	// Balance is where rank 0 writes a plan for ranks of different speeds, by which the job is to go on: a file of machine 0.
+	Balance string `json:",omitempty"`
 }
 
 // machines parses --nnodes: N or MIN:MAX.
@@ -188,11 +203,12 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 }
 
 // args is the command line of each process.
-func (c *launchCmd) args(con *console, plan string, resume bool) []string {
+func (c *launchCmd) args(con *console, plan string, b brief) []string {
 	args := append([]string{"autopar", "run", plan, "--out", c.Out}, c.flags()...)
 	args = give(args, "quiet", con.quiet)
 	args = give(args, "verbose", con.verbose)
-	if resume {
+	args = give(args, "balance-to", b.Balance)
+	if b.Resume {
 		return append(args, "--resume")
 	}
 	return append(args, "--init-from", c.InitFrom)
@@ -228,6 +244,7 @@ func (c *launchCmd) goOn(con *console) {
 		flags = give(flags, "nproc", *c.NProc)
 	}
 	flags = give(flags, "max-restarts", c.MaxRestarts)
+	flags = give(flags, "rebalance", c.Rebalance)
 	if c.Master != "" {
 		flags = append(flags, "--nnodes", c.NNodes, "--node-rank", fmt.Sprint(c.NodeRank), "--master", c.Master)
 	}

@@ -33,6 +33,7 @@ type runCmd struct {
 
 	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on, if there is room for it."`
 	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
+	Balance  string        `name:"balance-to" hidden:"" help:"Stop when a plan in which slow ranks have fewer sequences is much faster, and write it to this file. The launcher goes on by it."`
 	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
 
@@ -88,6 +89,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if err := c.check("run"); err != nil {
 		return err
 	}
+	began := time.Now()
 	ctx, stdout := con.training(ctx)
 	doc, err := c.loadPlan()
 	if err != nil {
@@ -155,6 +157,9 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	}
 	if peers != nil && peers.Rank() == 0 {
 		opts.Expected = expected(con, doc, job)
+		if c.Balance != "" {
+			opts.Slow = (&balancer{con: con, doc: doc, to: c.Balance, start: time.Since(began)}).judge
+		}
 	}
 	if c.Steps != nil {
 		opts.Steps = *c.Steps
