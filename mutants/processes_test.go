@@ -5,6 +5,11 @@ package mutants
 func inTheProcesses() []mutant {
 	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
+		bug:  "a restart leaves a global batch out",
+		file: "train/run.go",
+		old:  "for it := r.result.Steps; ", new: "for it := r.result.Steps + min(1, r.result.Steps); ",
+		pkg: "./cmd/autopar", run: "^TestEachWindowIsConsumed$",
+	}, {
 		bug:  "processes train by different plans",
 		file: "train/agree.go",
 		old:  "if line != theirs[i] {", new: "if false {",

@@ -48,5 +48,45 @@ func inSlowRanks() []mutant {
 		file: "train/straggler.go",
 		old:  "float64(s.steps) / s.share(rank)", new: "float64(s.steps)",
 		pkg: "./train", run: "^TestStragglers$",
+	}, {
+		bug:  "a rank that was disturbed once is slow",
+		file: "train/straggler.go",
+		old:  "looks[settled/2]", new: "looks[settled-1]",
+		pkg: "./train", run: "^TestSlowAndQuick$",
+	}, {
+		bug: "a slow rank has as many sequences as others", how: "who is next is who has the fewest",
+		file: "planner/balance.go",
+		old:  "float64(n+1)*pace[dp] < float64(shares[to]+1)*pace[to]", new: "n < shares[to]",
+		pkg: "./planner", run: "^TestShares$",
+	}, {
+		bug: "a slow rank has as many sequences as others", how: "only the first stage of a pipeline counts",
+		file: "planner/balance.go",
+		old:  "even.WorldRank(position, device)", new: "even.WorldRank(0*position, device)",
+		pkg: "./planner", run: "^TestShares$",
+	}, {
+		bug: "a slow rank has as many sequences as others", how: "its job ends with the plan for it",
+		file: "launch/host.go",
+		old:  "case !again && (h.Again == nil || !h.Again()):", new: "case !again:",
+		pkg: "./launch", run: "^TestAgain$",
+	}, {
+		bug: "another rank has the slow one's share", how: "ranks have their shares in the order of the mesh",
+		file: "partition/shares.go",
+		old:  "return cmp.Compare(p.BatchShares[b], p.BatchShares[a]) })\n\treturn order", new: "return 0 })\n\treturn order",
+		pkg: "./partition", run: "^TestBatchShares$",
+	}, {
+		bug:  "a job is started anew for a plan that is hardly faster",
+		file: "cmd/autopar/balance.go",
+		old:  "case gain < worthwhile:", new: "case gain < 0:",
+		pkg: "./cmd/autopar", run: "^TestBalancer$",
+	}, {
+		bug:  "ranks wait for a slow one as if it was none",
+		file: "planner/sim/program.go",
+		old:  "b.slow[s.Rank] * float64(o.work)", new: "b.slow[0] * float64(o.work)",
+		pkg: "./planner", run: "^TestBalance$",
+	}, {
+		bug:  "elements of parts with shares are in two of them",
+		file: "ir/mesh.go",
+		old:  "off := min(i, left)", new: "off := 0",
+		pkg: "./ir", run: "^TestLocalTiles$",
 	}}
 }

@@ -21,7 +21,8 @@ const (
 	stragglerSteps = 10
 	// stragglerFactor is how much slower than the median rank a straggler is.
 	stragglerFactor = 2
-	// stragglerNoise is how much longer per step a rank may take in any case.
+	// stragglerNoise is how much longer per step a rank may take in any case: ranks within it of what
+	// is expected count as equally fast.
 	stragglerNoise = 5 * time.Millisecond
 	// settled is after how many looks ranks count as slow or quick, so that one disturbance does not.
 	settled = 3
@@ -73,9 +74,9 @@ func (s *stragglers) take() (found []straggler) {
 		if p > stragglerFactor*median && takes > wanted+stragglerNoise {
 			found = append(found, straggler{rank, takes, p / median, wanted})
 		}
-	}
-	for rank := range pace {
-		pace[rank] /= median
+		if pace[rank] /= median; pace[rank] > 0 && (takes-wanted).Abs() <= stragglerNoise {
+			pace[rank] = 1
+		}
 	}
 	s.paces = append(s.paces[max(0, len(s.paces)-settled+1):], pace)
 	clear(s.spent)

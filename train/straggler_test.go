@@ -60,7 +60,10 @@ func TestSlowAndQuick(t *testing.T) {
 	require.Nil(t, look(10, 10, 60, 10))
 	require.Nil(t, look(10, 80, 60, 10))
 	require.Equal(t, []float64{1, 1, 3, 1}, look(10, 10, 60, 10), "one disturbance of rank 1 does not count")
-	require.Equal(t, []float64{1, 2, 3, 1}, look(10, 20, 60, 10))
+	require.Equal(t, []float64{1, 1, 3, 1}, look(10, 15, 60, 10))
+	require.Equal(t, []float64{1, 1, 3, 1}, look(10, 15, 60, 2), "rank 1 is within the noise")
+	require.Equal(t, []float64{1, 1, 3, 0.2}, look(10, 20, 60, 2))
+	require.Equal(t, []float64{1, 2, 3, 0.2}, look(10, 20, 60, 2))
 	require.Nil(t, look(10, 20, 60, 0), "the last rank's time is not known")
 }
 

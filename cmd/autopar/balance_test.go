@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -105,17 +106,20 @@ func TestBalancer(t *testing.T) {
 	says("rank 2 computes 9.0 times .*; the plan stays: .*plan.json.*")
 }
 
-// slowDown stops a process most of the time, until the test has ended or the function that it returns is called.
-func slowDown(t *testing.T, pid int) (well func()) {
+// slowDown stops the processes of a rank most of the time, until the test has ended or the function that it returns is called.
+func slowDown(t *testing.T, j *job, rank int) (well func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		for ctx.Err() == nil && syscall.Kill(pid, syscall.SIGSTOP) == nil {
-			time.Sleep(8 * time.Millisecond)
+		for pid := 0; ctx.Err() == nil; time.Sleep(time.Millisecond) {
+			if pid == 0 || syscall.Kill(pid, syscall.SIGSTOP) != nil { // it has ended, and there may be another
+				pid = j.pids(t)[rank]
+				continue
+			}
+			time.Sleep(20 * time.Millisecond)
 			syscall.Kill(pid, syscall.SIGCONT)
-			time.Sleep(time.Millisecond)
 		}
 	}()
 	return func() {
@@ -125,7 +129,7 @@ func slowDown(t *testing.T, pid int) (well func()) {
 }
 
 // TestRebalance slows one of four ranks down. The job goes on, from where it is, by a plan in which that rank has the fewest
-// sequences, with the losses of a job that was never disturbed.
+// sequences, with the losses of a job that was never disturbed. The machine may disturb other ranks too.
 func TestRebalance(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	w := newWorkplace(t, 100_000)
@@ -133,29 +137,26 @@ func TestRebalance(t *testing.T) {
 		"--set", "train.max_iters=100000", "--set", "train.eval_interval=1000000", "--set", "train.checkpoint_interval=1000000")
 	j := w.launch(t, "--out", "balanced", "--rebalance")
 	w.waitFor(t, "balanced", 1)
-	well := slowDown(t, j.pids(t)[2])
-	require.Eventually(t, func() bool { return strings.Contains(j.output.String(), "resuming at iteration") }, 2*time.Minute, 10*time.Millisecond, "%s", &j.output)
+	well := slowDown(t, j, 2)
+	goesOn := regexp.MustCompile(`balance: ranks compute \S+ \(rank \d\) to \S+ \(rank 2\) times as long as at the median speed; with (the batch shared as (\d+):(\d+):(\d+):(\d+)) a step is predicted to take \d\d\.\d % less\n(?s:.*?)goes on by .* (the batch shared as \S+)\n(?s:.*?)resuming at iteration (\d+) from`)
+	require.Eventually(t, func() bool { return goesOn.MatchString(j.output.String()) }, 2*time.Minute, 10*time.Millisecond, "%s", &j.output)
 	well()
-	require.Regexp(t, `(?m)^straggler: rank 2 computes `, j.output.String())
-	told := regexp.MustCompile(`balance: ranks compute \S+ \(rank \d\) to \S+ \(rank 2\) times as long as at the median speed; with the batch shared as (\d+):(\d+):(\d+):(\d+) a step is predicted to take \d\d\.\d % less`).FindStringSubmatch(j.output.String())
-	require.NotNil(t, told, "%s", &j.output)
-	from := regexp.MustCompile(`resuming at iteration (\d+) from`).FindStringSubmatch(j.output.String())[1]
-	require.Contains(t, j.output.String(), "interrupted after "+from+" iterations, saved in ", "no update is lost")
-	doc, err := planner.ReadDocument(filepath.Join(w.dir, "balanced", "plan-4.json"))
-	require.NoError(t, err)
-	shares := doc.Plan.BatchShares
-	require.Equal(t, told[1:], strings.Fields(strings.Trim(fmt.Sprint(shares), "[]")))
+	told := goesOn.FindStringSubmatch(j.output.String())
+	require.Equal(t, told[1], told[6])
+	shares := told[2:6]
 	for _, other := range []int{0, 1, 3} {
-		require.Greater(t, shares[other], shares[2])
+		require.Greater(t, atoi(t, shares[other]), atoi(t, shares[2]), "%s", told[1])
 	}
-	require.Equal(t, 16, shares[0]+shares[1]+shares[2]+shares[3])
+	require.Equal(t, 16, atoi(t, shares[0])+atoi(t, shares[1])+atoi(t, shares[2])+atoi(t, shares[3]))
+	require.FileExists(t, filepath.Join(w.dir, "balanced", "plan-4.json"))
 
-	iter := 0
-	fmt.Sscan(from, &iter)
-	w.waitFor(t, "balanced", iter+20)
+	w.waitFor(t, "balanced", atoi(t, told[7])+20)
 	require.NoError(t, j.Process.Signal(os.Interrupt))
 	requireInterrupted(t, j.Wait())
 	require.Regexp(t, `go on with: autopar launch plan\.json --resume --out balanced --rebalance`, j.output.String())
+	for _, start := range regexp.MustCompile(`resuming at iteration \d+`).FindAllString(j.output.String(), -1) {
+		require.Contains(t, j.output.String(), strings.Replace(start, "resuming at iteration", "interrupted after", 1)+" iterations, saved in ", "no update is lost")
+	}
 	balanced := w.numbers(t, "balanced")
 	w.run(t, "run", "plan.json", "--out", "whole", "--steps", fmt.Sprint(len(balanced)), "-q")
 	whole := w.numbers(t, "whole")
@@ -163,4 +164,11 @@ func TestRebalance(t *testing.T) {
 	for i := range whole {
 		require.InDelta(t, whole[i], balanced[i], 1e-5, "iteration %d", i)
 	}
+}
+
+func atoi(t *testing.T, text string) int {
+	t.Helper()
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/launch/launchtest"
 )
 
@@ -433,4 +434,52 @@ func (w workplace) numbers(t *testing.T, out string) (losses []float64) {
 		}
 	}
 	return losses
+}
+
+// TestEachWindowIsConsumed kills a rank in the middle of an epoch of a run that samples without replacement and saves before every
+// step. The updates that stay have consumed every window of the epoch, and at most one global batch was computed twice.
+func TestEachWindowIsConsumed(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	const batch, tokens = 30, 17
+	w := newWorkplace(t, 1)
+	poem, err := os.ReadFile(filepath.Join(w.dir, "poem.txt"))
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(w.dir, "long.txt"), bytes.Repeat(poem, 100), 0o666))
+	w.run(t, "data", "prepare", "--input", "long.txt", "-q")
+	dir := filepath.Join("data", "long")
+	bins, err := data.OpenBins(filepath.Join(w.dir, dir), data.BinsOptions{BlockSize: tokens})
+	require.NoError(t, err)
+	defer bins.Close()
+	const seed = 1337 // the default
+	sampler, err := data.NewSampler(data.SamplerOptions{Seed: seed, Stream: "train", Tokens: bins.Train.Tokens(), BlockSize: tokens, Batch: batch, EachOnce: true})
+	require.NoError(t, err)
+	epoch := (sampler.Windows() + batch - 1) / batch
+	w.run(t, "plan", "small.yaml", "--cluster", "cluster.yaml", "-q", "--set", fmt.Sprint("batch.global=", batch), "--set", "data.dir="+dir, "--set", "data.sampling=without_replacement",
+		"--set", fmt.Sprint("train.max_iters=", epoch-1), "--set", "train.eval_interval=1000000", "--set", "train.checkpoint_interval=1")
+	j := w.launch(t, "--out", "disturbed", "--max-restarts", "1")
+	w.waitFor(t, "disturbed", epoch/2)
+	require.NoError(t, syscall.Kill(j.pids(t)[3], syscall.SIGKILL))
+	require.NoError(t, j.Wait(), "%s", &j.output)
+	require.Contains(t, j.output.String(), "rank 3 was ended by signal 9 (killed): restart 1 of at most 1")
+
+	computed := map[int]int{} // by step, how often
+	for _, line := range regexp.MustCompile(`(?m)^iter (\d+): `).FindAllStringSubmatch(j.output.String(), -1) {
+		step, err := strconv.Atoi(line[1])
+		require.NoError(t, err)
+		computed[step]++
+	}
+	consumed, twice := map[int]bool{}, 0 // by where a window starts
+	for step := range w.numbers(t, "disturbed") {
+		for _, start := range sampler.Batch(step) {
+			consumed[start] = true
+		}
+		require.Positive(t, computed[step])
+		twice += computed[step] - 1
+	}
+	t.Logf("%d windows in %d steps, %d of them computed twice", sampler.Windows(), epoch, twice)
+	require.LessOrEqual(t, twice, 1)
+	offset := sampler.Batch(0)[0] % tokens
+	for i := range sampler.Windows() {
+		require.True(t, consumed[offset+i*tokens], "window %d", i)
+	}
 }
