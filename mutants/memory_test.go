@@ -17,7 +17,7 @@ func inTheMemory() []mutant {
 	}, {
 		bug: "ranks priced alike that are not", how: "the parts of a part are taken for those of the whole",
 		file: "planner/cost/program.go",
-		old:  "return []int{large, small}", new: "return []int{v.Type.Shape[d]}",
+		old:  "return sizes", new: "return []int{v.Type.Shape[d]}",
 		pkg: "./planner/sim", run: "^TestCanonicalGroups$",
 	}, {
 		bug:  "stash dropped",

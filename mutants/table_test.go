@@ -241,7 +241,7 @@ func inThePartition() []mutant {
 	}, {
 		bug:  "micro-batch remainder dropped",
 		file: "partition/plan.go",
-		old:  "return (local + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, local/p.MicroBatch)",
+		old:  "return (sequences(mesh, batch, at) + p.MicroBatch - 1) / p.MicroBatch", new: "return max(1, sequences(mesh, batch, at)/p.MicroBatch)",
 		pkg: "./codegen", run: sound,
 	}, {
 		bug: "micro-batch remainder dropped", how: "the last one repeats rows",
