@@ -77,7 +77,7 @@ func (p *Plan) validateShares(batch int) error {
 	}
 	for rank, n := range p.Sequences(batch) {
 		if n < least {
-			return planErrorf("batch_shares", "leave data-parallel rank %d %d of %d sequences, want at least %d", rank, n, batch, least)
+			return planErrorf("batch_shares", "leave %d of %d sequences to data-parallel rank %d, want at least %d", n, batch, rank, least)
 		}
 	}
 	return nil

@@ -41,12 +41,12 @@ func TestBatchShares(t *testing.T) {
 // TestBatchSharesRefused checks that errors name field and numbers.
 func TestBatchSharesRefused(t *testing.T) {
 	for want, change := range map[string]func(*partition.Plan){
-		"batch_shares: are 3, there are 2 data-parallel ranks":                       func(p *partition.Plan) { p.BatchShares = []int{1, 1, 1} },
-		"batch_shares: are 0, there are 2 data-parallel ranks":                       func(p *partition.Plan) { p.BatchShares = []int{} },
-		"batch_shares: of data-parallel rank 1 is 0, want 1 to 32768":                func(p *partition.Plan) { p.BatchShares[1] = 0 },
-		"batch_shares: of data-parallel rank 0 is 32769, want 1 to 32768":            func(p *partition.Plan) { p.BatchShares[0] = 1<<15 + 1 },
-		"batch_shares: leave data-parallel rank 1 0 of 8 sequences, want at least 1": func(p *partition.Plan) { p.BatchShares[0] = 9 },
-		"batch_shares: leave data-parallel rank 1 1 of 8 sequences, want at least 2": func(p *partition.Plan) { p.BatchParallel, p.BatchShares[0] = true, 4 },
+		"batch_shares: are 3, there are 2 data-parallel ranks":                          func(p *partition.Plan) { p.BatchShares = []int{1, 1, 1} },
+		"batch_shares: are 0, there are 2 data-parallel ranks":                          func(p *partition.Plan) { p.BatchShares = []int{} },
+		"batch_shares: of data-parallel rank 1 is 0, want 1 to 32768":                   func(p *partition.Plan) { p.BatchShares[1] = 0 },
+		"batch_shares: of data-parallel rank 0 is 32769, want 1 to 32768":               func(p *partition.Plan) { p.BatchShares[0] = 1<<15 + 1 },
+		"batch_shares: leave 0 of 8 sequences to data-parallel rank 1, want at least 1": func(p *partition.Plan) { p.BatchShares[0] = 9 },
+		"batch_shares: leave 1 of 8 sequences to data-parallel rank 1, want at least 2": func(p *partition.Plan) { p.BatchParallel, p.BatchShares[0] = true, 4 },
 		"batch_shares: are beside zero_group 2, which cuts the batch by groups; want one ": func(p *partition.Plan) {
 			p.RuntimeNGPUs, p.ZeRO, p.ZeROGroup, p.BatchShares = 8, 1, 2, []int{2, 1, 1, 1}
 		},

@@ -22,10 +22,10 @@ import (
 // pools meet. In a plan with units as small as a pool, one unit may lie on another kind than the next; then every
 // position lies on both.
 //
-// Replicas are synchronous and divide the batch evenly, so the slowest sets the pace. A kernel of a position takes
-// what it takes on the slowest of the position's kinds. Its ranks have the memory of the smallest kind. Messages
-// between its ranks go over the slowest link of each network level, and messages between pools over
-// [Cluster.Between].
+// Replicas are synchronous and, in the plans that are searched, divide the batch evenly, so the slowest sets the
+// pace. A kernel of a position takes what it takes on the slowest of the position's kinds. Its ranks have the memory
+// of the smallest kind. Messages between its ranks go over the slowest link of each network level, and messages
+// between pools over [Cluster.Between].
 type Pool struct {
 	Cluster *Cluster `json:"cluster"` // of one kind: its device, nodes and network
 	Devices int      `json:"devices"` // of the pool; the last node may be incomplete
