@@ -5,6 +5,11 @@ package mutants
 func inTheCertificate() []mutant {
 	const tampered = "^TestTamperedCertificates$"
 	return []mutant{{
+		bug:  "a certificate is believed for a plan outside its space",
+		file: "planner/certify.go",
+		old:  "if a.cert.Plan.BatchShares != nil {", new: "if len(a.cert.Plan.BatchShares) < 0 {",
+		pkg: "./planner", run: "^TestTamperedCertificates$",
+	}, {
 		bug:  "floor too high: more blocks than the fullest stage has",
 		file: "planner/passage.go",
 		old:  "share := (blocks + p.pp - 1) / p.pp", new: "share := (blocks+p.pp-1)/p.pp + 1",

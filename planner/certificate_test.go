@@ -315,6 +315,15 @@ func TestTamperedCertificates(t *testing.T) {
 			c.Plan, c.Step, c.Peaks = &more, x.Step, x.PeakBytes
 			return err == nil && c.Step < p.cert.Step
 		}},
+		{"winner with shares", "the winner shares the batch as", func(_ *proven, c *Certificate) bool {
+			shared := *c.Plan
+			if shared.DataParallel() == 1 || shared.Copies() > 1 {
+				return false
+			}
+			shared.BatchShares = slices.Repeat([]int{1}, shared.DataParallel()) // as in the space, but in other words
+			c.Plan = &shared
+			return true
+		}},
 		{"fewer options", "the space has no unit", func(_ *proven, c *Certificate) bool {
 			if c.Options.TP > 1 || c.Options.PP > 1 {
 				return false
