@@ -64,7 +64,8 @@ func Shares(p *partition.Plan, batch int, slow []float64) []int {
 }
 
 // Balance gives the plan of a document other shares of the batch, as [Shares] returns them, and predicts both with the
-// speeds that it is given. With shares, ZeRO shards over all data-parallel ranks, as its groups cut the batch evenly. The prediction in the new document is that of ranks as the cluster has them.
+// speeds that it is given. With shares, ZeRO shards over all data-parallel ranks, as its groups cut the batch evenly.
+// The prediction in the new document is that of ranks as the cluster has them.
 func Balance(d *Document, shares []int, slow []float64) (*Balanced, error) {
 	training, evaluation, err := d.Config.Steps()
 	if err != nil {

@@ -100,8 +100,8 @@ func TestSlowRankIsNamed(t *testing.T) {
 }
 
 // TestSlowRankGetsLess: a run of four processes that is told to stop, once speeds are known, is saved
-// at the step where it is. With another share of the batch for each data-parallel rank it goes on to the losses of
-// one that was never stopped.
+// at the step where it is. With unequal shares of the batch it goes on to the losses of one that was
+// never stopped.
 func TestSlowRankGetsLess(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.log_interval=1", "train.max_iters=49", "train.eval_interval=100")
 	whole, parted := t.TempDir(), t.TempDir()
