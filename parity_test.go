@@ -194,8 +194,8 @@ func TestParity(t *testing.T) {
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())
 		require.NoError(t, exec.Close())
 		dLoss, dNorm := differences(one, got)
-		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %v | %s | %s | %v | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
-			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.OverlapP2P, p.Offload, p.RankOrderText(), p.BatchShares, dLoss, dNorm)
+		row := fmt.Sprintf("| %d | %d | %d | %d | %d | %v | %v | %s | %s | %d | %d | %d | %s | %s | %v | %v | %v | %s | %s | %s | %.1e | %.1e |", p.RuntimeNGPUs, p.DP, p.ContextParallel(), p.TP, p.PP(),
+			p.SequenceParallel, p.BatchParallel, strings.Join(p.Replicated(), " "), strings.Join(p.OnGrid(), " "), p.ZeRO, p.ShardGroup(), p.MicroBatch, p.ScheduleText(), c.recompute, p.Overlap, p.OverlapTP, p.OverlapP2P, p.Offload, p.RankOrderText(), strings.Trim(fmt.Sprint(p.BatchShares), "[]"), dLoss, dNorm)
 		if testing.Verbose() {
 			fmt.Println(row)
 		}
