@@ -5,6 +5,9 @@ BIN       := bin/autopar
 FUZZTIME  ?= 5s
 FUZZSEEDS ?= 20
 
+# Pure Go, as everything is built and tested; without cgo, packages are also compiled once for all of it.
+export CGO_ENABLED ?= 0
+
 .PHONY: help build demo test check fmt vet race golden fuzz bench bench-planner parity long curves mutants peers rivals profile-check gpu gorgonia test-cuda validate-plots fit-memory
 
 help:
@@ -22,9 +25,9 @@ demo: build ## plan, explain and train a small GPT on four ranks, and let it wri
 test: ## run every test
 	GOGC=400 $(GO) test -vet=off -ldflags=-w -parallel 4 -timeout 8m ./planner ./...
 
-check: fmt vet build ## formatting, vet, and builds with other settings
-	CGO_ENABLED=0 $(GO) build ./...
-	GOARCH=arm64 CGO_ENABLED=0 $(GO) vet ./...
+# The only package with files for some processors exports the same for all of them.
+check: fmt vet build ## formatting, vet, also of what is for other processors, and a build
+	GOARCH=arm64 $(GO) vet ./runtime/cpu/kernel
 
 fmt: ## fail on files that gofmt would change
 	@files=$$(gofmt -l .); if [ -n "$$files" ]; then echo "gofmt -w $$files"; exit 1; fi
@@ -32,6 +35,7 @@ fmt: ## fail on files that gofmt would change
 vet: ## go vet
 	$(GO) vet ./...
 
+race: export CGO_ENABLED = 1
 race: ## run every test under the race detector
 	$(GO) test -race -timeout 30m ./...
 
@@ -78,11 +82,11 @@ SHAKESPEARE ?= $(wildcard ../shared/data/shakespeare/input.txt)
 
 gpu: ## put all that is run on a machine with a GPU, which needs no Go, into a folder and bin/gpu.tgz: then OUT=results gpu/run.sh there
 	rm -rf $(GPU_BUNDLE) && mkdir -p $(GPU_BUNDLE)/tests $(GPU_BUNDLE)/cuda/driver $(GPU_BUNDLE)/cuda/kernel
-	CGO_ENABLED=0 $(GO) build -ldflags="-s -w" -o $(GPU_BUNDLE)/autopar ./cmd/autopar
-	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/autopar.test .
-	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/cuda.test ./cuda
-	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/driver.test ./cuda/driver
-	CGO_ENABLED=0 $(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/kernel.test ./cuda/kernel
+	$(GO) build -ldflags="-s -w" -o $(GPU_BUNDLE)/autopar ./cmd/autopar
+	$(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/autopar.test .
+	$(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/cuda.test ./cuda
+	$(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/driver.test ./cuda/driver
+	$(GO) test -ldflags="-s -w" -c -o $(GPU_BUNDLE)/tests/kernel.test ./cuda/kernel
 	cp -r cuda/driver/testdata $(GPU_BUNDLE)/cuda/driver
 	cp -r cuda/kernel/testdata cuda/kernel/*.cu $(GPU_BUNDLE)/cuda/kernel
 	cp bench/gpu/run.sh bench/gpu/gpt2.py bench/gpu/gpt2.yaml examples/shakespeare_char.yaml $(GPU_BUNDLE)
@@ -93,7 +97,7 @@ gpu: ## put all that is run on a machine with a GPU, which needs no Go, into a f
 CUDA_HOME ?= /usr/local/cuda
 
 gorgonia: ## build bin/autopar with the CUDA driver called through gorgonia.org/cu: needs cgo and the CUDA toolkit, and a GPU to start
-	CGO_CFLAGS="-I$(CURDIR)/cuda/driver/gorgonia/include -I$(CUDA_HOME)/include" CGO_LDFLAGS="-L$(CUDA_HOME)/lib64/stubs" $(GO) build -tags gorgonia -o $(BIN) ./cmd/autopar
+	CGO_ENABLED=1 CGO_CFLAGS="-I$(CURDIR)/cuda/driver/gorgonia/include -I$(CUDA_HOME)/include" CGO_LDFLAGS="-L$(CUDA_HOME)/lib64/stubs" $(GO) build -tags gorgonia -o $(BIN) ./cmd/autopar
 
 test-cuda: ## tests of the CUDA backend; what would be skipped for want of a GPU, a library or gcc fails
 	AUTOPAR_TEST_CUDA=1 $(GO) test -count=1 -timeout 30m ./cuda/...
