@@ -166,12 +166,8 @@ func TestFinishIsTheProgram(t *testing.T) {
 func TestFewBlocksShowMany(t *testing.T) {
 	const seed = 41
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 80
-	if testing.Short() {
-		cases = 20
-	}
 	overlapped, split := map[partition.Schedule]int{}, 0
-	for k := range cases {
+	for k := range 80 {
 		batch := 1 + r.IntN(13)
 		o, units, ok := randomOutline(r, 6, batch)
 		if !ok {

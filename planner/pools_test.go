@@ -88,6 +88,9 @@ func TestSearchOnPoolsIsExact(t *testing.T) {
 	}
 	t.Logf("%d cases, %d skipped, %d infeasible, %d pipelines: %d with the pools turned around, %d with more blocks on the slow kind, %d positions on two kinds; %d plans simulated",
 		cases, skipped, infeasible, pipelines, turned, slowHolds, spans, plans)
+	if testing.Short() {
+		return // so few cases have no pipeline
+	}
 	require.Positive(t, turned)
 	require.Positive(t, slowHolds)
 	require.Less(t, infeasible, cases/2)
