@@ -23,7 +23,7 @@ demo: build ## plan, explain and train a small GPT on four ranks, and let it wri
 # What go test would vet is part of make vet. Four tests at a time: some wait for processes and timeouts. The package that takes
 # longest comes first: last, it would have one core at work.
 test: ## run every test
-	GOGC=400 $(GO) test -vet=off -ldflags=-w -parallel 4 -timeout 8m ./planner ./...
+	GOGC=400 $(GO) test -vet=off -ldflags=-w -parallel 4 -timeout 15m ./planner ./...
 
 # The only package with files for some processors exports the same for all of them.
 check: fmt vet build ## formatting, vet, also of what is for other processors, and a build
