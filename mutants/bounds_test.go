@@ -48,7 +48,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug:  "the search ends in a panic where a stage sends after work of no block",
 		file: "planner/flow.go",
-		old:  "there = own && last || !own && first", new: "there = len(rest) > 0 && last || len(rest) == 0 && first",
+		old:  "there = own && last || !own && first", new: "there = len(of.items) > 0 && last || len(of.items) == 0 && first",
 		pkg: "./planner", run: "^TestSendAfterWorkOfNoBlock$",
 	}, {
 		bug: "a floor above what plans take", how: "ZeRO cuts a gradient where its weight is too narrow",

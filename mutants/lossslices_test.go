@@ -134,6 +134,11 @@ func inLossSlices() []mutant {
 		old:  "codegen.Temp || x.apart || x.Body", new: "codegen.Temp || x.Body",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_12$",
 	}, {
+		bug: "slices of the loss are not looked at where they pay", how: "as if ranks shared the products of a head that is whole in one way",
+		file: "planner/slices.go",
+		old:  "unsure = unsure || readsWhole(x.Node, mesh)", new: "unsure = unsure || false && readsWhole(x.Node, mesh)",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a certificate leaves out slices of the loss", how: "and nobody minds",
 		file: "planner/declared.go",
 		old:  "return append([]int{0}, d.slices...)", new: "return []int{0}",

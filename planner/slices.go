@@ -392,17 +392,25 @@ func (b *blueprint) mostTemp(e extent, position int, sizes []int64, life func(*h
 // in the passes or for the loss, may run beside products of other slices, or once instead of twice. The gradient of a head
 // whose weight is whole is summed over tensor-parallel ranks in the pass instead of the update. And the values of a slice may
 // lie in a cache that is too small for all. Only this last is left where there are slices already, with no module whole or on a
-// grid: what they communicate, and when, does not depend on how many there are.
+// grid: what they communicate, and when, does not depend on how many there are. Where tensor-parallel ranks hold all of the
+// head's weight, or it is on a grid, they may share the products of fewer rows in another way: nothing of the head is sure.
 func (p *pipeline) inHead() cost.Picoseconds {
 	under, _ := p.skel.under(p.template.Schedule) // on a crowded machine prices depend on the schedule
 	s := *p.skel
 	s.price = under.price
 	last, sliced := len(s.plan.Stages)-1, slicesOf(&p.template) > 0 && p.skel.outline.split == split{}
-	mesh, near, sum := s.mesh(p.template.MicroBatch), s.price.As(last).Near(), cost.Picoseconds(0)
-	for _, phase := range []ir.Phase{ir.Forward, ir.Backward} {
+	mesh, near := s.mesh(p.template.MicroBatch), s.price.As(last).Near()
+	var sum, all cost.Picoseconds
+	unsure := p.skel.outline.rows > 0
+	for _, phase := range []ir.Phase{ir.Forward, ir.Backward, ir.WeightGrad} {
 		for _, x := range s.prices(kept, last, phase, whole, mesh, ir.Coord{}) {
+			if s.of.ofBlock[x.Node] {
+				continue
+			}
+			all += x.time
+			unsure = unsure || readsWhole(x.Node, mesh)
 			switch {
-			case s.of.ofBlock[x.Node]:
+			case phase == ir.WeightGrad:
 			case variesBySlices(x.Node):
 				if !sliced {
 					sum += x.time
@@ -412,6 +420,9 @@ func (p *pipeline) inHead() cost.Picoseconds {
 				sum += max(0, x.time-time)
 			}
 		}
+	}
+	if unsure {
+		sum = all
 	}
 	sum *= cost.Picoseconds(p.microBatches)
 	if sliced {
@@ -425,6 +436,21 @@ func (p *pipeline) inHead() cost.Picoseconds {
 		}
 	}
 	return sum
+}
+
+// readsWhole reports whether a node is a product with a weight of which all tensor-parallel ranks, of several, hold all.
+func readsWhole(n *ir.Node, mesh ir.Mesh) bool {
+	tp := mesh.Axis(partition.AxisTP)
+	if n.Op != ir.OpMatMul || mesh.Axes[tp].Size == 1 {
+		return false
+	}
+	return slices.ContainsFunc(n.Args, func(v *ir.Value) bool {
+		of := v.Def
+		for of.Op != ir.OpParam && len(of.Args) == 1 {
+			of = of.Args[0].Def
+		}
+		return of.Op == ir.OpParam && v.Spec[tp].Kind != ir.Shard
+	})
 }
 
 // headForward is the forward pass of the head over all micro-batches. With slices it is part of the backward passes, so that
