@@ -51,6 +51,11 @@ func inTheBounds() []mutant {
 		old:  "there = own && last || !own && first", new: "there = len(of.items) > 0 && last || len(of.items) == 0 && first",
 		pkg: "./planner", run: "^TestSendAfterWorkOfNoBlock$",
 	}, {
+		bug: "a floor above what plans take", how: "gradients are cast before the pass sends",
+		file: "planner/floor.go",
+		old:  "in.Node.Op != ir.OpAccumulate && !in.Delayed {", new: "in.Node.Op != ir.OpAccumulate {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
 		bug: "a floor above what plans take", how: "ZeRO cuts a gradient where its weight is too narrow",
 		file: "planner/relax.go",
 		old:  "v.like = of\n", new: "_ = of\n",

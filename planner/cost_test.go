@@ -208,6 +208,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(100099), true, true, false, uint8(22))            // chunks have streams of their own
 	f.Add(uint64(100352), false, false, true, uint8(2))            // with more slices of the loss a head that is whole may be cut another way
 	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
+	f.Add(uint64(40098), false, false, true, uint8(8))             // what a stage does with reduced gradients of 16 bits before it adds them up follows what it sends
 	f.Add(uint64(40066), false, false, true, uint8(13))            // with more slices of the loss tensor-parallel ranks share the products of a head that is whole
 	f.Add(uint64(100351), true, true, false, uint8(12))            // the head's gradient of 16 bits is moved before it is reduced, not with a block's
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {

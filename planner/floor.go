@@ -134,7 +134,7 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	if in.pass == ir.WeightGrad {
 		part.weight += time
 	}
-	if in.Node.Op != ir.OpAccumulate { // with overlap gradients are added up after the send
+	if in.Node.Op != ir.OpAccumulate && !in.Delayed { // with overlap gradients are added up, and cast for that, after the send
 		part.way += time
 	}
 	if in.ahead {
