@@ -76,11 +76,6 @@ func inTheBounds() []mutant {
 		old:  "x.Value.Def.Op != ir.OpRecv && !once[id]", new: "x.Value.Def.Op != ir.OpRecv && len(once) > 0",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "a floor above what plans take", how: "a product is put off beside keys and values, which stand elsewhere where attention is recomputed",
-		file: "codegen/beside.go",
-		old:  "if KeysValues(nodes[i]) {", new: "if false {",
-		pkg: "./planner", run: "^FuzzCosts$",
-	}, {
 		bug: "a floor above what plans take", how: "keys and values end a row of kernels beside a collective, and stand elsewhere where attention is recomputed",
 		file: "codegen/beside.go",
 		old:  "case b.goesBefore(n, nodes[i], kernels):", new: "case false:",
