@@ -28,7 +28,7 @@ func pack(buffers []Buffer, ids []int) int64 {
 // packTogether packs one such group: the largest buffer first, each at the lowest offset where no buffer placed
 // before it is live at the same time.
 func packTogether(buffers []Buffer, order []int) int64 {
-	// An interval of placed has some two buffers for each of them. Where these are many, an occupancy is faster.
+	// In all intervals of placed a buffer has some two entries. Where an interval has many, an occupancy is faster.
 	const many = 1024
 	few := newPlaced(buffers, order)
 	place := few.place

@@ -7,6 +7,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
@@ -77,7 +78,7 @@ func PlanText(p *partition.Plan) string {
 		text += ", ranks in order " + p.RankOrderText()
 	}
 	if p.BatchShares != nil {
-		text += ", the batch shared as " + SharesText(p)
+		text += ", the batch shared as " + ir.SharesText(p.BatchShares)
 	}
 	switch {
 	case len(p.PoolOrder) > 0 && p.RuntimeNGPUs == 1: // one rank uses the first pool only
@@ -89,11 +90,6 @@ func PlanText(p *partition.Plan) string {
 		text += ", recomputing " + again
 	}
 	return text
-}
-
-// SharesText prints the shares of the batch that data-parallel ranks have: 3:3:2.
-func SharesText(p *partition.Plan) string {
-	return strings.Trim(strings.ReplaceAll(fmt.Sprint(p.BatchShares), " ", ":"), "[]")
 }
 
 // RecomputedText counts the blocks of stages that recompute activations: all of them, those of attention, or those of norms

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"text/tabwriter"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -64,7 +65,7 @@ func (r *Report) header(out io.Writer) {
 		fmt.Fprintf(out, "ranks of a unit are numbered in order %s, innermost first\n", p.RankOrderText())
 	}
 	if p := r.prog.Plan; p.BatchShares != nil {
-		fmt.Fprintf(out, "data-parallel ranks share the batch as %s; the mesh has those with the most first\n", SharesText(p))
+		fmt.Fprintf(out, "data-parallel ranks share the batch as %s; the mesh has those with the most first\n", ir.SharesText(p.BatchShares))
 	}
 	if r.cfg.Train.Reproducible {
 		fmt.Fprintf(out, "reproducible: %s\n", ReproducibleText(r.prog.Plan))

@@ -100,7 +100,7 @@ func (m Mesh) String() string {
 	for i, a := range m.Axes {
 		parts[i] = fmt.Sprintf("%s=%d", a.Name, a.Size)
 		if a.Shares != nil {
-			parts[i] = a.Name + "=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(a.Shares), " ", ":"), "[]")
+			parts[i] = a.Name + "=" + SharesText(a.Shares)
 		}
 		if a.Chunk > 0 {
 			parts[i] += fmt.Sprintf("/%d", a.Chunk)
@@ -279,6 +279,11 @@ func ParseSpec(m Mesh, text string) (ShardSpec, int, error) {
 		}
 	}
 	return s, rank, nil
+}
+
+// SharesText prints the shares of an axis: 3:3:2.
+func SharesText(shares []int) string {
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(shares), " ", ":"), "[]")
 }
 
 // Span is a half-open range of one dimension.

@@ -53,6 +53,15 @@ func (p *Plan) Sequences(batch int) []int {
 	return all
 }
 
+// FewestSequences is how many sequences a data-parallel rank needs: one, or one for each of its tensor-parallel
+// ranks if these share the batch.
+func (p *Plan) FewestSequences() int {
+	if p.BatchParallel {
+		return p.TP
+	}
+	return 1
+}
+
 // validateShares checks that every data-parallel rank has a share, and a sequence.
 func (p *Plan) validateShares(batch int) error {
 	if p.BatchShares == nil {
@@ -71,10 +80,7 @@ func (p *Plan) validateShares(batch int) error {
 	if p.Copies() > 1 {
 		return planErrorf("batch_shares", "are beside zero_group %d, which cuts the batch by groups; want one of them", p.ZeROGroup)
 	}
-	least := 1
-	if p.BatchParallel {
-		least = p.TP
-	}
+	least := p.FewestSequences()
 	for rank, n := range p.Sequences(batch) {
 		if n < least {
 			return planErrorf("batch_shares", "leave %d of %d sequences to data-parallel rank %d, want at least %d", n, batch, rank, least)

@@ -43,10 +43,7 @@ func Shares(p *partition.Plan, batch int, slow []float64) []int {
 	if slices.Min(pace) == slices.Max(pace) {
 		return nil
 	}
-	least := 1
-	if p.BatchParallel {
-		least = p.TP
-	}
+	least := p.FewestSequences()
 	shares := slices.Repeat([]int{least}, len(pace))
 	for range batch - least*len(shares) { // to whom it takes least time with one more
 		to := 0

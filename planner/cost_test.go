@@ -177,6 +177,7 @@ func TestCostOfAdaptersIsSimulation(t *testing.T) {
 var (
 	moreSeeds = flag.Uint64("seeds", 0, "how many more seeds fuzz targets begin with")
 	firstSeed = flag.Uint64("first-seed", 1, "the first of them")
+	extremes  = flag.Bool("extreme", false, "all of them with slow memory and fast links, not every fifth")
 )
 
 // FuzzCosts is the same of any seed, on clusters and with plans of any kind. To try more than go test does:
@@ -184,7 +185,7 @@ var (
 //	go test ./planner -run FuzzCosts -timeout 0 -v -args -first-seed 1000 -seeds 1000
 func FuzzCosts(f *testing.F) {
 	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
-		f.Add(seed, seed%4 == 3, seed%3 == 1, seed%5 == 2, uint8(30))
+		f.Add(seed, seed%4 == 3, seed%3 == 1, *extremes || seed%5 == 2, uint8(30))
 	}
 	f.Add(uint64(9100), false, true, true, uint8(14))              // a gradient of which ranks read shares, under a zero-bubble schedule
 	f.Add(uint64(adapterSeeds+121), false, false, false, uint8(9)) // what is put off in the trunk's program stays where it is in that of an outline

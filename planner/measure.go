@@ -91,18 +91,18 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 				changes[b.Body][b.From] += size
 				changes[b.Body][to+1] -= size
 			}
-			add(&live, b.To)
-			switch {
-			case !streams || b.block || b.From <= from[b.Body] && b.To >= to[b.Body]:
-				add(&between, b.To)
-			case b.handed > 0:
-				add(&between, b.handed)
+			own, until := b.block, b.To
+			if b.handed > 0 {
+				own, until = true, b.handed
 			}
-			switch {
-			case b.block:
-				add(&among, b.To)
-			case b.handed > 0:
-				add(&among, b.handed)
+			add(&live, b.To)
+			if !streams || b.From <= from[b.Body] && b.To >= to[b.Body] {
+				add(&between, b.To)
+			} else if own {
+				add(&between, until)
+			}
+			if own {
+				add(&among, until)
 			}
 			continue
 		}

@@ -445,11 +445,8 @@ func readsWhole(n *ir.Node, mesh ir.Mesh) bool {
 		return false
 	}
 	return slices.ContainsFunc(n.Args, func(v *ir.Value) bool {
-		of := v.Def
-		for of.Op != ir.OpParam && len(of.Args) == 1 {
-			of = of.Args[0].Def
-		}
-		return of.Op == ir.OpParam && v.Spec[tp].Kind != ir.Shard
+		way := wayTo(v.Def)
+		return way[len(way)-1].Op == ir.OpParam && v.Spec[tp].Kind != ir.Shard
 	})
 }
 

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/explain"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/wholefile"
 )
@@ -61,12 +62,12 @@ func (b *balancer) judge(times []float64, rest time.Duration) bool {
 	saves := time.Duration(gain * float64(rest))
 	switch {
 	case next.Lacks > 0:
-		return none("with the batch shared as %s a rank lacks %s of memory", explain.SharesText(next.Plan), explain.Bytes(next.Lacks))
+		return none("with the batch shared as %s a rank lacks %s of memory", ir.SharesText(next.Plan.BatchShares), explain.Bytes(next.Lacks))
 	case gain < worthwhile:
-		return none("with the batch shared as %s a step is predicted to take %s less, too little to start anew", explain.SharesText(next.Plan), percentText(max(0, gain)))
+		return none("with the batch shared as %s a step is predicted to take %s less, too little to start anew", ir.SharesText(next.Plan.BatchShares), percentText(max(0, gain)))
 	case saves < b.start:
 		return none("with the batch shared as %s the rest is predicted to take %s less, but a start takes %s",
-			explain.SharesText(next.Plan), explain.Seconds(saves.Seconds()), explain.Seconds(b.start.Seconds()))
+			ir.SharesText(next.Plan.BatchShares), explain.Seconds(saves.Seconds()), explain.Seconds(b.start.Seconds()))
 	}
 	text, err := next.Marshal()
 	if err == nil {
@@ -86,7 +87,7 @@ func sharedText(d *planner.Balanced) string {
 	if d.Plan.BatchShares == nil {
 		return "equal shares of the batch"
 	}
-	return "the batch shared as " + explain.SharesText(d.Plan)
+	return "the batch shared as " + ir.SharesText(d.Plan.BatchShares)
 }
 
 // nextPlan passes plans from rank 0 to the launcher on machine 0, through a file. The zero value passes none.

@@ -75,7 +75,7 @@ func choices(doc *planner.Document) [][]string {
 		about = append(about, []string{"rank order", p.RankOrderText() + ", innermost first"})
 	}
 	if p.BatchShares != nil {
-		about = append(about, []string{"batch shared", explain.SharesText(p) + " by data-parallel rank"})
+		about = append(about, []string{"batch shared", ir.SharesText(p.BatchShares) + " by data-parallel rank"})
 	}
 	if p.Overlap {
 		about = append(about, []string{"overlap", "gradients and sharded parameters travel beside the computation"})

@@ -808,27 +808,16 @@ func outerParts(mesh ir.Mesh, v *ir.Value, axis int) []int {
 		if outer >= axis || a.Time {
 			continue
 		}
-		ends := []int{0, a.Size - 1}
-		if a.Shares != nil {
-			ends = upTo(a.Size)
-		}
 		var parts []int
 		for _, size := range sizes {
-			for _, i := range ends {
-				parts = append(parts, a.Cut(size, i).Len)
+			for i := range a.Size {
+				if a.Shares != nil || i == 0 || i == a.Size-1 {
+					parts = append(parts, a.Cut(size, i).Len)
+				}
 			}
 		}
 		slices.Sort(parts)
 		sizes = slices.Compact(parts)
 	}
 	return sizes
-}
-
-// upTo returns 0 to n-1.
-func upTo(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
 }
