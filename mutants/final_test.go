@@ -29,6 +29,21 @@ func inTheFinals() []mutant {
 		old:  "_, t.ordinal[b] = p.Plan.Position(of)", new: "t.ordinal[b], _ = p.Plan.Position(of)",
 		pkg: "./planner", run: "^TestFewChunksShowMany$",
 	}, {
+		bug: "memory of another plan", how: "of the same blocks in more chunks",
+		file: "planner/final.go",
+		old:  " || last.chunks != l.chunks", new: "",
+		pkg: "./planner", run: "^TestOtherNumbersOfChunks$",
+	}, {
+		bug: "memory of another plan", how: "which sums gradients elsewhere",
+		file: "planner/final.go",
+		old:  " || last.sums != l.sums", new: "",
+		pkg: "./planner", run: "^TestFinishIsTheProgram$",
+	}, {
+		bug: "memory of another plan", how: "which recomputes other blocks",
+		file: "planner/final.go",
+		old:  " || !slices.Equal(last.repeats, l.repeats)", new: "",
+		pkg: "./planner", run: "^TestGoldenPlans$",
+	}, {
 		bug: "what the chunks of a rank spend is that of one", how: "as if the first and the last had no table and no loss",
 		file: "planner/final.go",
 		old:  "like[i] != like[stage] || ", new: "like[i] < 0 || ",

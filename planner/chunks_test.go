@@ -72,3 +72,20 @@ func TestFewChunksShowMany(t *testing.T) {
 	require.Positive(t, overlapped)
 	require.Greater(t, reduced, overlapped)
 }
+
+// TestOtherNumbersOfChunks: one compiled rank shows the memory of plans that have different numbers of chunks of the same blocks.
+func TestOtherNumbersOfChunks(t *testing.T) {
+	const batch, blocks = 12, 24
+	s := newSearcher(step(t, tiny(blocks), batch), batch, cluster(t, "h100"), Options{RuntimeNGPUs: 12})
+	for _, x := range []struct{ pp, chunks int }{{4, 6}, {3, 8}} {
+		plan, err := s.template(outline{degrees: degrees{plan: 12, dp: 12 / x.pp, cp: 1, tp: 1, pp: x.pp}, sharding: sharding{overlap: true}, chunks: x.chunks})
+		require.NoError(t, err)
+		plan.Stages, plan.Schedule, plan.MicroBatch = evenCut(blocks, blocks, func(int) extent { return kept }), partition.Interleaved, 1
+		require.Less(t, rowOf(&plan).chunks(&plan), x.chunks)
+		got, _, err := s.peaks(&plan)
+		require.NoError(t, err)
+		_, want, err := s.allocate(&plan)
+		require.NoError(t, err)
+		require.Equal(t, want, got, "%+v", x)
+	}
+}
