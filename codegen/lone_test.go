@@ -11,15 +11,21 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
+// halfGraph is trainGraph in a type of two bytes.
+func halfGraph(t *testing.T, layers int, float ir.DType) *ir.Graph {
+	c := model(layers)
+	c.Float = float
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
+	require.NoError(t, err)
+	return g
+}
+
 // TestLoneGradientsAreNotCast: in a step of one micro-batch nothing is added to a gradient of two bytes, which goes from
 // the backward pass to the update in its own type. Only the table that embedding and head share is a sum of two terms,
 // in f32. With several micro-batches all gradients are summed in f32.
 func TestLoneGradientsAreNotCast(t *testing.T) {
 	for _, float := range []ir.DType{ir.BF16, ir.F16} {
-		c := model(2)
-		c.Float = float
-		g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
-		require.NoError(t, err)
+		g := halfGraph(t, 2, float)
 		weights := 0
 		for _, n := range g.Nodes {
 			if n.Op == ir.OpAdamW {
@@ -66,10 +72,7 @@ func TestLoneGradientsAreNotCast(t *testing.T) {
 // TestSeveralMicroBatchesAreSummedWide: a program that sums the gradients of several micro-batches in two bytes does not
 // compute the traced graph. With one micro-batch it is the same.
 func TestSeveralMicroBatchesAreSummedWide(t *testing.T) {
-	c := model(1)
-	c.Float = ir.BF16
-	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
-	require.NoError(t, err)
+	g := halfGraph(t, 1, ir.BF16)
 	narrow, _ := g.Clone()
 	made := map[*ir.Value]*ir.Value{} // by narrowed gradient: the one that was widened
 	for _, n := range narrow.Nodes {
@@ -94,4 +97,18 @@ func TestSeveralMicroBatchesAreSummedWide(t *testing.T) {
 			require.ErrorContains(t, err, "misses")
 		}
 	}
+}
+
+// TestLoneGradientAsOutput: a gradient that is not cast in a step of one micro-batch may be an output of the graph, as the cast
+// one may.
+func TestLoneGradientAsOutput(t *testing.T) {
+	g := halfGraph(t, 2, ir.BF16)
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpAdamW {
+			narrow := n.Args[3]
+			g.Outputs = append(g.Outputs, ir.Output{Name: "narrow " + n.Name, Value: narrow}, ir.Output{Name: "wide " + n.Name, Value: narrow.Def.Args[0]})
+		}
+	}
+	prog := generate(t, g, plan(1, 1, 1, batch, 2, partition.OneFOneB, false))
+	require.NoError(t, codegen.Verify(prog, g))
 }
