@@ -55,14 +55,26 @@ func open(path string, locate func(path string) (string, error)) (*Checkpoint, e
 // one before, if there is one.
 func beside(dir string, err error) error {
 	root, name := filepath.Split(dir)
-	entries, _ := os.ReadDir(root) // none, if it cannot be read
-	for _, e := range slices.Backward(entries) {
-		if _, ok := parseName(e.Name()); ok && e.Name() != name && whole(filepath.Join(root, e.Name())) {
-			return fmt.Errorf("%w; %s is there too: to go back to it write its name to %s", err, filepath.Join(root, e.Name()), filepath.Join(root, latestFile))
-		}
+	if other := lastOf(root, name); other != "" {
+		return fmt.Errorf("%w; %s is there too: to go back to it write its name to %s", err, other, filepath.Join(root, latestFile))
 	}
 	return err
 }
+
+// lastOf returns the last whole checkpoint under root but one, "" if there is none.
+func lastOf(root, but string) string {
+	entries, _ := os.ReadDir(root) // none, if it cannot be read
+	for _, e := range slices.Backward(entries) {
+		if _, ok := parseName(e.Name()); ok && e.Name() != but && whole(filepath.Join(root, e.Name())) {
+			return filepath.Join(root, e.Name())
+		}
+	}
+	return ""
+}
+
+// Holds returns the last of the checkpoints in the DIR of a run, "" if there is none. Unlike [Newest] it does not depend on the
+// file that names the newest one, so it also finds those that saving would remove though that file is damaged or missing.
+func Holds(dir string) string { return lastOf(filepath.Join(dir, rootDir), "") }
 
 // whole reports whether a directory has a manifest, which is written last and removed first.
 func whole(dir string) bool {
@@ -117,10 +129,10 @@ func locate(path string) (string, error) {
 	root := filepath.Join(path, rootDir)
 	name, err := readLatest(root)
 	if errors.Is(err, fs.ErrNotExist) {
-		return "", &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + LatestFile + ")", Err: fs.ErrNotExist}
+		err = &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + LatestFile + ")", Err: fs.ErrNotExist}
 	}
 	if err != nil {
-		return "", err
+		return "", beside(root+string(filepath.Separator), err)
 	}
 	return filepath.Join(root, name), nil
 }

@@ -58,7 +58,7 @@ func (d toDir) check() error {
 	if train.Writing(string(d)) {
 		return usagef("checkpoint: -o %s: a run is writing there; wait for its end, or name another directory", d)
 	}
-	if there, _, err := checkpoint.Newest(string(d)); err == nil {
+	if there := checkpoint.Holds(string(d)); there != "" {
 		return usagef("checkpoint: -o %s holds %s already, which would be replaced; name another directory", d, there)
 	}
 	return nil
