@@ -16,7 +16,8 @@ import (
 
 // Reshard saves a checkpoint under dir as the ranks of a plan would have saved it, and returns its
 // directory. Resuming under another plan does not need it, but with it the ranks of a large job do
-// not have to open files of which they need little.
+// not have to open files of which they need little. The configuration stays that of the checkpoint's
+// run: whoever resumes compares his own with it.
 func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan, dir string) (string, error) {
 	if _, err := resumes(c, cfg.Model, "reshard"); err != nil {
 		return "", err
@@ -33,7 +34,6 @@ func Reshard(c *checkpoint.Checkpoint, cfg *config.Config, plan *partition.Plan,
 	if err != nil {
 		return "", err
 	}
-	snap.Config = string(cfg.Marshal())
 	if snap.Plan, err = json.Marshal(plan); err != nil {
 		return "", err
 	}

@@ -730,9 +730,10 @@ func TestOtherModelOfTheSameTensors(t *testing.T) {
 }
 
 // TestReshardFiles: a checkpoint that is cut again for a plan has the files that its ranks would
-// have saved.
+// have saved, and still says under which settings it was made, so that a run with others tells them.
 func TestReshardFiles(t *testing.T) {
-	cfg := tinyConfig(t, textData(t))
+	dir := textData(t)
+	cfg := tinyConfig(t, dir)
 	from := t.TempDir()
 	train(t, cfg, planOf(2, 2, 1), RunOptions{Out: from, Steps: 3})
 	c, err := checkpoint.Open(from)
@@ -740,7 +741,7 @@ func TestReshardFiles(t *testing.T) {
 	defer c.Close()
 	to, want := t.TempDir(), t.TempDir()
 	plan := planOf(1, 3, 2)
-	_, err = Reshard(c, cfg, plan, to)
+	_, err = Reshard(c, tinyConfig(t, dir, "optimizer.learning_rate=2e-2"), plan, to)
 	require.NoError(t, err)
 	got, err := checkpoint.Open(to)
 	require.NoError(t, err)
