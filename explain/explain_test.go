@@ -51,10 +51,11 @@ type shape struct {
 	overlap              bool
 	offload              partition.Offload
 	interleave           int
-	sequence             bool // sequence and overlap of tensor parallelism
-	pieces               int  // of products and the collectives next to them
-	half                 bool // bfloat16
-	posted               bool // stages do not wait for what they send
+	sequence             bool  // sequence and overlap of tensor parallelism
+	pieces               int   // of products and the collectives next to them
+	half                 bool  // bfloat16
+	posted               bool  // stages do not wait for what they send
+	shares               []int // of the batch
 }
 
 // config returns a configuration with as many layers as the stages have.
@@ -94,6 +95,9 @@ func shapes() map[string]shape {
 			dp: 1, tp: 1, units: 2, micro: 2, schedule: partition.Interleaved, interleave: 2, overlap: true, half: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
 		},
+		"in shares": { // the second rank has its two sequences in the first of three micro-batches
+			dp: 2, tp: 1, units: 1, micro: 2, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3}}, schedule: partition.OneFOneB, zero: 2, shares: []int{5, 2},
+		},
 		"in empty parts": {dp: 1, tp: 3, units: 1, micro: 2, stages: whole, schedule: partition.OneFOneB, sequence: true, pieces: 3},
 		"hosted": {
 			dp: 2, tp: 1, units: 2, micro: 1, stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB,
@@ -108,7 +112,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
-		SequenceParallel: s.sequence, OverlapTP: s.sequence, OverlapP2P: s.posted, TPPieces: s.pieces,
+		BatchShares: s.shares, SequenceParallel: s.sequence, OverlapTP: s.sequence, OverlapP2P: s.posted, TPPieces: s.pieces,
 		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()

@@ -1,6 +1,7 @@
 package explain
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -19,7 +20,7 @@ func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.
 type exchange struct {
 	node      *ir.Node
 	in        *codegen.Instr
-	tasks     [2]codegen.Task // the first and the last that run it
+	tasks     []codegen.Task // the first and the last that run it; if the batch is in shares, all
 	phase     ir.Phase
 	fused     bool // it is part of a bucket, counted with the bucket's first collective
 	runs      int
@@ -28,32 +29,29 @@ type exchange struct {
 
 // exchanges calls visit for everything that one rank communicates in a step.
 func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
-	type passes struct {
-		first codegen.Task
-		runs  int
-	}
 	for phase, body := range r.prog.Stages[s.Stage].Bodies {
-		chunks := make([]passes, len(r.prog.Stages[s.Stage].Chunks))
+		chunks := make([][]codegen.Task, len(r.prog.Stages[s.Stage].Chunks))
 		for chunk := range chunks {
-			chunks[chunk].first, chunks[chunk].runs = microBatches(s, ir.Phase(phase), chunk)
+			chunks[chunk] = tasksOf(s, ir.Phase(phase), chunk)
 		}
 		for i := range body.Instrs {
 			in := &body.Instrs[i]
-			of := chunks[in.Chunk]
-			if !communicates(in.Node.Op) || of.runs == 0 {
+			tasks := chunks[in.Chunk]
+			if !communicates(in.Node.Op) || len(tasks) == 0 {
 				continue
 			}
 			if in.Last {
-				of.runs = 1
+				tasks = tasks[:1]
 			}
-			// All micro-batches have the size of the first, except that the last may be smaller.
-			last := of.first
-			last.MicroBatch += of.runs - 1
-			x := exchange{
-				node: in.Node, in: in, tasks: [2]codegen.Task{of.first, last}, phase: ir.Phase(phase), fused: in.Fused, runs: of.runs,
-				each: r.prog.CommBytes(s, in, of.first),
+			x := exchange{node: in.Node, in: in, tasks: tasks, phase: ir.Phase(phase), fused: in.Fused, runs: len(tasks)}
+			if len(r.prog.Plan.BatchShares) == 0 { // all micro-batches have the size of the first, except that the last may be smaller
+				x.tasks = []codegen.Task{tasks[0], tasks[len(tasks)-1]}
 			}
-			x.all = int64(of.runs-1)*x.each + r.prog.CommBytes(s, in, last)
+			x.each = r.prog.CommBytes(s, in, tasks[0])
+			x.all = int64(x.runs-len(x.tasks)) * x.each
+			for _, t := range x.tasks {
+				x.all += r.prog.CommBytes(s, in, t)
+			}
 			visit(x)
 		}
 	}
@@ -178,17 +176,16 @@ func (r *Report) communication(st *Stage, s *codegen.Schedule) []Comm {
 	return rows
 }
 
-// microBatches returns the task of a phase and chunk with the first micro-batch, and how many such tasks a rank runs.
-func microBatches(s *codegen.Schedule, phase ir.Phase, chunk int) (first codegen.Task, runs int) {
+// tasksOf lists the tasks of a phase and chunk that a rank runs, by micro-batch.
+func tasksOf(s *codegen.Schedule, phase ir.Phase, chunk int) []codegen.Task {
+	var tasks []codegen.Task
 	for _, t := range s.Tasks {
 		if t.Phase == phase && t.Chunk == chunk {
-			if runs == 0 || t.MicroBatch < first.MicroBatch {
-				first = t
-			}
-			runs++
+			tasks = append(tasks, t)
 		}
 	}
-	return first, runs
+	slices.SortFunc(tasks, func(a, b codegen.Task) int { return cmp.Compare(a.MicroBatch, b.MicroBatch) })
+	return tasks
 }
 
 // communicates reports whether an op moves bytes between ranks, or between a device and host memory.

@@ -276,7 +276,11 @@ func (r *Report) commText(n *ir.Node) string {
 // microBatches returns the first task that runs a node, and how many tasks of a rank run it.
 func (r *Report) microBatches(s *codegen.Schedule, n *ir.Node) (first codegen.Task, runs int) {
 	_, chunk := r.prog.Plan.Position(n.Stage)
-	return microBatches(s, n.Phase, chunk)
+	tasks := tasksOf(s, n.Phase, chunk)
+	if len(tasks) == 0 {
+		return codegen.Task{}, 0
+	}
+	return tasks[0], len(tasks)
 }
 
 func (r *Report) firstRank(stage int) *codegen.Schedule {
