@@ -326,16 +326,21 @@ func (o Options) Fixed() (flags []string) {
 }
 
 // checkPins refuses pins that are no regular expressions, match nothing in the graph, name an axis
-// other than those of tensor parallelism, or have another number of dimensions than what they
-// match.
+// other than those of tensor parallelism, have another number of dimensions than what they match, or
+// place nothing because earlier pins, which come first, place all of it otherwise.
 func (o Options) checkPins(g *ir.Graph) error {
+	type pinned struct {
+		by   int
+		spec ir.ShardSpec
+	}
+	first := map[*ir.Node]pinned{}
 	for i, p := range o.Pins {
 		nodes, err := p.Find(g)
 		if err != nil {
 			return optionErrorf(fmt.Sprintf("pin[%d].match", i), "%v", err)
 		}
 		placement := fmt.Sprintf("pin[%d].placement", i)
-		_, rank, err := ir.ParseSpec(ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisTP, Size: 2}, {Name: partition.AxisTPR, Size: 2}}}, p.Spec)
+		spec, rank, err := ir.ParseSpec(ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisTP, Size: 2}, {Name: partition.AxisTPR, Size: 2}}}, p.Spec)
 		if err != nil {
 			return optionErrorf(placement, "is %s, want _ for a dimension that is whole and tp for one that is split; the batch alone follows the other axes", p.Spec)
 		}
@@ -343,6 +348,18 @@ func (o Options) checkPins(g *ir.Graph) error {
 			if is := len(n.Results[0].Type.Shape); is != rank {
 				return optionErrorf(placement, "%s has %d dimensions, its spec %s has %d", n.Name, is, p.Spec, rank)
 			}
+		}
+		places := false
+		for _, n := range nodes {
+			if _, taken := first[n]; !taken {
+				first[n] = pinned{i, spec}
+			}
+			places = places || first[n].spec == spec
+		}
+		if !places {
+			by := first[nodes[0]].by
+			return optionErrorf(placement, "is %s, but earlier pins, which come first, place all that it matches otherwise: %s is %s by pin[%d]",
+				p.Spec, nodes[0].Name, o.Pins[by].Spec, by)
 		}
 	}
 	return nil
