@@ -2,6 +2,7 @@ package planner
 
 import (
 	"cmp"
+	"container/heap"
 	"slices"
 	"sort"
 	"time"
@@ -306,9 +307,9 @@ func (s *searcher) leastFloor() cost.Picoseconds {
 // lower bound. It returns the points with those it has added.
 func (s *searcher) exhaust(points []*point) []*point {
 	found := s.found
-	open := s.openList(false)
+	open, unsolved := s.openList(false), s.unsolved(points)
 	for done := false; !done; {
-		p := s.nextPoint(points)
+		p := s.nextPoint(unsolved)
 		switch {
 		case len(open) > 0 && open[0].floor() > found.limitOf(open[0].degrees):
 			open = open[1:]
@@ -320,6 +321,7 @@ func (s *searcher) exhaust(points []*point) []*point {
 				}
 			} else {
 				if p := s.expand(q, found.limitOf(q.degrees)); p != nil {
+					heap.Push(unsolved, boundedPoint{p, len(points), p.least})
 					points = append(points, p)
 				}
 				resort(open)
@@ -339,22 +341,68 @@ func (s *searcher) exhaust(points []*point) []*point {
 				open = s.openList(false)
 			}
 			done = len(open) == 0
+			unsolved = s.unsolved(points) // to see more, bounds were refined
 		}
 	}
 	return points
 }
 
-// nextPoint returns the unsolved point with the least bound, nil if none is of interest.
-func (s *searcher) nextPoint(points []*point) (first *point) {
-	for _, p := range points {
-		if p.solved || first != nil && p.least >= first.least {
-			continue
-		}
-		if limit := s.found.limitOf(p.degrees); p.least <= limit && limit >= p.rest {
-			first = p
+// boundedPoint is a point with its place in the list of all and its bound.
+type boundedPoint struct {
+	*point
+	at    int
+	least cost.Picoseconds
+}
+
+// byBound is a heap of points, that with the least bound on top, of equal ones the first.
+type byBound []boundedPoint
+
+func (h byBound) Len() int      { return len(h) }
+func (h byBound) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
+func (h byBound) Less(i, j int) bool {
+	return h[i].least < h[j].least || h[i].least == h[j].least && h[i].at < h[j].at
+}
+func (h *byBound) Push(x any) { *h = append(*h, x.(boundedPoint)) }
+func (h *byBound) Pop() any {
+	last := len(*h) - 1
+	x := (*h)[last]
+	*h = (*h)[:last]
+	return x
+}
+
+// unsolved lists the points of interest for [searcher.nextPoint].
+func (s *searcher) unsolved(points []*point) *byBound {
+	h := &byBound{}
+	for i, p := range points {
+		if s.ofInterest(p) {
+			*h = append(*h, boundedPoint{p, i, p.least})
 		}
 	}
-	return first
+	heap.Init(h)
+	return h
+}
+
+// ofInterest reports whether a point may have a plan of interest that was not searched.
+func (s *searcher) ofInterest(p *point) bool {
+	limit := s.found.limitOf(p.degrees)
+	return !p.solved && p.least <= limit && limit >= p.rest
+}
+
+// nextPoint returns the unsolved point with the least bound, nil if none is of interest. What is not is dropped: limits fall
+// until the ceiling rises.
+func (s *searcher) nextPoint(unsolved *byBound) *point {
+	for len(*unsolved) > 0 {
+		switch top := &(*unsolved)[0]; {
+		case !s.ofInterest(top.point):
+			heap.Pop(unsolved)
+		case top.point.least != top.least: // it was settled
+			top.least = top.point.least
+			heap.Fix(unsolved, 0)
+		default:
+			return top.point
+		}
+	}
+	return nil
 }
 
 // solvePoint searches the cuts of a point under the current limit. If that gives up, the point is left
