@@ -112,16 +112,31 @@ const (
 	spares   reason = "spares"   // it only spares memory: no faster than plans without, which fit
 )
 
-// SearchCertified is [Search] with a proof of the result, for which it takes more steps. It fails
-// if these are not enough for certainty.
+// UnprovenError says that a search gave up before it had proved that its plan is the fastest.
+type UnprovenError struct {
+	Steps int     // of branch and bound
+	Gap   float64 // by how much a plan could be faster, as a fraction
+}
+
+func (e *UnprovenError) Error() string {
+	return fmt.Sprintf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster; one could be by %.2g %%. With some degrees given (--dp, --tp, --pp) there is less to prove",
+		e.Steps, 100*e.Gap)
+}
+
+// SearchCertified is [Search] with a proof of the result, for which it takes more steps. If these are not
+// enough for certainty, it returns the result with an *UnprovenError.
 func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *Certificate, error) {
-	res, s, err := newSearch(g, batch, c, opts, 50*thorough)
+	return certified(g, batch, c, opts, 50*thorough)
+}
+
+// certified is [SearchCertified] with a number of steps.
+func certified(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int) (*Result, *Certificate, error) {
+	res, s, err := newSearch(g, batch, c, opts, steps)
 	if err != nil {
 		return nil, nil, err
 	}
 	if !res.Stats.Optimal {
-		return res, nil, fmt.Errorf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster than %s; one could be by %.2g %%",
-			50*thorough, res.Plan.Degrees(), 100*res.Stats.Gap)
+		return res, nil, &UnprovenError{steps, res.Stats.Gap}
 	}
 	opts.Eval = nil
 	cert := &Certificate{

@@ -199,13 +199,16 @@ func (c *planCmd) Run(con *console) error {
 		return err
 	}
 	var certificate *planner.Certificate
+	var unproven *planner.UnprovenError // then there is a plan nevertheless
 	find := search
 	if c.Certificate != "" {
 		if c.Robust {
 			return usagef("plan: --certificate proves that no plan is faster, but --robust may return another than the fastest; want one of them")
 		}
 		find = func(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (doc *planner.Document, err error) {
-			doc, certificate, err = searchCertified(cfg, cluster, o)
+			if doc, certificate, err = searchCertified(cfg, cluster, o); errors.As(err, &unproven) {
+				return doc, nil
+			}
 			return doc, err
 		}
 	}
@@ -276,9 +279,12 @@ func (c *planCmd) Run(con *console) error {
 	}
 	if c.json() {
 		con.printf("%s", text)
-		return nil
+	} else {
+		printPlan(con, doc)
 	}
-	printPlan(con, doc)
+	if unproven != nil {
+		return unproven
+	}
 	return nil
 }
 
@@ -296,7 +302,8 @@ func unpinned(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (sec
 	return free.Predicted.StepSeconds, nil
 }
 
-// searchCertified is search, with a proof that the plan is the fastest.
+// searchCertified is search, with a proof that the plan is the fastest. Where that cannot be closed it returns the plan with an
+// UnprovenError.
 func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (*planner.Document, *planner.Certificate, error) {
 	training, evaluation, err := cfg.Steps()
 	if err != nil {
@@ -304,12 +311,14 @@ func searchCertified(cfg *config.Config, cluster *cost.Cluster, o planner.Option
 	}
 	o.Eval = evaluation
 	found, certificate, err := planner.SearchCertified(training, cfg.Batch.Global, cluster, o)
-	if err != nil {
+	if found == nil {
 		return nil, nil, err
 	}
 	doc := planner.NewDocument(cfg, training, cluster, found)
-	certificate.ConfigHash = doc.ConfigHash
-	return doc, certificate, nil
+	if certificate != nil {
+		certificate.ConfigHash = doc.ConfigHash
+	}
+	return doc, certificate, err
 }
 
 // search finds the fastest plan of a configuration on a cluster.
