@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 )
@@ -301,7 +302,7 @@ func (r *run) loop(ctx context.Context) error {
 				return r.interrupt(ctx)
 			}
 			if err != nil {
-				return err
+				return r.keep(ctx, err)
 			}
 			if evaluates {
 				return nil
@@ -317,10 +318,20 @@ func (r *run) loop(ctx context.Context) error {
 			return r.interrupt(ctx)
 		}
 		if err != nil {
-			return err
+			return r.keep(ctx, err)
 		}
 	}
 	return r.saveAndWait(ctx)
+}
+
+// keep saves the state if an update or an evaluation failed because a batch cannot be read: the updates before are as good as ever. The ranks of
+// other processes may not have noticed, so with them nothing is saved.
+func (r *run) keep(ctx context.Context, err error) error {
+	var unread *data.InputError
+	if !errors.As(err, &unread) || r.exec.Peers() != nil {
+		return err
+	}
+	return errors.Join(err, r.saveAndWait(ctx))
 }
 
 // interrupt saves the state and reports that the run was interrupted.

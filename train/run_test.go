@@ -20,6 +20,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/interp"
 	"github.com/autopar/autopar/ir/philox"
@@ -86,6 +87,25 @@ func TestResumeIsExact(t *testing.T) {
 	defer b.Close()
 	require.Equal(t, a.Manifest, b.Manifest)
 	require.Equal(t, 13, a.Step)
+}
+
+// TestUnreadableDataKeepsTheUpdates: when a batch cannot be read any more, the updates before are saved.
+func TestUnreadableDataKeepsTheUpdates(t *testing.T) {
+	for _, after := range []int{5, 6} { // the next to read is an update, or an evaluation
+		dir := textData(t)
+		cfg := tinyConfig(t, dir)
+		whole, out := t.TempDir(), t.TempDir()
+		train(t, cfg, planOf(2, 1, 1), RunOptions{Out: whole, Steps: after})
+		broken := func(p Progress) {
+			if p.Done == after && !p.Evaluating {
+				require.NoError(t, os.Truncate(filepath.Join(dir, data.TrainFile), 0))
+			}
+		}
+		_, err := newJob(t, cfg, planOf(2, 1, 1)).Run(t.Context(), RunOptions{Out: out, Progress: broken})
+		var unread *data.InputError
+		require.ErrorAs(t, err, &unread)
+		require.Equal(t, contents(t, whole), contents(t, out))
+	}
 }
 
 // TestResumeSaysWhatChanged: a run may continue with other settings, but says so. Another plan is
