@@ -146,7 +146,7 @@ func (w *Weights) check() error {
 func (w *Weights) checkStated() error {
 	meta := w.file.Metadata()
 	stated := w.cfg
-	if err := w.heads(&stated); err != nil {
+	if _, err := w.heads(&stated); err != nil {
 		if _, said := meta["n_head"]; said {
 			return err
 		}
@@ -315,13 +315,15 @@ func metadata(cfg gpt.Config) map[string]string {
 	}
 }
 
-var blockForm = regexp.MustCompile(`^h\.(\d+)\.`)
+// blockForm matches the parameters of a block, by its number.
+var blockForm = regexp.MustCompile(`^h\.(\d+)\.(ln_1|attn\.c_attn|attn\.c_proj|ln_2|mlp\.c_fc|mlp\.c_proj)\.(weight|bias)$`)
 
 // WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the
 // tensors. The number of heads and the activation, which no tensor shows, come from the file's
 // metadata (as [ExportWeights] writes it), from nanoGPT's model_args (whose activation is the exact
 // GELU), or from a config.json in the same directory. Sizes that these state must agree with the
-// tensors.
+// tensors. A tensor of no block that is stated, far from the others, is none of the model:
+// [OpenWeights] names it.
 func WeightsConfig(path string) (gpt.Config, error) {
 	w, err := openWeights(path, gpt.Config{})
 	if err != nil {
@@ -330,10 +332,12 @@ func WeightsConfig(path string) (gpt.Config, error) {
 	defer w.Close()
 	cfg := gpt.DefaultConfig()
 	cfg.NLayer, cfg.Dropout, cfg.Bias = 0, 0, false
+	blocks := map[int]bool{}
 	for _, name := range w.file.Names() {
 		name = strings.TrimPrefix(name, w.prefix)
 		if m := blockForm.FindStringSubmatch(name); m != nil {
 			if i, err := strconv.Atoi(m[1]); err == nil {
+				blocks[i] = true
 				cfg.NLayer = max(cfg.NLayer, i+1)
 			}
 		}
@@ -349,16 +353,32 @@ func WeightsConfig(path string) (gpt.Config, error) {
 		}
 		*table.rows, cfg.NEmbd = info.Shape[0], info.Shape[1]
 	}
+	beside, err := w.heads(&cfg)
+	if err != nil {
+		return gpt.Config{}, err
+	}
+	meta := w.file.Metadata()
+	said, _ := strconv.Atoi(meta["n_layer"])
+	if beside != nil {
+		if _, written := beside.Written("model.n_layer"); written {
+			said = beside.Model.NLayer
+		}
+	}
+	if said > 0 && said < cfg.NLayer && blocks[said-1] && !blocks[said] { // what comes after the gap is extra
+		cfg.NLayer = said
+	}
 	if n := len(w.file.Names()); cfg.NLayer > n {
 		return gpt.Config{}, errorf(path, "", "names layer %d, but has %d tensors", cfg.NLayer-1, n)
 	}
-	if err := w.heads(&cfg); err != nil {
-		return gpt.Config{}, err
+	if beside != nil {
+		if err := w.agrees(beside, &cfg); err != nil {
+			return gpt.Config{}, err
+		}
 	}
 	if err := cfg.Validate(); err != nil {
 		return gpt.Config{}, &Error{File: path, Err: err}
 	}
-	is, meta := metadata(cfg), w.file.Metadata()
+	is := metadata(cfg)
 	for _, key := range slices.Sorted(maps.Keys(is)) {
 		if said, ok := meta[key]; ok && key != "format" && said != is[key] {
 			return gpt.Config{}, errorf(path, "", "says %s %.40s, but its tensors are of %s", key, said, is[key])
@@ -367,13 +387,50 @@ func WeightsConfig(path string) (gpt.Config, error) {
 	return cfg, nil
 }
 
-// heads sets what the tensors do not show.
-func (w *Weights) heads(cfg *gpt.Config) error {
+// agrees compares what a config.json states with the sizes of the tensors, which are in cfg. It sets
+// the width of the MLPs if that is stated. What is left out has the class's default, which says
+// nothing.
+func (w *Weights) agrees(beside *config.Config, cfg *gpt.Config) error {
+	says := beside.Model
+	ffn := cfg.FFN()
+	fc := map[Layout]int{NanoGPT: 0, HuggingFace: 1}[w.layout]
+	if info, err := w.file.Info(w.prefix + "h.0.mlp.c_fc.weight"); err == nil && len(info.Shape) == 2 {
+		ffn = info.Shape[fc]
+	}
+	for _, size := range []struct {
+		theirs, ours string
+		says, is     int
+	}{
+		{"n_layer", "n_layer", says.NLayer, cfg.NLayer},
+		{"n_embd", "n_embd", says.NEmbd, cfg.NEmbd},
+		{"n_positions", "block_size", says.BlockSize, cfg.BlockSize},
+		{"n_ctx", "n_ctx", says.BlockSize, cfg.BlockSize},
+		{"vocab_size", "vocab_size", says.VocabSize, cfg.VocabSize},
+		{"n_inner", "ffn_hidden", says.FFNHidden, ffn},
+	} {
+		at, written := beside.Written("model." + size.ours)
+		if unstated := size.theirs == "n_inner" && size.says == 0; !written || unstated || size.says == size.is {
+			continue
+		}
+		return at.Refuse(size.theirs, "is %d, but the tensors of %s are of %d", size.says, w.path, size.is)
+	}
+	if at, written := beside.Written("model.tie_embeddings"); written && !says.TieEmbeddings {
+		return at.Refuse("tie_word_embeddings", "is false, but only weights whose head is the token table can be read: see %s", w.path)
+	}
+	if says.FFNHidden != 0 {
+		cfg.FFNHidden = says.FFNHidden
+	}
+	return nil
+}
+
+// heads sets what the tensors do not show. It returns the config.json from which that comes, nil if
+// the file states it.
+func (w *Weights) heads(cfg *gpt.Config) (*config.Config, error) {
 	meta := w.file.Metadata()
 	if text, ok := meta["n_head"]; ok {
 		n, err := strconv.Atoi(text)
 		if err != nil {
-			return errorf(w.path, "", "n_head is %.40q, want an integer", text)
+			return nil, errorf(w.path, "", "n_head is %.40q, want an integer", text)
 		}
 		cfg.NHead = n
 		if activation, ok := meta["activation"]; ok {
@@ -381,19 +438,19 @@ func (w *Weights) heads(cfg *gpt.Config) error {
 		}
 		if text, ok := meta["dropout"]; ok { // nanoGPT's; it may be changed for further training
 			if cfg.Dropout, err = strconv.ParseFloat(text, 64); err != nil {
-				return errorf(w.path, "", "dropout is %.40q, want a number", text)
+				return nil, errorf(w.path, "", "dropout is %.40q, want a number", text)
 			}
 		}
-		return nil
+		return nil, nil
 	}
 	beside := filepath.Join(filepath.Dir(w.path), "config.json")
 	hf, err := config.Load(beside, nil)
 	if errors.Is(err, fs.ErrNotExist) {
-		return errorf(w.path, "", "says nothing of the number of heads: it states no n_head, and there is no %s", beside)
+		return nil, errorf(w.path, "", "says nothing of the number of heads: it states no n_head, and there is no %s", beside)
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	cfg.NHead, cfg.Activation = hf.Model.NHead, hf.Model.Activation
-	return nil
+	return hf, nil
 }

@@ -209,7 +209,8 @@ func TestWrongWeights(t *testing.T) {
 	for what, change := range map[string]func(map[string]safetensors.Tensor){
 		"no table": func(all map[string]safetensors.Tensor) { delete(all, "transformer.wte.weight") },
 		"far layer": func(all map[string]safetensors.Tensor) {
-			all["transformer.h.99999999.x"] = safetensors.FromFloat32s("transformer.h.99999999.x", nil, []float32{1})
+			const name = "transformer.h.99999999.ln_1.weight"
+			all[name] = safetensors.FromFloat32s(name, nil, []float32{1})
 		},
 		"three dims": func(all map[string]safetensors.Tensor) {
 			all["transformer.wpe.weight"] = safetensors.FromFloat32s("transformer.wpe.weight", []int{1, 1, 1}, []float32{1})
@@ -310,4 +311,47 @@ func TestStatedSizes(t *testing.T) {
 	path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", "dropout": "x"}, func(map[string]safetensors.Tensor) {})
 	_, err := WeightsConfig(path)
 	require.ErrorContains(t, err, `dropout is "x", want a number`)
+}
+
+// TestConfigBeside: what a config.json beside the weights states must be so in the tensors. What it leaves out, or has as null,
+// says nothing.
+func TestConfigBeside(t *testing.T) {
+	path := rewritten(t, export(t, HuggingFace), nil, func(map[string]safetensors.Tensor) {})
+	beside := filepath.Join(filepath.Dir(path), "config.json")
+	read := func(stated string) (gpt.Config, error) {
+		require.NoError(t, os.WriteFile(beside, []byte(`{"n_head": 3, `+stated+`}`), 0o644))
+		return WeightsConfig(path)
+	}
+	for _, stated := range []string{
+		`"model_type": "gpt2"`, `"n_layer": 2, "n_embd": 12, "n_positions": 5, "n_ctx": 5, "vocab_size": 7`,
+		`"n_inner": null, "n_ctx": null`, `"n_inner": 48, "tie_word_embeddings": true`,
+	} {
+		cfg, err := read(stated)
+		require.NoError(t, err, stated)
+		require.NoError(t, cfg.Same(tinyModel()), stated)
+	}
+	for stated, is := range map[string]string{
+		`"n_layer": 1`: "2", `"n_layer": 99`: "2", `"n_embd": 24`: "12", `"n_positions": 4`: "5", `"n_ctx": 6`: "5", `"vocab_size": 8`: "7", `"n_inner": 47`: "48",
+	} {
+		_, err := read(stated)
+		key, says, _ := strings.Cut(stated, ": ")
+		require.EqualError(t, err, beside+":1: "+strings.Trim(key, `"`)+": is "+says+", but the tensors of "+path+" are of "+is)
+	}
+	_, err := read(`"tie_word_embeddings": false`)
+	require.ErrorContains(t, err, beside+":1: tie_word_embeddings: is false")
+}
+
+// TestExtraTensorIsNamed: a tensor that no block has is none of the model, whatever block its name claims. The blocks before it
+// are not said to be missing.
+func TestExtraTensorIsNamed(t *testing.T) {
+	for _, name := range []string{"transformer.h.7.x", "transformer.h.7.ln_1.weight"} {
+		path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
+			all[name] = safetensors.FromFloat32s(name, []int{12}, make([]float32, 12))
+		})
+		require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), []byte(`{"n_head": 3, "n_layer": 2}`), 0o644))
+		cfg, err := WeightsConfig(path)
+		require.NoError(t, err)
+		_, err = OpenWeights(path, cfg)
+		require.ErrorContains(t, err, `"`+name+`": is not a tensor of this model (2 layers`)
+	}
 }

@@ -113,6 +113,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 			return members["n_ctx"].at.Refuse("n_ctx", "%d differs from n_positions %d", *context, model.BlockSize)
 		}
 		model.BlockSize = *context
+		c.remember("model.n_ctx", members["n_ctx"].at)
 	}
 	if inner != nil {
 		model.FFNHidden = *inner
