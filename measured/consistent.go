@@ -59,9 +59,6 @@ func (p *parser) consistent(r *Row) {
 	if r.Fits != nil && !*r.Fits && r.StepSeconds > 0 {
 		refuse("fits", "is 0, but step_time_s is %v: what was timed ran", r.StepSeconds)
 	}
-	if ep := p.atLeast("ep", 0); ep > 1 {
-		refuse("ep", "is %d; experts are not modelled", ep)
-	}
 	// Prices are picoseconds in 64 bits, which end at 106 days. The limit is an hour of the fastest GPU, and days of the slowest.
 	if flops := r.flops() / float64(r.GPUs); flops > 3600*1e15 {
 		refuse("global_batch", "is %d sequences, in a step %.1e FLOPs of a GPU: beyond what can be priced", r.GlobalBatch, flops)

@@ -96,6 +96,8 @@ func TestReadRefuses(t *testing.T) {
 		{"no memory", strings.Replace(header, "framework", "peak_mem_gib", 1) + strings.Replace(gptRow, "torchtitan", "1e308", 1), `t.csv:2: peak_mem_gib: is "1e308", want a positive number, of 1e-9 to 1e9`},
 		{"NaN", header + strings.Replace(gptRow, "0.5", "nan", 1), `t.csv:2: step_time_s: is "nan", want a positive number`},
 		{"flag", header + strings.Replace(gptRow, "3072,0", "3072,2", 1), `t.csv:2: ffn_gated: is "2", want 0 or 1`},
+		{"version", header + strings.Replace(gptRow, "bf16,2", "bf16,9", 1), `t.csv:2: flash_attention: is "9", want 0 to 2`},
+		{"no number of experts", experts("x", gptRow), `t.csv:2: ep: is "x", want a count of 0 to`},
 		{"word", header + strings.Replace(gptRow, "none", "nine", 1), `t.csv:2: recompute: is "nine", want one of none, selective, full, unstated; did you mean none?`},
 		{"contradiction", header + strings.Replace(gptRow, "SXM,4", "SXM,8", 1), "t.csv:2: n_gpus: is 8, but tp 2 x pp 1 x cp 1 x dp 2 is 4"},
 		{"micro-batches larger than the batch", header + strings.Replace(gptRow, ",1,2,16,", ",1,9,16,", 1), "t.csv:2: micro_batch: is 9, but with dp 2 that is 18 sequences at a time, and global_batch is 16"},
@@ -144,6 +146,25 @@ func TestSkipsWithAReason(t *testing.T) {
 		"r4: dtype is fp32: what is known of software, kernels and memory, is of training in 16 bits",
 		"r5: dtype is fp8, which A100-80GB-SXM does not compute in",
 	}, reasons)
+}
+
+// experts is a table of one row with a column for experts.
+func experts(ep, row string) string {
+	return strings.Replace(header, "framework", "ep,framework", 1) + strings.Replace(row, "torchtitan", ep+",torchtitan", 1)
+}
+
+// TestSkipsExperts: a row of a model with experts is listed, and not predicted as one of another model. The others of its table
+// are predicted.
+func TestSkipsExperts(t *testing.T) {
+	rows := read(t, experts("2", gptRow)+strings.Replace(strings.Replace(gptRow, "r1", "r2", 1), "torchtitan", "1,torchtitan", 1))
+	outcomes, skipped := Evaluate(rows, nil)
+	require.Len(t, outcomes, 1)
+	require.Equal(t, "r2", outcomes[0].ID)
+	require.Len(t, skipped, 1)
+	require.Equal(t, "ep is 2: experts are not modelled", skipped[0].Reason)
+	chosen, left := Choose(skipped)
+	require.Empty(t, chosen)
+	require.Len(t, left, 1)
 }
 
 // TestOnceAStep: software that reduces gradients once a step has them whole until then.

@@ -51,6 +51,8 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	}
 	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // overlap with context parallelism is not priced
 	switch {
+	case r.Experts > 1:
+		return nil, fmt.Errorf("ep is %d: experts are not modelled", r.Experts)
 	case r.MicroBatch == 0:
 		return nil, fmt.Errorf("micro_batch is not stated")
 	case r.Recompute == "unstated":

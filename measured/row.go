@@ -42,6 +42,7 @@ type Row struct {
 	machine           *cost.Cluster // nil means the built-in cluster with the GPU
 
 	TP, PP, VirtualStages, CP, DP int
+	Experts                       int // column ep: ranks that share the experts of a layer
 	SequenceParallel              bool
 	Schedule                      string // none, 1f1b, interleaved_1f1b, unstated or ""
 	ZeRO, ZeROGroup               int
@@ -196,6 +197,7 @@ type parser struct {
 }
 
 func (p *parser) row() Row {
+	flash := p.upTo("flash_attention", 2)
 	r := Row{
 		Line: p.line,
 		ID:   p.text("row_id"), Source: p.text("source_id"), Ref: p.text("source_ref"), Framework: p.text("framework"), ModelName: p.text("model_name"),
@@ -203,14 +205,14 @@ func (p *parser) row() Row {
 		FFN: p.count("ffn_hidden_size"), Vocab: p.count("vocab_size"), SeqLen: p.count("seq_len"),
 		Gated: p.flag("ffn_gated"), Tied: p.flag("tied_embeddings"),
 		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: 1e9 * p.number("inter_node_gb_s_per_gpu"),
-		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"),
+		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"), Experts: p.atLeast("ep", 0),
 		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.schedule(),
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
 		GradDType:       p.text("grad_reduce_dtype"),
-		FlashAttention:  p.atLeast("flash_attention", 0) > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
-		FlashAttention2: p.atLeast("flash_attention", 0) > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
+		FlashAttention:  flash > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
+		FlashAttention2: flash > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
 		FusedNorm: strings.Contains(p.text("attention_kernel")+p.text("note"), "RMS kernel"), RecomputeNote: p.text("recompute_note"), Note: p.text("note"),
 		StepSeconds: p.number("step_time_s"), Peak: p.peak(), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.text("confidence"),
 	}
@@ -257,6 +259,15 @@ func (p *parser) atLeast(column string, least int) int {
 	if err != nil || n < least || n > most {
 		p.refuse(column, fmt.Sprintf("is %q, want a count of %d to %d", text, least, most))
 		return least
+	}
+	return n
+}
+
+// upTo returns one of the few values of a column, which count from 0. An empty cell means 0.
+func (p *parser) upTo(column string, most int) int {
+	n := p.atLeast(column, 0)
+	if n > most {
+		p.refuse(column, fmt.Sprintf("is %q, want 0 to %d", p.text(column), most))
 	}
 	return n
 }
