@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"math"
 	"os"
 	"slices"
@@ -35,6 +36,8 @@ type SampleOptions struct {
 	// data directory in the checkpoint's configuration.
 	DataDir string
 	Job     JobOptions
+	// Note, if set, is told what is assumed.
+	Note func(format string, args ...any)
 }
 
 func (o *SampleOptions) validate() error {
@@ -73,7 +76,7 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 		}
 		dataDir = opts.DataDir
 	}
-	tokens, err := loadTokenizer(dataDir, cfg)
+	tokens, err := loadTokenizer(dataDir, cfg, opts.Note)
 	if err != nil {
 		return err
 	}
@@ -128,8 +131,9 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 }
 
 // loadTokenizer returns the tokenizer of the data in dir. "" means that no data is named, not the
-// current directory.
-func loadTokenizer(dir string, cfg gpt.Config) (t data.Tokenizer, err error) {
+// current directory. A directory that is not there, as one that has moved, is noted: its tokenizer
+// may have been another than GPT-2's.
+func loadTokenizer(dir string, cfg gpt.Config, note func(format string, args ...any)) (t data.Tokenizer, err error) {
 	whose := "that of " + dir
 	if dir == "" {
 		whose = "no data is named, so it is GPT-2's, which"
@@ -144,6 +148,9 @@ func loadTokenizer(dir string, cfg gpt.Config) (t data.Tokenizer, err error) {
 	}
 	if t.VocabSize() > cfg.VocabSize {
 		return nil, &InputError{What: "tokenizer", Msg: fmt.Sprintf("%s has %d tokens, the model %d: name the directory of the data it was trained on with --data", whose, t.VocabSize(), cfg.VocabSize)}
+	}
+	if _, err := os.Stat(dir); dir != "" && errors.Is(err, fs.ErrNotExist) && note != nil {
+		note("the data directory %s is not there, so tokens are taken for GPT-2's: if the model was trained on others, name its directory with --data", dir)
 	}
 	return t, nil
 }

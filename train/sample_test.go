@@ -3,6 +3,7 @@ package train
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"os"
@@ -282,4 +283,26 @@ func TestSampleWithoutEnd(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
+}
+
+// TestTokenizerOfDataThatMoved: text by GPT-2's tokens may be of no use if the data had others, which nothing tells any more. A
+// directory that has no vocabulary is GPT-2's, and needs no word.
+func TestTokenizerOfDataThatMoved(t *testing.T) {
+	cfg := gpt.DefaultConfig()
+	cfg.VocabSize = 50304
+	there := t.TempDir()
+	for dir, want := range map[string]bool{there: false, filepath.Join(there, "gone"): true, "": false} {
+		var notes []string
+		tokens, err := loadTokenizer(dir, cfg, func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) })
+		require.NoError(t, err)
+		require.Equal(t, 50257, tokens.VocabSize())
+		if !want {
+			require.Empty(t, notes, dir)
+			continue
+		}
+		require.Len(t, notes, 1)
+		require.Contains(t, notes[0], "the data directory "+dir+" is not there, so tokens are taken for GPT-2's")
+	}
+	_, err := loadTokenizer(filepath.Join(there, "gone"), cfg, nil)
+	require.NoError(t, err)
 }

@@ -31,6 +31,6 @@ func (c *sampleCmd) Run(ctx context.Context, con *console) error {
 	}
 	return train.Sample(ctx, train.SampleOptions{
 		From: c.From, Start: start, NumSamples: c.NumSamples, MaxNewTokens: c.MaxNewTokens,
-		Temperature: c.Temperature, TopK: c.TopK, Seed: c.Seed, DataDir: c.Data,
+		Temperature: c.Temperature, TopK: c.TopK, Seed: c.Seed, DataDir: c.Data, Note: con.note,
 	}, con.stdout)
 }
