@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/infile"
+	"github.com/autopar/autopar/wholefile"
 )
 
 // MetricsFile is the name of the metrics file in the directory of a run. It has one JSON object per
@@ -60,6 +61,9 @@ type metricsLog struct {
 // belong to a run that this one replaces, and are cut off. While the files are open no other run
 // can write to the directory.
 func openMetrics(dir string, from int) (*metricsLog, error) {
+	if at := wholefile.Obstacle(dir); at != "" {
+		return nil, &InputError{What: "out", Msg: fmt.Sprintf("%s cannot be a directory: %s is a file", dir, at)}
+	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("train: %w", err)
 	}

@@ -242,6 +242,17 @@ func TestLog(t *testing.T) {
 	require.Positive(t, steps[8].MFU)
 }
 
+// TestOutBelowAFile: a directory that cannot be made is a wrong request, which another start would not mend.
+func TestOutBelowAFile(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for _, out := range []string{file, filepath.Join(file, "a", "b")} {
+		_, err := openMetrics(out, 0)
+		require.ErrorAs(t, err, new(*InputError))
+		require.EqualError(t, err, "out: "+out+" cannot be a directory: "+file+" is a file")
+	}
+}
+
 // TestMetricsRoundTrip: float32 values that are awkward in decimal come back with the same bits.
 func TestMetricsRoundTrip(t *testing.T) {
 	dir := t.TempDir()

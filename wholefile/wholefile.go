@@ -111,6 +111,20 @@ func (f *File) Discard() error {
 	return errors.Join(os.Remove(f.Name()), f.Close())
 }
 
+// Obstacle returns what keeps dir from being made: dir itself or a path above it that is there and
+// no directory. It returns "" if nothing does.
+func Obstacle(dir string) string {
+	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
+		info, err := os.Stat(at)
+		switch {
+		case err == nil && !info.IsDir():
+			return at
+		case err == nil || at == filepath.Dir(at):
+			return ""
+		}
+	}
+}
+
 // Write writes a whole file, and makes its directory if there is none.
 func Write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {

@@ -56,6 +56,18 @@ func TestErrorsNameTheFile(t *testing.T) {
 	require.Error(t, Write(filepath.Join(dir, "file", "a"), nil))
 }
 
+// TestObstacle: a file where a directory is to be made, or above it.
+func TestObstacle(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	for path, want := range map[string]string{
+		dir: "", filepath.Join(dir, "a", "b"): "", file: file, filepath.Join(file, "a", "b"): file, "": "", "/": "",
+	} {
+		require.Equal(t, want, Obstacle(path), path)
+	}
+}
+
 // TestLeftovers: what a killed process has left goes when the file is written again; what is being written, and what only looks
 // like it, stays.
 func TestLeftovers(t *testing.T) {

@@ -55,6 +55,9 @@ func (d toDir) check() error {
 	if d == "" {
 		return usagef("checkpoint: -o is empty, want the name of a directory")
 	}
+	if err := mayBeDirectory("checkpoint: -o", string(d)); err != nil {
+		return err
+	}
 	if train.Writing(string(d)) {
 		return usagef("checkpoint: -o %s: a run is writing there; wait for its end, or name another directory", d)
 	}

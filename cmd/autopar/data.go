@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"os"
 	"path/filepath"
 	"strings"
 
@@ -63,7 +62,7 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 		}
 		dir = filepath.Join("data", name)
 	}
-	if err := mayBeDirectory(dir); err != nil {
+	if err := mayBeDirectory("data prepare: -o", dir); err != nil {
 		return err
 	}
 	for _, name := range []string{data.TrainFile, data.ValFile, data.MetaFile} {
@@ -93,19 +92,6 @@ func (c *dataPrepareCmd) Run(ctx context.Context, con *console) error {
 		{"validation tokens", explain.Grouped(p.ValTokens), filepath.Join(p.Dir, data.ValFile)},
 	})
 	return nil
-}
-
-// mayBeDirectory refuses an output directory if it, or one above it, is a file.
-func mayBeDirectory(dir string) error {
-	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
-		info, err := os.Stat(at)
-		switch {
-		case err == nil && !info.IsDir():
-			return usagef("data prepare: -o %s cannot be a directory: %s is a file", dir, at)
-		case err == nil || at == filepath.Dir(at):
-			return nil
-		}
-	}
 }
 
 func (c *dataPrepareCmd) encoding() (data.Encoding, error) {

@@ -78,8 +78,8 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	case c.Rebalance && c.cuda():
 		return usagef("launch: --rebalance compares how long ranks compute, which is known of --device cpu alone")
 	}
-	if c.Out == "" {
-		c.Out = doc.Config.Train.OutDir
+	if c.Out, err = c.directory("launch", doc); err != nil { // every start would fail
+		return err
 	}
 	exe, err := os.Executable()
 	if err != nil {

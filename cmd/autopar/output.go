@@ -73,6 +73,14 @@ func notDirectory(flag, out string) error {
 	return nil
 }
 
+// mayBeDirectory refuses an output directory if it, or one above it, is a file.
+func mayBeDirectory(flag, dir string) error {
+	if at := wholefile.Obstacle(dir); at != "" {
+		return usagef("%s %s cannot be a directory: %s is a file", flag, dir, at)
+	}
+	return nil
+}
+
 // followed returns the path that a path stands for: itself, or what it names as a link.
 func followed(path string) (string, error) {
 	for at := path; ; {

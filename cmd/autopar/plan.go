@@ -152,6 +152,7 @@ func (c *planCmd) apart(cluster []string) error {
 	return errors.Join(
 		toFile("plan: --certificate", c.Certificate),
 		toFile("plan: --lp", c.LP),
+		mayBeDirectory("plan: --dump-dir", c.DumpDir),
 		apart("plan: -o", c.Out, read...),
 		apart("plan: --certificate", c.Certificate, append(read, c.Out)...),
 		apart("plan: --lp", c.LP, append(read, c.Out, c.Certificate)...),

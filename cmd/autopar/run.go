@@ -57,6 +57,15 @@ func (c *runCmd) check(command string) error {
 	return c.validate(command)
 }
 
+// directory returns the directory that a run of a plan writes to.
+func (c *runCmd) directory(command string, doc *planner.Document) (string, error) {
+	if c.Out != "" {
+		return c.Out, mayBeDirectory(command+": --out", c.Out)
+	}
+	out := doc.Config.Train.OutDir
+	return out, mayBeDirectory(command+": train.out_dir", out)
+}
+
 // join connects to the other processes of the run, if a launcher's environment variables say that there are some. peers is nil
 // if there are none. memory is the file in memory that the launcher keeps for this rank over restarts, or nil.
 func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (peers *launch.Peers, memory *os.File, err error) {
@@ -102,6 +111,13 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if c.Offload != "" && !doc.Plan.Offload.Moves() {
 		return usagef("run: --offload-dir is %s, but the plan offloads nothing; plan with --offload optimizer or params", c.Offload)
 	}
+	if err := mayBeDirectory("run: --offload-dir", c.Offload); err != nil {
+		return err
+	}
+	out, err := c.directory("run", doc)
+	if err != nil {
+		return err
+	}
 	peers, memory, err := c.join(ctx, con, doc.Plan)
 	if err != nil {
 		return err
@@ -145,10 +161,6 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		return err
 	}
 	defer job.Close()
-	out := c.Out
-	if out == "" {
-		out = doc.Config.Train.OutDir
-	}
 	p := &progress{con: con, stdout: stdout}
 	defer p.end()
 	opts := train.RunOptions{
