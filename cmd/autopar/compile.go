@@ -3,7 +3,10 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
@@ -42,6 +45,32 @@ func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 	}
 	c.evaluation, err = codegen.Compile(evaluation, plan, cfg.Batch.Global, c.training)
 	return c, err
+}
+
+// programForm matches the names of the files in which dump writes programs.
+var programForm = regexp.MustCompile(`^program-rank\d+\.txt$`)
+
+// notDumped refuses a directory for dump in which one of some other files would be replaced. flag names the directory in the
+// error.
+func notDumped(flag, dir string, others ...string) error {
+	if dir == "" {
+		return nil
+	}
+	var programs []string
+	there, _ := os.ReadDir(dir) // links, perhaps, to the other files
+	for _, e := range there {
+		programs = append(programs, e.Name())
+	}
+	for _, other := range others {
+		programs = append(programs, filepath.Base(other))
+	}
+	programs = slices.DeleteFunc(programs, func(name string) bool { return !programForm.MatchString(name) })
+	for _, name := range append(programs, "graph.txt", "graph.json", "partitioned.txt") {
+		if err := apart(flag, filepath.Join(dir, name), others...); err != nil {
+			return usagef("%s %s would have %s, which is another file of this command; name another directory", flag, dir, name)
+		}
+	}
+	return nil
 }
 
 // dump writes the result of each stage of the compiler, in its text form: graph.txt and graph.json, partitioned.txt, and

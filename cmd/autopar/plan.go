@@ -156,6 +156,7 @@ func (c *planCmd) apart(cluster []string) error {
 		apart("plan: -o", c.Out, read...),
 		apart("plan: --certificate", c.Certificate, append(read, c.Out)...),
 		apart("plan: --lp", c.LP, append(read, c.Out, c.Certificate)...),
+		notDumped("plan: --dump-dir", c.DumpDir, append(read, c.Out, c.Certificate, c.LP)...),
 	)
 }
 
