@@ -7,6 +7,7 @@ package wholefile
 import (
 	"errors"
 	"fmt"
+	"hash/fnv"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -39,11 +40,19 @@ func Create(path string) (*File, error) {
 	return &File{File: f, path: path}, nil
 }
 
+// tempForm returns the beginning of the temporary names of a file. It is short, as the name of the
+// file itself may be as long as the file system allows, and another for another name.
+func tempForm(path string) string {
+	sum := fnv.New64a()
+	sum.Write([]byte(filepath.Base(path)))
+	return fmt.Sprintf(".%016x.", sum.Sum64())
+}
+
 // createTemp is os.CreateTemp in the directory of path, with permissions by the umask like any
 // file; those of package os are for the user alone.
 func createTemp(path string) (*os.File, error) {
 	for try := 0; ; try++ {
-		name := fmt.Sprintf(".%s.%08x.tmp", filepath.Base(path), rand.Uint32())
+		name := fmt.Sprintf("%s%08x.tmp", tempForm(path), rand.Uint32())
 		f, err := os.OpenFile(filepath.Join(filepath.Dir(path), name), os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o666)
 		if err == nil {
 			if failed := lock(f); failed == nil && gone(f) || errors.Is(failed, syscall.EWOULDBLOCK) { // sweep was faster: it has removed the file, or is about to
@@ -66,7 +75,7 @@ func gone(f *os.File) bool {
 // sweep removes what killed processes have left of a file. Living processes hold a lock on theirs.
 // Failures do not matter.
 func sweep(path string) {
-	form := regexp.MustCompile(`^\.` + regexp.QuoteMeta(filepath.Base(path)) + `\.[0-9a-f]{8}\.tmp$`)
+	form := regexp.MustCompile(`^` + regexp.QuoteMeta(tempForm(path)) + `[0-9a-f]{8}\.tmp$`)
 	entries, _ := os.ReadDir(filepath.Dir(path))
 	for _, e := range entries {
 		if !e.Type().IsRegular() || !form.MatchString(e.Name()) {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 
@@ -56,6 +57,21 @@ func TestErrorsNameTheFile(t *testing.T) {
 	require.Error(t, Write(filepath.Join(dir, "file", "a"), nil))
 }
 
+// TestLongNames: a file may have the longest name that the file system allows.
+func TestLongNames(t *testing.T) {
+	dir := t.TempDir()
+	for _, n := range []int{241, 242, 255} {
+		path := filepath.Join(dir, strings.Repeat("a", n))
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Skipf("%d bytes are too many here: %v", n, err)
+		}
+		require.NoError(t, Write(path, []byte("whole")))
+		text, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.Equal(t, "whole", string(text))
+	}
+}
+
 // TestObstacle: a file where a directory is to be made, or above it.
 func TestObstacle(t *testing.T) {
 	dir := t.TempDir()
@@ -76,7 +92,7 @@ func TestLeftovers(t *testing.T) {
 	}
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.bin")
-	left, other := filepath.Join(dir, ".a.bin.0123abcd.tmp"), filepath.Join(dir, ".b.bin.0123abcd.tmp")
+	left, other := filepath.Join(dir, tempForm(path)+"0123abcd.tmp"), filepath.Join(dir, tempForm("b.bin")+"0123abcd.tmp")
 	for _, name := range []string{left, other} {
 		require.NoError(t, os.WriteFile(name, []byte("half"), 0o644))
 	}
