@@ -259,7 +259,7 @@ func (s *searcher) raiseLevel(p *pending, x *sized, limit cost.Picoseconds) erro
 // at, what was found is the best there is.
 func (s *searcher) run() ([]*candidate, []*point, bool) {
 	var points []*point
-	found := newIncumbents(s.opts.TopK + 1)
+	found := newIncumbents(s.opts.TopK+1, s.image())
 	s.found = found
 	least := s.leastFloor()
 	every := 0 // how many different degrees there are
@@ -275,7 +275,7 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		if s.certain.IsZero() && s.winnerKnown(points) {
 			s.certain = time.Now()
 		}
-		if last || len(found.best) > s.opts.TopK || len(found.best) == every {
+		if last || len(found.ranked()) > s.opts.TopK || len(found.best) == every {
 			break
 		}
 	}

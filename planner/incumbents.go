@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/autopar/autopar/planner/cost"
@@ -13,13 +14,14 @@ import (
 // incumbents are the best plans found so far, one for each of some degrees.
 type incumbents struct {
 	best    map[degrees]*candidate
-	wanted  int              // how many degrees are asked for
-	ceiling cost.Picoseconds // the current limit of the search: see [searcher.run]
-	worst   cost.Picoseconds // time of the last of the wanted plans; never-1 as long as there are fewer
+	image   func(degrees) degrees // see [searcher.image]; of degrees with one image the best plan counts
+	wanted  int                   // how many degrees are asked for
+	ceiling cost.Picoseconds      // the current limit of the search: see [searcher.run]
+	worst   cost.Picoseconds      // time of the last of the wanted plans; never-1 as long as there are fewer
 }
 
-func newIncumbents(wanted int) *incumbents {
-	return &incumbents{best: map[degrees]*candidate{}, wanted: wanted, ceiling: never - 1, worst: never - 1}
+func newIncumbents(wanted int, image func(degrees) degrees) *incumbents {
+	return &incumbents{best: map[degrees]*candidate{}, image: image, wanted: wanted, ceiling: never - 1, worst: never - 1}
 }
 
 // take keeps a plan if it is the best of its degrees. A nil plan is ignored.
@@ -35,10 +37,13 @@ func (x *incumbents) take(d degrees, c *candidate) {
 
 // ranked lists the plans, best first.
 func (x *incumbents) ranked() []*candidate {
-	all := make([]*candidate, 0, len(x.best))
-	for _, c := range x.best {
-		all = append(all, c)
+	apart := map[degrees]*candidate{}
+	for d, c := range x.best {
+		if d = x.image(d); apart[d] == nil || c.less(apart[d]) {
+			apart[d] = c
+		}
 	}
+	all := slices.Collect(maps.Values(apart))
 	slices.SortFunc(all, func(a, b *candidate) int {
 		if a.less(b) {
 			return -1

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"reflect"
 	"slices"
 
 	"github.com/autopar/autopar/partition"
@@ -12,6 +13,32 @@ import (
 // the space. In any case each position has prices of its own ([skeleton.each], price.go), and so
 // have the bounds of cuts that follow from them. What remains is here: the limit on memory by
 // position, and floors.
+
+// image returns a function that has the same result for degrees whose plans need not be told apart:
+// they differ in the order of pools that are equal, or one stage has all devices of the cluster, in
+// whatever order.
+func (s *searcher) image() func(degrees) degrees {
+	pools := s.cluster.Pools
+	like := make([]int, len(pools)) // the first pool that is equal
+	for i, p := range pools {
+		like[i] = slices.IndexFunc(pools, func(q cost.Pool) bool { return reflect.DeepEqual(p, q) })
+	}
+	var kinds [][]int // by order of the pools
+	for _, order := range s.cluster.Orders() {
+		in := slices.Clone(like)
+		for place, pool := range order {
+			in[place] = like[pool]
+		}
+		kinds = append(kinds, in)
+	}
+	all := s.opts.RuntimeNGPUs == s.cluster.Devices()
+	return func(d degrees) degrees {
+		if d.order = slices.IndexFunc(kinds, func(in []int) bool { return slices.Equal(in, kinds[d.order]) }); d.pp == 1 && all {
+			d.order = 0
+		}
+		return d
+	}
+}
 
 // limitAt returns the bytes that a rank at a position of a plan may take.
 func (s *searcher) limitAt(p *partition.Plan, position int) int64 {

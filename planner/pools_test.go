@@ -2,6 +2,7 @@ package planner
 
 import (
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -180,6 +181,46 @@ func TestStagesFollowSpeed(t *testing.T) {
 	forged.Step, forged.Plan, forged.Peaks = found.Prediction.Step, found.Plan, found.Prediction.PeakBytes
 	_, err = Certify(g, 8, tight, nil, &forged, 20, 1)
 	require.ErrorContains(t, err, "bytes, the limit is", "a plan that fits the other kind only")
+}
+
+// Alternatives differ in more than the order of pools in which that makes no difference, and they are as many as are asked for.
+// Where the order leaves out devices, or gives a stage others, it does make one.
+func TestAlternativesDiffer(t *testing.T) {
+	const plenty = 1 << 40
+	g := step(t, tiny(4), 8)
+	for _, x := range []struct {
+		name    string
+		flops   [2]float64
+		devices int
+		turned  int // plans of which there is another in the other order of the pools
+	}{
+		{"one stage", [2]float64{1e9, 3e9}, 2, 1}, // of two stages either may be on the fast kind
+		{"equal pools", [2]float64{1e9, 1e9}, 2, 0},
+		{"one device", [2]float64{1e9, 3e9}, 1, 1},
+	} {
+		c := twoPools(x.flops, [2]float64{plenty, plenty})
+		c.Pools[1].Cluster.Name, c.Pools[1].Cluster.Device.Name = c.Pools[0].Cluster.Name, c.Pools[0].Cluster.Device.Name
+		res, err := Search(g, 8, c, Options{RuntimeNGPUs: x.devices, PlanNGPUs: x.devices, CP: 1, TopK: 9})
+		require.NoError(t, err)
+		count := map[string]int{res.Plan.Degrees(): 1}
+		for _, a := range res.Alternatives {
+			count[a.Plan.Degrees()]++
+		}
+		turned := 0
+		for degrees, n := range count {
+			require.LessOrEqual(t, n, 2)
+			if n == 2 {
+				turned++
+				require.True(t, x.devices == 1 || strings.Contains(degrees, "pp 2"), "%s: %s twice", x.name, degrees)
+			}
+		}
+		require.Equal(t, x.turned, turned, x.name)
+
+		few, err := Search(g, 8, c, Options{RuntimeNGPUs: x.devices, PlanNGPUs: x.devices, CP: 1, TopK: 1})
+		require.NoError(t, err)
+		require.Equal(t, res.Plan, few.Plan)
+		require.Equal(t, res.Alternatives[:min(1, len(res.Alternatives))], few.Alternatives)
+	}
 }
 
 // The first stage of 1f1b keeps more micro-batches in flight, so the pool with more
