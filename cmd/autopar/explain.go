@@ -24,7 +24,7 @@ type explainCmd struct {
 	Pareto        bool    `help:"Search again: time against memory, and against devices."`
 	Price         float64 `placeholder:"USD" help:"What a device costs an hour, to print costs in money."`
 	Quick         bool    `help:"Leave out of a page what needs to search again."`
-	Top           int     `default:"3" placeholder:"K" help:"Plans that lost to show."`
+	Top           int     `default:"3" placeholder:"K" help:"Plans that lost to show, of those that the plan file has: the best plans of so many other degrees."`
 	Out           string  `short:"o" placeholder:"FILE" help:"File to write instead of the standard output, which - names too."`
 	recostArgs
 }

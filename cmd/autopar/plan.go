@@ -24,7 +24,7 @@ type planCmd struct {
 	Cluster      string `default:"cpu" placeholder:"NAME|FILE" help:"A built-in cluster (see autopar cluster), a YAML file, or several with their numbers of devices, such as a100-40g:32+h100:16; cpu is this machine."`
 	MemoryLimit  string `placeholder:"SIZE" help:"Memory of one device that may be used, such as 16GiB. The default is the YAML's, or all it has, which is also the most."`
 	Out          string `short:"o" default:"plan.json" placeholder:"FILE" help:"File to write; - writes none."`
-	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show."`
+	Top          int    `default:"3" placeholder:"K" help:"Alternatives to show: the best plans of so many other degrees."`
 	Robust       bool   `help:"Return the plan of least worst-case regret, of those shown and the best of every policy, when the cluster's figures are uncertain."`
 	Samples      int    `with:"robust" default:"64" placeholder:"N" help:"Perturbed clusters to draw with --robust."`
 	Seed         int64  `with:"robust" default:"1" placeholder:"N" help:"Seed of those clusters."`
