@@ -11,7 +11,9 @@ import (
 	"os"
 	"os/exec"
 	goruntime "runtime"
+	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -75,9 +77,26 @@ type ExitError struct {
 	Late   time.Duration  // if not 0, its agent killed it: it had not ended this long after the job was to end
 	Crash  bool           // Go's runtime has ended it, with status 2
 	Final  bool           // it has said that another start would end in the same way
+
+	// Hung are other ranks that their agents killed, HungFor after the job was to end. If this one has
+	// given up waiting, it was perhaps for them.
+	Hung    []int         `json:",omitempty"`
+	HungFor time.Duration `json:",omitempty"`
 }
 
 func (e *ExitError) Error() string {
+	if len(e.Hung) > 0 {
+		ranks := "rank"
+		if len(e.Hung) > 1 {
+			ranks = "ranks"
+		}
+		return fmt.Sprintf("%s (%s %s had not ended %v after the job was to end)", e.ended(), ranks, strings.ReplaceAll(strings.Trim(fmt.Sprint(e.Hung), "[]"), " ", ", "), e.HungFor)
+	}
+	return e.ended()
+}
+
+// ended is how the process itself has ended.
+func (e *ExitError) ended() string {
 	if e.Late > 0 {
 		return fmt.Sprintf("rank %d had not ended %v after the job was to end", e.Rank, e.Late)
 	}
@@ -350,9 +369,7 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			if exit, ok := err.(*ExitError); ok && killed && exit.Signal == syscall.SIGKILL {
 				exit.Late = limit
 			}
-			if err != nil && (first == nil || worse(err, first)) {
-				first = err
-			}
+			first = together(first, err)
 			if first != nil {
 				within(grace)
 			} else {
@@ -394,6 +411,31 @@ func exitOf(e ended) error {
 		failed.Signal = status.Signal()
 	}
 	return failed
+}
+
+// together returns the error of a job that has another failure besides the first, either of which may be
+// nil: the one that tells more about the cause, with the ranks that hung.
+func together(first, err error) error {
+	switch {
+	case err == nil:
+		return first
+	case first == nil:
+		return err
+	}
+	if worse(err, first) {
+		first, err = err, first
+	}
+	var main, other *ExitError
+	if errors.As(first, &main) && errors.As(err, &other) {
+		if other.Late > 0 {
+			main.Hung, main.HungFor = append(main.Hung, other.Rank), other.Late
+		}
+		if len(other.Hung) > 0 {
+			main.Hung, main.HungFor = append(main.Hung, other.Hung...), other.HungFor
+		}
+		slices.Sort(main.Hung)
+	}
+	return first
 }
 
 // worse reports whether an error tells more about the cause than the one before: first what no

@@ -168,6 +168,22 @@ func TestOthersHaveEnded(t *testing.T) {
 	require.Contains(t, m.text(), "rank 1 had not ended 2s after the job was to end: restart 1 of at most 1")
 }
 
+// TestHungRanksAreNamed: where a rank has given up waiting for others, which hang, on its machine or another one, the failure of
+// the job names those, too.
+func TestHungRanksAreNamed(t *testing.T) {
+	t.Parallel() // it waits for processes that do not end
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, script: `test $RANK = 0 || kill -STOP $$; sleep 0.2; exit 1`}
+	ends := []<-chan error{m.run(t.Context(), 0, 2), m.run(t.Context(), 1, 2)}
+	for _, end := range ends {
+		select {
+		case err := <-end:
+			require.EqualError(t, err, "rank 0 ended with exit status 1 (ranks 1, 2, 3 had not ended 10s after the job was to end)")
+		case <-time.After(time.Minute):
+			t.Fatal("the job does not end")
+		}
+	}
+}
+
 // TestAgain: a job that has ended well is started anew if it is to be, which is no restart after a
 // failure. One that has failed is not.
 func TestAgain(t *testing.T) {

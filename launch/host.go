@@ -313,9 +313,7 @@ func (h *host) watch() (again bool, first error) {
 	ended := func(m *member, err error) {
 		m.running = false
 		delete(running, m.node)
-		if err != nil && (first == nil || worse(err, first)) {
-			first = err
-		}
+		first = together(first, err)
 		if err != nil {
 			stop(stopFailed)
 		}
