@@ -39,9 +39,10 @@ race: export CGO_ENABLED = 1
 race: ## run every test under the race detector
 	$(GO) test -race -timeout 30m ./...
 
+# Tests that run scripts have their flag -update from package irtest.
 golden: ## rewrite the golden files of every test that has some
 	$(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Dir}}{{end}}' ./... | while read -r dir; do \
-		if grep -qs 'flag.Bool("update"' $$dir/*_test.go; then $(GO) test $$dir -update || exit 1; fi; done
+		if grep -qs -e 'flag.Bool("update"' -e 'irtest.RunScripts(' $$dir/*_test.go; then $(GO) test $$dir -update || exit 1; fi; done
 
 fuzz: ## run every fuzz target for FUZZTIME, those of whole commands for FUZZSEEDS seeds
 	@grep -rl --include='*_test.go' '^func Fuzz' . | grep -v '^./cmd/' | xargs -n1 dirname | sort -u | while read -r dir; do \
