@@ -69,14 +69,14 @@ curves: build ## train 300 steps under five very different plans and draw their 
 mutants: ## plant known bugs one at a time; each must turn a test red
 	GOGC=400 $(GO) test -tags mutants -count=1 -timeout 3h -v ./mutants
 
-peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in a quarter of an hour
-	bench/cpu.sh $(BIN) > bench/cpu.md
+peers: build ## time training steps beside PyTorch and JAX, installed for the occasion, in about twenty minutes: bin/cpu.md, whose tables are carried over to bench/cpu.md by hand
+	bench/cpu.sh $(BIN) > bin/cpu.md
 
 rivals: build ## search the jobs of other planners, cloned for the occasion, and have each judge the plans: bench/rivals.md
 	bench/rivals.sh $(BIN)
 
-profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans
-	bench/profile.sh $(BIN) > bench/profile.md
+profile-check: build ## measure this machine, then hold predictions against measured steps of twelve plans: bin/profile.md, whose tables are carried over to bench/profile.md by hand
+	bench/profile.sh $(BIN) > bin/profile.md
 
 GPU_BUNDLE  ?= bin/gpu
 SHAKESPEARE ?= $(wildcard ../shared/data/shakespeare/input.txt)

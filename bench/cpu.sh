@@ -2,9 +2,10 @@
 # Training steps on the CPU beside PyTorch and JAX, in one run: each round times autopar on one rank and then every peer, with
 # the peak of the processor before each, so that a busy neighbour slows all of them. Prints Markdown: medians over the rounds,
 # ratios to autopar, shares of the peak, memory, matrix products by shape and form; then plans of several ranks beside one rank,
-# processes beside goroutines, attention and collectives.
+# processes beside goroutines, attention and collectives. bench/cpu.md has these tables and text written by hand: write to another
+# file, as make peers does (bin/cpu.md), and carry the tables over by hand.
 #
-# usage: bench/cpu.sh AUTOPAR
+# usage: bench/cpu.sh AUTOPAR > bin/cpu.md
 # PEERS lists peers as name=kind:python, kind being eager, compile or jax. Without it the newest torch and jax of PyPI are
 # installed into a virtual environment that is thrown away, and Debian's python3-torch joins where it is installed. MODELS
 # lists some of the models of bench/models.py; without it all are timed, in about twenty minutes. ROUNDS is how often.

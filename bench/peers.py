@@ -1,4 +1,4 @@
-"""Times training steps of autopar and its peers in turn, and prints bench/cpu.md. See bench/cpu.sh.
+"""Times training steps of autopar and its peers in turn, and prints the tables of bench/cpu.md. See bench/cpu.sh.
 
 usage: peers.py AUTOPAR KERNEL_TEST NAME=KIND:PYTHON...
 

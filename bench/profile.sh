@@ -1,6 +1,7 @@
 #!/bin/sh
 # Measures this machine and holds what the planner predicts from it against measured steps of twelve plans:
-#   bench/profile.sh bin/autopar [STEPS] > bench/profile.md
+#   bench/profile.sh bin/autopar [STEPS] > bin/profile.md
+# bench/profile.md has these tables and text written by hand: carry the tables over by hand.
 set -eu
 autopar=$1
 steps=${2:-40}
