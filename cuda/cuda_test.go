@@ -320,3 +320,38 @@ func TestTimeGraphFails(t *testing.T) {
 	require.NoError(t, ds[0].Close())
 	require.Empty(t, d.Leaks())
 }
+
+// fragmented is a driver whose free memory has no piece larger than most bytes.
+type fragmented struct {
+	*fake.Driver
+	most int64
+}
+
+func (d *fragmented) Alloc(bytes int64) (driver.Ptr, error) {
+	if bytes > d.most {
+		return 0, &driver.Error{Call: "cuMemAlloc_v2", Code: 2, Name: "CUDA_ERROR_OUT_OF_MEMORY"}
+	}
+	return d.Driver.Alloc(bytes)
+}
+
+// TestFragmentedMemory: if an arena is refused that is smaller than what is free, the error says so, with what is free
+// when it is refused. An arena that grows by way of the host is free by then.
+func TestFragmentedMemory(t *testing.T) {
+	const total, arena = 64 << 20, 40 << 20
+	for _, first := range []int64{0, arena} {
+		d := &fragmented{fake.New(fake.Options{Memory: total}), arena}
+		system, err := cudatest.NewSystem(d.Driver)
+		require.NoError(t, err)
+		system.Driver = d
+		ds, err := cuda.New(system, cuda.Options{}).Open(runtime.World{Ranks: 1, Timeout: time.Minute})
+		require.NoError(t, err)
+		require.NoError(t, ds[0].Alloc(runtime.OnDevice, first))
+		err = ds[0].Alloc(runtime.OnDevice, arena+1<<20)
+		var short *cuda.MemoryError
+		require.ErrorAs(t, err, &short)
+		require.Greater(t, short.Free, short.Needs)
+		require.EqualError(t, err, "cuda: rank 0 needs 0.04004 GiB in one piece, and GPU 0 (fake device 0) has none of that size, with 0.0625 GiB free of 0.0625 GiB")
+		require.NoError(t, ds[0].Close())
+		require.Empty(t, d.Leaks())
+	}
+}

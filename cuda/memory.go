@@ -8,7 +8,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// MemoryError says that an arena does not fit in the memory of a GPU.
+// MemoryError says that an arena does not fit in the memory of a GPU, or in no piece of what is free.
 type MemoryError struct {
 	Rank, GPU          int
 	Name               string // of the GPU
@@ -16,6 +16,10 @@ type MemoryError struct {
 }
 
 func (e *MemoryError) Error() string {
+	if e.Needs <= e.Free {
+		return fmt.Sprintf("cuda: rank %d needs %s in one piece, and GPU %d (%s) has none of that size, with %s free of %s",
+			e.Rank, gib(e.Needs), e.GPU, e.Name, gib(e.Free), gib(e.Total))
+	}
 	return fmt.Sprintf("cuda: rank %d needs %s, %s more than is free on GPU %d (%s), which has %s free of %s",
 		e.Rank, gib(e.Needs), gib(e.Needs-e.Free), e.GPU, e.Name, gib(e.Free), gib(e.Total))
 }
@@ -113,7 +117,10 @@ func (d *Device) grow(bytes int64) error {
 	}
 	place, err := d.drv.Alloc(bytes)
 	var refused *driver.Error
-	if errors.As(err, &refused) && refused.OutOfMemory() { // the free memory is fragmented
+	if errors.As(err, &refused) && refused.OutOfMemory() { // the free memory is fragmented, or others have taken some meanwhile
+		if free, total, err = d.drv.MemInfo(); err != nil {
+			return err
+		}
 		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
 	}
 	if err != nil {
