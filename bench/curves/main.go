@@ -85,10 +85,13 @@ func read(file string) (plotter.XYs, error) {
 			losses = append(losses, plotter.XY{X: float64(line.Iter), Y: *line.Loss})
 		}
 	}
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
 	if len(losses) == 0 {
 		return nil, fmt.Errorf("%s: no iteration was logged", file)
 	}
-	return losses, lines.Err()
+	return losses, nil
 }
 
 // distances is how far a run is from another in every iteration.
