@@ -35,7 +35,11 @@ func (a deviceArgs) validate(command string) error {
 // the GPU of this process's rank.
 func (a *deviceArgs) openCUDA(con *console, ranks int, peers *launch.Peers) (*cuda.System, error) {
 	if peers == nil {
-		if place, err := launch.PlaceFrom(os.Getenv); err != nil || place.World > 1 {
+		place, err := launch.PlaceFrom(os.Getenv)
+		if err != nil {
+			return nil, usagef("%v", err)
+		}
+		if place.World > 1 {
 			return nil, usagef("this command runs all %d ranks in one process, but WORLD_SIZE or its like says that there are %d: start it once", ranks, place.World)
 		}
 	}
@@ -94,7 +98,8 @@ func localGPU(d driver.Driver, peers *launch.Peers) ([]int, error) {
 	return nil, usagef("rank %d is number %d of its machine's (LOCAL_RANK), which has %d GPUs, counted from 0: a process is a rank with a GPU of its own", peers.Rank(), local, visible)
 }
 
-// clusterOfGPU returns the built-in cluster of the first GPU, or nil if there is none.
+// clusterOfGPU returns the built-in cluster of the first GPU, or nil if there is none. Names of GPUs are whole words: a GH200 has
+// neither the memory of an H200 nor its nodes.
 func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {
 	name, err := d.DeviceName(0)
 	if err != nil {
@@ -103,7 +108,7 @@ func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {
 	for _, known := range [][2]string{
 		{"B200", "b200"}, {"H200", "h200"}, {"H100", "h100"}, {"A100-SXM4-40GB", "a100-40g"}, {"A100-PCIE-40GB", "a100-40g"}, {"A100", "a100-80g"}, {"A10G", "a10g"},
 	} {
-		if strings.Contains(name, known[0]) {
+		if strings.Contains(" "+name, " "+known[0]) {
 			return cost.Load(known[1])
 		}
 	}

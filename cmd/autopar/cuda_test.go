@@ -124,6 +124,46 @@ func TestLocalGPU(t *testing.T) {
 	}
 }
 
+// named is a driver whose GPUs have a name.
+type named struct {
+	*fake.Driver
+	name string
+}
+
+func (d named) DeviceName(int) (string, error) { return d.name, nil }
+
+// TestClusterOfGPU checks which cluster stands for a GPU, by its name.
+func TestClusterOfGPU(t *testing.T) {
+	for name, want := range map[string]string{
+		"NVIDIA H200": "h200", "NVIDIA H100 80GB HBM3": "h100", "NVIDIA B200": "b200", "A100-SXM4-80GB": "a100-80g",
+		"NVIDIA A100-SXM4-40GB": "a100-40g", "NVIDIA A10G": "a10g", "NVIDIA GH200 480GB": "", "NVIDIA GB200": "", "NVIDIA A10": "",
+	} {
+		cluster, err := clusterOfGPU(named{fake.New(fake.Options{}), name})
+		require.NoError(t, err)
+		if want == "" {
+			require.Nil(t, cluster, name)
+			continue
+		}
+		require.Equal(t, want, cluster.Name, name)
+	}
+}
+
+// TestOneProcess: a command that runs all ranks says what is wrong with a launcher's variables.
+func TestOneProcess(t *testing.T) {
+	for _, tt := range []struct{ rank, want string }{
+		{"", `RANK is "", want a number of 0 to 3`},
+		{"1", "WORLD_SIZE or its like says that there are 4: start it once"},
+	} {
+		t.Setenv("RANK", tt.rank)
+		t.Setenv("WORLD_SIZE", "4")
+		t.Setenv("MASTER_ADDR", "127.0.0.1")
+		t.Setenv("MASTER_PORT", "29500")
+		var stdout, stderr bytes.Buffer
+		require.Equal(t, statusInput, execute(t.Context(), []string{"bench", "../../examples/quick.yaml", "--device", "cuda"}, &stdout, &stderr))
+		require.Contains(t, strings.ReplaceAll(stderr.String(), "\n", " "), tt.want)
+	}
+}
+
 // TestBenchOnGPU: first steps are timed, and then ops. If the GPU is lost between them, the times of steps are printed.
 func TestBenchOnGPU(t *testing.T) {
 	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(1, 0))}
