@@ -11,9 +11,6 @@ import (
 
 // MachineOptions are the options of [Machine]. The zero value is ready for use.
 type MachineOptions struct {
-	// TF32 lets matrix products of float32 round their operands to 10 bits of fraction, which is
-	// several times faster.
-	TF32 bool
 	// CacheDir is where compiled kernels and the choice of matrix products are kept between runs.
 	// If empty, it is a folder of the user's cache directory.
 	CacheDir string
@@ -42,7 +39,7 @@ func Machine(opts MachineOptions) (*System, error) {
 		}
 	}
 	compiler = driver.Cached(compiler, dir)
-	lt, err := driver.NewLt(version, driver.LtOptions{TF32: opts.TF32, Dir: dir})
+	lt, err := driver.NewLt(version, driver.LtOptions{Dir: dir})
 	if err != nil {
 		return nil, err
 	}

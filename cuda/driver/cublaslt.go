@@ -21,7 +21,6 @@ const minCUBLASLt = 120000
 // share.
 type Lt struct {
 	version int
-	tf32    bool
 	scales  [2]float32 // 0 and 1; products point to them
 
 	create, destroy, descCreate, descSet, descDestroy, layoutCreate, layoutDestroy,
@@ -39,8 +38,6 @@ type algorithm [64]byte
 
 // LtOptions are the options of [NewLt].
 type LtOptions struct {
-	// TF32 lets products of f32 round their operands to 10 bits of fraction.
-	TF32 bool
 	// Dir is where the choice of algorithms is kept between runs; "" is nowhere. Different
 	// algorithms add in different orders, so results repeat bit for bit from run to run only if the
 	// choice is kept.
@@ -60,7 +57,7 @@ func newLt(lib *shared, opts LtOptions) (*Lt, error) {
 	var missing error
 	find := func(name string) proc { return lib.proc(name, &missing) }
 	l := &Lt{
-		tf32: opts.TF32, scales: [2]float32{0, 1}, create: find("cublasLtCreate"), destroy: find("cublasLtDestroy"),
+		scales: [2]float32{0, 1}, create: find("cublasLtCreate"), destroy: find("cublasLtDestroy"),
 		descCreate: find("cublasLtMatmulDescCreate"), descSet: find("cublasLtMatmulDescSetAttribute"), descDestroy: find("cublasLtMatmulDescDestroy"),
 		layoutCreate: find("cublasLtMatrixLayoutCreate"), layoutDestroy: find("cublasLtMatrixLayoutDestroy"),
 		prefCreate: find("cublasLtMatmulPreferenceCreate"), prefSet: find("cublasLtMatmulPreferenceSetAttribute"), prefDestroy: find("cublasLtMatmulPreferenceDestroy"),
@@ -240,7 +237,6 @@ func (g GEMM) String() string {
 // Constants of cublasLt.h and library_types.h.
 const (
 	compute32F      = 68
-	compute32FTF32  = 77
 	descTransA      = 3
 	descTransB      = 4
 	descEpilogue    = 7
@@ -285,11 +281,7 @@ const (
 // plan makes the plan of a kind of product, with the fastest of the library's candidates.
 func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func() error) (p *ltPlan, err error) {
 	p = &ltPlan{}
-	compute := uintptr(compute32F)
-	if b.tf32 && g.TypeA == ir.F32 && g.TypeB == ir.F32 {
-		compute = compute32FTF32
-	}
-	if err := b.check(b.descCreate, b.descCreate.call(uintptr(unsafe.Pointer(&p.desc)), compute, dataType(ir.F32))); err != nil {
+	if err := b.check(b.descCreate, b.descCreate.call(uintptr(unsafe.Pointer(&p.desc)), compute32F, dataType(ir.F32))); err != nil {
 		return nil, err
 	}
 	for attr, trans := range map[uintptr]bool{descTransA: g.TransA, descTransB: g.TransB} {
@@ -329,9 +321,6 @@ func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 		}
 	}
 	key := fmt.Sprintf("%s, %s", b.gpu, g)
-	if b.tf32 {
-		key += ", tf32"
-	}
 	b.Lt.mu.Lock() // GPUs of one kind share a choice: the others wait for the first
 	defer b.Lt.mu.Unlock()
 	if algo, ok := b.chosen[key]; ok {
