@@ -23,6 +23,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/launch/launchtest"
+	"github.com/autopar/autopar/runtime"
 )
 
 // value is element i of a tensor at a step. All values are different.
@@ -33,9 +34,9 @@ func value(name string, step int, i int64) uint32 {
 // fill reads a slab of a made-up tensor.
 func fill(name string, step int, slab ir.Slab) []byte {
 	dst := make([]byte, 4*slab.Elems())
-	runs(slab, slab, ir.Whole(slab.Global), func(a, b, n int64) {
+	runtime.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
-			binary.LittleEndian.PutUint32(dst[4*(a+i):], value(name, step, b+i))
+			binary.LittleEndian.PutUint32(dst[4*(a+i):], value(name, step, int64(b+i)))
 		}
 	})
 	return dst
@@ -517,6 +518,7 @@ func TestCorruption(t *testing.T) {
 		"two parts in a file":  {editManifest(func(m *Manifest) { m.Tensors[2].Parts[1].File = file }), []string{"two parts in file"}},
 		"zero dimension":       {editManifest(func(m *Manifest) { m.Tensors[2].Shape[0] = 0 }), []string{"shape [0 5] is not one of a tensor"}},
 		"overflowing shape":    {editManifest(func(m *Manifest) { m.Tensors[2].Shape = []int{1 << 40, 1 << 40} }), []string{"is not one of a tensor"}},
+		"many dimensions":      {editManifest(func(m *Manifest) { m.Tensors[2].Shape = slices.Repeat([]int{1}, 9) }), []string{`tensor "w"`, "has 9 dimensions, want at most 8"}},
 		"shape of a neighbour": {editManifest(func(m *Manifest) { m.Tensors[2].Shape[1] = 6 }), []string{"hold 35 of 42 elements"}},
 		"latest is nonsense": {func(dir string) error {
 			return os.WriteFile(filepath.Join(dir, "..", latestFile), []byte("../../etc"), 0o644)

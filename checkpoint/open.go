@@ -16,6 +16,7 @@ import (
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
 )
 
 // Checkpoint is an open checkpoint. Several goroutines may call its methods.
@@ -286,8 +287,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 	}
 	for _, p := range t.Parts {
 		part := t.slab(p)
-		common, ok := intersect(slab, part)
-		if !ok {
+		if _, common := intersect(slab, part); !common {
 			continue
 		}
 		section, err := c.files[p.File].Section(name)
@@ -296,11 +296,11 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 		}
 		// Read once from the first common element to the last, then copy run by run.
 		first, last := int64(-1), int64(0)
-		runs(common, slab, part, func(_, b, n int64) {
+		runtime.EachRun(slab, part, func(_, b, n int) {
 			if first < 0 {
-				first = b
+				first = int64(b)
 			}
-			last = b + n
+			last = int64(b + n)
 		})
 		size := stored.Size()
 		buf := make([]byte, (last-first)*size)
@@ -308,8 +308,9 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: infile.WithoutPath(err)}
 		}
 		var failed error
-		runs(common, slab, part, func(a, b, n int64) {
-			failed = errors.Join(failed, convert(dst[a*dtype.Size():], dtype, buf[(b-first)*size:(b-first+n)*size], stored))
+		runtime.EachRun(slab, part, func(a, b, n int) {
+			from := int64(b) - first
+			failed = errors.Join(failed, convert(dst[int64(a)*dtype.Size():], dtype, buf[from*size:(from+int64(n))*size], stored))
 		})
 		if failed != nil {
 			return &Error{File: c.Dir, Tensor: name, Err: failed}

@@ -19,6 +19,7 @@ import (
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/runtime"
 )
 
 // Layout says how a weights file stores the four projections of a block.
@@ -212,10 +213,9 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 	if transpose && w.layout == HuggingFace {
 		values = transposed(values, shape[1], shape[0])
 	}
-	whole := ir.Whole(slab.Global)
-	runs(slab, slab, whole, func(a, b, n int64) {
+	runtime.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
-			dtype.Write(dst[dtype.Size()*(a+i):], values[b+i])
+			dtype.Write(dst[dtype.Size()*int64(a+i):], values[b+i])
 		}
 	})
 	return nil

@@ -680,8 +680,8 @@ func inTheLoop() []mutant {
 		pkg: "./train", run: "^TestReshard$",
 	}, {
 		bug:  "parts are read from where they do not lie",
-		file: "checkpoint/checkpoint.go",
-		old:  "p = p*int64(slab.Local[d]) + int64(i)", new: "p = p*int64(part.Local[d]) + int64(i)",
+		file: "runtime/slab.go",
+		old:  "sb *= b.Local[i]", new: "sb *= size[i]",
 		pkg: "./checkpoint", run: "^TestAnyToAny$",
 	}}
 }

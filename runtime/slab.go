@@ -10,8 +10,8 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// maxRank bounds the dimensions of a value.
-const maxRank = 8
+// MaxRank bounds the dimensions of a value.
+const MaxRank = 8
 
 // EachRun calls do for every maximal run of elements that are contiguous in both parts of a value.
 // inA and inB are the indexes of its first element in the two parts, n is its length.
@@ -28,10 +28,10 @@ func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
 		}
 		return 1
 	}
-	if rank > maxRank {
-		panic(fmt.Sprintf("BUG: runtime: value of %d dimensions, want at most %d", rank, maxRank))
+	if rank > MaxRank {
+		panic(fmt.Sprintf("BUG: runtime: value of %d dimensions, want at most %d", rank, MaxRank))
 	}
-	var size, strideA, strideB, index [maxRank]int
+	var size, strideA, strideB, index [MaxRank]int
 	atA, atB, sa, sb, all := 0, 0, 1, 1, 1
 	for i := rank - 1; i >= 0; i-- {
 		first := max(a.Offset[i], b.Offset[i])
