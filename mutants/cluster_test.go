@@ -211,7 +211,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "the floor of a data-parallel collective has the whole network", how: "or another one than the collective",
 		file: "planner/cost/program.go",
-		old:  "hops: m.buffered(bytes, axis), network: m.beyond(axis)", new: "hops: m.buffered(bytes, axis), network: 1",
+		old:  "hops: m.buffered(bytes, partition.AxisDP), network: m.beyond(partition.AxisDP)", new: "hops: m.buffered(bytes, partition.AxisDP), network: 1",
 		pkg: "./planner/cost", run: "^TestReplicas$",
 	}, {
 		bug: "groups are compared for tensor parallelism alone", how: "one that is faster for replicas is left out",

@@ -420,10 +420,10 @@ func (s *searcher) unlikeStep() bool {
 	return s.evals != nil && s.evals.scale != s.graphs.scale
 }
 
-// mustCompile panics if a plan that has a price has no program.
+// mustCompile panics if a plan that has a price, or bounds, has no program.
 func mustCompile(err error) {
 	if err != nil {
-		panic("BUG: a priced plan does not compile: " + err.Error())
+		panic("BUG: a plan with a price or bounds does not compile: " + err.Error())
 	}
 }
 

@@ -126,9 +126,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 		}
 		plan := x.plan(cut)
 		peaks, _, err := s.peaks(plan)
-		if err != nil {
-			panic("BUG: a plan with bounds does not compile: " + err.Error())
-		}
+		mustCompile(err)
 		before, most := len(x.known), int64(0)
 		for at, peak := range peaks {
 			if x.skel.lacks != nil {

@@ -114,7 +114,7 @@ func (w *work) slotsOf(size, batch int) *slots {
 			x := &held[i]
 			size := sizes[x.kind]
 			if strings.Contains(x.Value.Def.Name, ".lora/") { // in other plans its product may read it cut in another dimension
-				size = min(size, evenOver(x.Value, mesh, partition.AxisTP))
+				size = min(size, evenOverTP(x.Value, mesh))
 			}
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {
 			case !sequences: // made of weights alone: with ZeRO it may be gathered again instead of kept
@@ -132,9 +132,9 @@ func (w *work) slotsOf(size, batch int) *slots {
 	return all
 }
 
-// evenOver is the bytes of a value on a rank if the ranks of an axis have equal shares of it.
-func evenOver(v *ir.Value, mesh ir.Mesh, name string) int64 {
-	spec, axis := v.Spec, mesh.Axis(name)
+// evenOverTP is the bytes of a value on a rank if tensor-parallel ranks have equal shares of it.
+func evenOverTP(v *ir.Value, mesh ir.Mesh) int64 {
+	spec, axis := v.Spec, mesh.Axis(partition.AxisTP)
 	share := int64(1)
 	if spec[axis].Kind == ir.Shard {
 		spec[axis], share = ir.Placement{}, int64(mesh.Axes[axis].Size)

@@ -36,8 +36,7 @@ func (r Resource) String() string {
 
 // Constant is an uncertain figure of a cluster.
 type Constant struct {
-	Key      string // its path in the YAML file, such as device.efficiency.matmul
-	Resource Resource
+	Key string // its path in the YAML file, such as device.efficiency.matmul
 	// Uncertainty is the relative standard deviation of the figure.
 	Uncertainty float64
 
@@ -69,37 +68,37 @@ func (c *Cluster) constants() []Constant {
 		return c.poolConstants()
 	}
 	all := []Constant{
-		{Key: "device.launch_overhead", Resource: Launch, Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
-		{Key: "device.efficiency.matmul", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
-		{Key: "device.efficiency.matmul_half_flops", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulHalf }},
-		{Key: "device.efficiency.matmul_f8", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
-		{Key: "device.efficiency.tile_fill", Resource: Arithmetic, Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
-		{Key: "device.efficiency.threads", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
-		{Key: "device.efficiency.beside", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Beside }},
-		{Key: "device.efficiency.attention", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
-		{Key: "device.efficiency.vector", Resource: Arithmetic, Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
-		{Key: "device.efficiency.memory", Resource: HBM, Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
+		{Key: "device.launch_overhead", Uncertainty: launchUncertainty, at: func(c *Cluster) *float64 { return &c.Device.LaunchOverhead }},
+		{Key: "device.efficiency.matmul", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Matmul }},
+		{Key: "device.efficiency.matmul_half_flops", Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulHalf }},
+		{Key: "device.efficiency.matmul_f8", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.MatmulF8 }},
+		{Key: "device.efficiency.tile_fill", Uncertainty: halfUncertainty, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.TileFill }},
+		{Key: "device.efficiency.threads", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Threads }},
+		{Key: "device.efficiency.beside", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Beside }},
+		{Key: "device.efficiency.attention", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Attention }},
+		{Key: "device.efficiency.vector", Uncertainty: efficiencyUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Vector }},
+		{Key: "device.efficiency.memory", Uncertainty: memoryUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Device.Efficiency.Memory }},
 	}
-	link := func(key string, r Resource, of func(*Cluster) *Link) {
+	link := func(key string, of func(*Cluster) *Link) {
 		all = append(all,
-			Constant{Key: key + ".efficiency", Resource: r, Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &of(c).Efficiency }},
-			Constant{Key: key + ".latency", Resource: r, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
+			Constant{Key: key + ".efficiency", Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &of(c).Efficiency }},
+			Constant{Key: key + ".latency", Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &of(c).Latency }})
 	}
 	switch {
 	case len(c.Levels) > 0: // then IntraNode and InterNode are copies of levels
 		for i := range c.Levels {
 			all = append(all,
-				Constant{Key: levelKey(i) + ".efficiency", Resource: c.levelResource(i), Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Levels[i].Efficiency }},
-				Constant{Key: levelKey(i) + ".latency", Resource: c.levelResource(i), Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Levels[i].Latency }})
+				Constant{Key: levelKey(i) + ".efficiency", Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Levels[i].Efficiency }},
+				Constant{Key: levelKey(i) + ".latency", Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Levels[i].Latency }})
 		}
 	case c.Device.Shared:
-		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
+		link("intra_node", func(c *Cluster) *Link { return &c.IntraNode })
 	default:
-		link("intra_node", IntraLink, func(c *Cluster) *Link { return &c.IntraNode })
-		link("inter_node", InterLink, func(c *Cluster) *Link { return &c.InterNode })
+		link("intra_node", func(c *Cluster) *Link { return &c.IntraNode })
+		link("inter_node", func(c *Cluster) *Link { return &c.InterNode })
 	}
 	if c.Host != nil {
-		link("host", HostLink, func(c *Cluster) *Link { return c.Host })
+		link("host", func(c *Cluster) *Link { return c.Host })
 	}
 	for i := range all {
 		if u, stated := c.Uncertainty[all[i].Key]; stated {

@@ -124,6 +124,6 @@ func (c *Cluster) poolConstants() []Constant {
 		}
 	}
 	return append(all,
-		Constant{Key: "between.efficiency", Resource: InterLink, Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Between.Efficiency }},
-		Constant{Key: "between.latency", Resource: InterLink, Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Between.Latency }})
+		Constant{Key: "between.efficiency", Uncertainty: linkUncertainty, share: true, at: func(c *Cluster) *float64 { return &c.Between.Efficiency }},
+		Constant{Key: "between.latency", Uncertainty: latencyUncertainty, at: func(c *Cluster) *float64 { return &c.Between.Latency }})
 }

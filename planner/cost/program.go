@@ -472,20 +472,20 @@ func (m *Model) beyond(axis string) float64 {
 	return 1
 }
 
-// crossing is how the software sends one tensor through the network over an axis.
-func (m *Model) crossing(bytes int64, axis string) crossing {
-	return crossing{hops: m.buffered(bytes, axis), network: m.beyond(axis)}
+// crossing is how the software sends one tensor through the network over data-parallel ranks.
+func (m *Model) crossing(bytes int64) crossing {
+	return crossing{hops: m.buffered(bytes, partition.AxisDP), network: m.beyond(partition.AxisDP)}
 }
 
 // Replicas returns the least time of a collective of a tensor over data-parallel ranks.
 func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes, partition.AxisDP))
+	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes))
 }
 
 // Nearest is a lower bound of [Model.Replicas] over so many ranks, wherever they lie, on a cluster with one kind of
 // device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
-	return m.nearest(m.replicas(op), bytes, ranks, m.crossing(bytes, partition.AxisDP))
+	return m.nearest(m.replicas(op), bytes, ranks, m.crossing(bytes))
 }
 
 // own is an upper bound of what each of so many ranks has of the result of a collective before it starts, in bytes.

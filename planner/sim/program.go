@@ -40,11 +40,9 @@ type Timeline struct {
 
 // Rank is what one rank does with the step.
 type Rank struct {
-	First     bool // the first rank of its position, which has the most to do
-	Like      int  // the first rank of its position with the same work at the same times
-	End       cost.Picoseconds
+	First     bool           // the first rank of its position, which has the most to do
+	Like      int            // the first rank of its position with the same work at the same times
 	Breakdown cost.Breakdown // of the whole step; idle time is bubble
-	PeakBytes int64          // size of the arena
 	// Accounts are the sums, in picoseconds, of what [Options.Account] added. With the bubble they sum to the step.
 	Accounts []float64
 }
@@ -108,8 +106,8 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 	for p := range ends {
 		line.Step = max(line.Step, ends[p])
 	}
-	for p, end := range ends {
-		line.Ranks[b.ranks[p]] = b.rank(p, end, line.Step, accounts[p])
+	for p := range ends {
+		line.Ranks[b.ranks[p]] = b.rank(p, line.Step, accounts[p])
 	}
 	for r, like := range b.like {
 		line.Ranks[r] = line.Ranks[like]
@@ -174,9 +172,9 @@ func (b *builder) accountWaits() [][]float64 {
 
 // rank returns what a simulated rank does with the step. accounts has what it waited for its streams; the accounts of its
 // bodies are added.
-func (b *builder) rank(p int, end, step cost.Picoseconds, accounts []float64) Rank {
+func (b *builder) rank(p int, step cost.Picoseconds, accounts []float64) Rank {
 	r := b.ranks[p]
-	rank := Rank{Like: r, End: end, PeakBytes: b.prog.Stages[b.prog.Schedules[r].Stage].Arena(), Accounts: accounts}
+	rank := Rank{Like: r, Accounts: accounts}
 	for _, body := range b.used[p] {
 		rank.Breakdown.Compute += body.spent[cost.Compute]
 		rank.Breakdown.Communication += body.spent[cost.Communication]

@@ -45,6 +45,7 @@ func TestSpans(t *testing.T) {
 		price := cost.NewProgram(cluster, prog.Plan, prog.Mesh)
 
 		at := 0
+		var last cost.Picoseconds
 		for r, s := range prog.Schedules {
 			var now cost.Picoseconds
 			var kinds [3]cost.Picoseconds
@@ -62,12 +63,12 @@ func TestSpans(t *testing.T) {
 					now = span.End
 				}
 			}
+			last = max(last, now)
 			rank := line.Ranks[r]
-			require.Equal(t, now, rank.End)
-			require.Equal(t, prog.Stages[s.Stage].Arena(), rank.PeakBytes)
 			require.Equal(t, line.Step, rank.Breakdown.Total())
 			require.Equal(t, kinds, [3]cost.Picoseconds{rank.Breakdown.Compute, rank.Breakdown.Communication, rank.Breakdown.Optimizer})
 		}
+		require.Equal(t, line.Step, last)
 		require.Equal(t, len(line.Spans), at)
 		transfers(t, prog, line)
 

@@ -12,12 +12,11 @@ import (
 // timing is the time of something that was repeated.
 type timing struct {
 	least, median time.Duration
-	n             int
 }
 
 func timingOf(all []time.Duration) timing {
 	sorted := slices.Sorted(slices.Values(all))
-	return timing{sorted[0], sorted[len(sorted)/2], len(sorted)}
+	return timing{sorted[0], sorted[len(sorted)/2]}
 }
 
 // spread returns how far the median is above the least, as a share of it. Figures are made from the
