@@ -151,7 +151,7 @@ func TestTiedTableStaysEqual(t *testing.T) {
 	for tp := range p.TP {
 		var copies [][]byte
 		for stage := range p.PP() {
-			for _, s := range exec.Shards(prog, p.WorldRank(stage, tp)) {
+			for _, s := range runtime.Shards(prog, p.WorldRank(stage, tp)) {
 				if s.Name == "wte.weight" {
 					buf := make([]byte, s.Bytes())
 					require.NoError(t, exec.ReadShard(s, buf))
@@ -216,7 +216,7 @@ func upTo(n int) []int32 {
 func gather(t testing.TB, prog *codegen.Program, exec *runtime.Executor) map[string][]float32 {
 	whole := map[string][]float32{}
 	for r := range prog.Schedules {
-		for _, s := range exec.Shards(prog, r) {
+		for _, s := range runtime.Shards(prog, r) {
 			buf := make([]byte, s.Bytes())
 			require.NoError(t, exec.ReadShard(s, buf))
 			if whole[s.Name] == nil {

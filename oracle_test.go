@@ -72,7 +72,7 @@ func (r reference) ints(name string) []int32 {
 func (r reference) load(prog *codegen.Program, exec *runtime.Executor) {
 	require.NoError(r.t, exec.InitParams(prog, 0)) // moments start at zero
 	for rank := range prog.Schedules {
-		for _, s := range exec.Shards(prog, rank) {
+		for _, s := range runtime.Shards(prog, rank) {
 			if s.Attr.State {
 				continue
 			}

@@ -140,7 +140,7 @@ func TestLossScaler(t *testing.T) {
 		state := func() map[string]string {
 			all := map[string]string{}
 			for r := range exec.Ranks() {
-				for _, s := range exec.Shards(prog, r) {
+				for _, s := range runtime.Shards(prog, r) {
 					b := make([]byte, s.Bytes())
 					require.NoError(t, exec.ReadShard(s, b))
 					all[fmt.Sprintf("%s on rank %d", s.Name, r)] = string(b)
@@ -184,7 +184,7 @@ func TestLossScaler(t *testing.T) {
 					require.Equal(t, after[name+" on rank 7"], b, "%s on rank %d", name, r)
 				}
 			}
-			for _, s := range exec.Shards(prog, r) {
+			for _, s := range runtime.Shards(prog, r) {
 				if s.Name == "loss_scale.good" {
 					require.NoError(t, exec.WriteShard(s, binary.NativeEndian.AppendUint32(nil, math.Float32bits(1999))))
 				}

@@ -36,23 +36,23 @@ func TestBinsFill(t *testing.T) {
 	require.Equal(t, []int{65, 34, defaultVocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
 
 	ids, targets := make([]int32, 2*33), make([]int32, 2*33)
-	require.NoError(t, bins.Train.Fill(ids, targets, []int{7, 31, 0, 5}, 1, 3))
+	require.NoError(t, bins.Train.Fill(ids, targets, []int{31, 0}))
 	for i := range 33 {
 		require.Equal(t, []int32{int32(31 + i), int32(32 + i)}, []int32{ids[i], targets[i]})
 		require.Equal(t, []int32{int32(i), int32(1 + i)}, []int32{ids[33+i], targets[33+i]})
 	}
-	require.NoError(t, bins.Train.Fill(nil, nil, []int{7}, 1, 1), "a rank without rows")
+	require.NoError(t, bins.Train.Fill(nil, nil, nil), "a rank without rows")
 	require.PanicsWithValue(t, "BUG: data: start 32 in "+bins.Train.path+" of 65 tokens, block_size 33", func() {
-		bins.Train.Fill(ids[:33], targets[:33], []int{32}, 0, 1)
+		bins.Train.Fill(ids[:33], targets[:33], []int{32})
 	})
 
 	// The file is cut, or an id damaged, after it was opened.
 	writeBin(t, bins.Train.path, append(counting(6), 50304, 0, 0)...)
-	err = bins.Train.Fill(ids[:33], targets[:33], []int{0}, 0, 1)
+	err = bins.Train.Fill(ids[:33], targets[:33], []int{0})
 	require.EqualError(t, err, "data: "+bins.Train.path+": ends at byte 18, but had 130 bytes when it was opened")
 	small := *bins.Train
 	small.blockSize = 7
-	err = small.Fill(ids[:7], targets[:7], []int{1}, 0, 1)
+	err = small.Fill(ids[:7], targets[:7], []int{1})
 	require.EqualError(t, err, "data: "+bins.Train.path+": id 50304 at byte 12 is not below vocab_size 50304")
 }
 
@@ -106,7 +106,7 @@ func FuzzOpenBins(f *testing.F) {
 		defer bins.Close()
 		ids, targets := make([]int32, block), make([]int32, block)
 		last := bins.Val.Tokens() - block - 1
-		require.NoError(t, bins.Val.Fill(ids, targets, []int{0, last}, 1, 2))
+		require.NoError(t, bins.Val.Fill(ids, targets, []int{last}))
 		require.EqualValues(t, binary.LittleEndian.Uint16(content[2*last:]), ids[0])
 		require.EqualValues(t, binary.LittleEndian.Uint16(content[len(content)-2:]), targets[block-1])
 	})

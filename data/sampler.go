@@ -55,7 +55,7 @@ func NewSampler(opts SamplerOptions) (*Sampler, error) {
 }
 
 // Batch returns where the sequences of a step's global batch start, in
-// [0, Tokens-BlockSize). Ranks and micro-batches take ranges of this list.
+// [0, Tokens-BlockSize).
 func (s *Sampler) Batch(step int) []int {
 	if step < 0 {
 		panic(fmt.Sprintf("BUG: data: step %d", step))
@@ -116,16 +116,16 @@ func permute(key philox.Key, i, n uint64) uint64 {
 	}
 }
 
-// Fill reads the sequences starts[lo:hi] and, as their targets, the same
-// shifted by one token. Both slices hold (hi-lo) * BlockSize values, row by
+// Fill reads the sequences at starts and, as their targets, the same
+// shifted by one token. Both slices hold len(starts) * BlockSize values, row by
 // row. An error is an *InputError that names the file.
-func (s *Split) Fill(ids, targets []int32, starts []int, lo, hi int) error {
+func (s *Split) Fill(ids, targets []int32, starts []int) error {
 	n := s.blockSize
-	if len(ids) != (hi-lo)*n || len(targets) != len(ids) {
-		panic(fmt.Sprintf("BUG: data: %d ids and %d targets for rows %d to %d of %d tokens", len(ids), len(targets), lo, hi, n))
+	if len(ids) != len(starts)*n || len(targets) != len(ids) {
+		panic(fmt.Sprintf("BUG: data: %d ids and %d targets for %d rows of %d tokens", len(ids), len(targets), len(starts), n))
 	}
 	row, buf := make([]int32, n+1), make([]byte, 2*(n+1))
-	for i, start := range starts[lo:hi] {
+	for i, start := range starts {
 		if start < 0 || start+n >= s.tokens {
 			panic(fmt.Sprintf("BUG: data: start %d in %s of %d tokens, block_size %d", start, s.path, s.tokens, n))
 		}

@@ -66,7 +66,7 @@ func TestRanksShareOneGlobalBatch(t *testing.T) {
 			}
 			ids, targets := make([]int32, (hi-lo)*block), make([]int32, (hi-lo)*block)
 			starts := mustSampler(t, opts).Batch(9) // each rank for itself
-			require.NoError(t, bins.Train.Fill(ids, targets, starts, lo, hi))
+			require.NoError(t, bins.Train.Fill(ids, targets, starts[lo:hi]))
 			for i := range ids {
 				require.Equal(t, ids[i]+1, targets[i])
 			}

@@ -258,7 +258,7 @@ func (c *comparison) parameters() (map[string][]float32, error) {
 		whole[p.Name()], holder[p.Name()] = make([]float32, n), slices.Repeat([]int{-1}, int(n))
 	}
 	for r := range c.exec.Ranks() {
-		for _, s := range c.exec.Shards(c.prog, r) {
+		for _, s := range runtime.Shards(c.prog, r) {
 			local := make([]byte, s.Bytes())
 			if err := c.exec.ReadShard(s, local); err != nil {
 				return nil, err

@@ -171,7 +171,7 @@ func weights(t testing.TB, e *runtime.Executor, prog *codegen.Program) map[strin
 	t.Helper()
 	whole, seen := map[string][]float32{}, map[string][]bool{}
 	for r := range e.Ranks() {
-		for _, s := range e.Shards(prog, r) {
+		for _, s := range runtime.Shards(prog, r) {
 			if whole[s.Name] == nil {
 				whole[s.Name], seen[s.Name] = make([]float32, s.Type.Elems()), make([]bool, s.Type.Elems())
 			}

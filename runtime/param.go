@@ -34,8 +34,8 @@ type Shard struct {
 // Bytes returns the size of the part.
 func (s Shard) Bytes() int64 { return s.Slab.Elems() * s.Type.DType.Size() }
 
-// Shards lists the parts of a loaded program's parameters that a rank holds, in graph order.
-func (e *Executor) Shards(prog *codegen.Program, rank int) []Shard {
+// Shards lists the parts of a program's parameters that a rank holds, in graph order.
+func Shards(prog *codegen.Program, rank int) []Shard {
 	s := &prog.Schedules[rank]
 	stage := prog.Stages[s.Stage]
 	var shards []Shard
@@ -92,7 +92,7 @@ func (e *Executor) InitParams(prog *codegen.Program, seed uint64) error {
 	}
 	return e.runAll(job{do: func(r *rank) error {
 		blocks := make([][]float32, goruntime.GOMAXPROCS(0)) // one for each processor
-		for _, s := range e.Shards(prog, r.id) {
+		for _, s := range Shards(prog, r.id) {
 			elems := int(s.Slab.Elems())
 			for first := 0; first < elems; first += len(blocks) * initBlock {
 				ends := min(elems, first+len(blocks)*initBlock)

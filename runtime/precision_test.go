@@ -37,7 +37,7 @@ func TestInterpInHalfPrecision(t *testing.T) {
 		for _, p := range g.Params() {
 			state[p.Name()] = interp.InitParam(p.Name(), p.Def.Attr.(ir.ParamAttr), p.Type, 42)
 		}
-		for _, s := range e.Shards(prog, 0) {
+		for _, s := range runtime.Shards(prog, 0) {
 			require.Equal(t, state[s.Name].F, numbers(t, e, s), "initial value of %s", s.Name)
 		}
 		for step := range 2 {

@@ -26,7 +26,7 @@ type decoder struct {
 }
 
 // newDecoder compiles the programs for sequences of at most longest tokens and loads the weights.
-func newDecoder(cfg gpt.Config, weights checkpoint.Reader, longest int, opts JobOptions) (*decoder, error) {
+func newDecoder(cfg gpt.Config, weights checkpoint.Reader, longest int) (*decoder, error) {
 	d := &decoder{cfg: cfg, logits: make([]float32, cfg.VocabSize)}
 	plan := oneRank(cfg.NLayer)
 	T := cfg.BlockSize
@@ -47,7 +47,7 @@ func newDecoder(cfg gpt.Config, weights checkpoint.Reader, longest int, opts Job
 		d.all = make([]float32, T*cfg.VocabSize)
 		d.positions = newBatch(1, T).positions
 	}
-	if d.exec, err = start(d.decode, d.full, opts); err != nil {
+	if d.exec, err = start(d.decode, d.full, JobOptions{}); err != nil {
 		return nil, err
 	}
 	if err := load(d.exec, d.decode, weights, false); err != nil {

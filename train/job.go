@@ -183,7 +183,7 @@ func (j *Job) Load(from checkpoint.Reader, state bool) error {
 func load(exec *runtime.Executor, prog *codegen.Program, from checkpoint.Reader, state bool) error {
 	var buf []byte
 	for _, r := range exec.Here() {
-		for _, s := range exec.Shards(prog, r) {
+		for _, s := range runtime.Shards(prog, r) {
 			name := s.Name
 			if !state {
 				if name = sourceOf(s); name == "" || lacks(from, name) {
@@ -227,7 +227,7 @@ func (j *Job) Snapshot(step int) (checkpoint.Snapshot, error) {
 	}
 	snap := checkpoint.Snapshot{Step: step, Config: string(j.Config.Marshal()), Plan: plan, Data: j.contents(), Peers: j.exec.Peers(), Patience: j.exec.Timeout()}
 	for r := range j.exec.Ranks() {
-		for _, s := range j.exec.Shards(j.Train, r) {
+		for _, s := range runtime.Shards(j.Train, r) {
 			snap.Shards = append(snap.Shards, checkpoint.Shard{
 				Rank: r, Name: s.Name, Type: s.Type, Slab: s.Slab,
 				Read: func(dst []byte) error { return j.exec.ReadShard(s, dst) },
@@ -349,8 +349,7 @@ func newBatch(sequences, length int) batch {
 // read fills the batch with the sequences that the sampler draws for a step. Every token has a
 // target.
 func (b *batch) read(split *data.Split, sampler *data.Sampler, step int) error {
-	starts := sampler.Batch(step)
-	return split.Fill(b.ids, b.targets, starts, 0, len(starts))
+	return split.Fill(b.ids, b.targets, sampler.Batch(step))
 }
 
 func (b *batch) feeds() runtime.Feeds {

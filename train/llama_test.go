@@ -35,7 +35,7 @@ func (r referenceReader) Read(param string, _ ir.DType, _ ir.Slab, dst []byte) e
 // are PyTorch's greedy ones.
 func TestLlamaDecodes(t *testing.T) {
 	f, cfg := openOracle(t, "llama")
-	d, err := newDecoder(cfg, referenceReader{f, cfg}, cfg.BlockSize+5, JobOptions{})
+	d, err := newDecoder(cfg, referenceReader{f, cfg}, cfg.BlockSize+5)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	prompt, want := ints(t, f, "greedy_prompt"), ints(t, f, "greedy")

@@ -106,7 +106,7 @@ func TestAdapters(t *testing.T) {
 
 	// Text is generated with adapters, token by token or all at once.
 	next := func(model gpt.Config, from checkpoint.Reader) []float32 {
-		d, err := newDecoder(model, from, model.BlockSize, JobOptions{})
+		d, err := newDecoder(model, from, model.BlockSize)
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, d.Close()) })
 		logits, err := d.next(t.Context(), []int32{3, 1, 4, 1, 5})

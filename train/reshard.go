@@ -109,13 +109,9 @@ func WithoutAdapters(c *checkpoint.Checkpoint) (checkpoint.Snapshot, error) {
 // shards lists the parts of parameters that each rank of a program holds.
 func shards(prog *codegen.Program) []checkpoint.Shard {
 	var all []checkpoint.Shard
-	params := prog.Graph.Params()
-	for i := range prog.Schedules {
-		s := &prog.Schedules[i]
-		for _, v := range params {
-			if v.Def.Stage == s.Stage {
-				all = append(all, checkpoint.Shard{Rank: s.Rank, Name: partition.BaseName(v.Def.Name), Type: v.Type, Slab: prog.Slab(v, s.Coord)})
-			}
+	for rank := range prog.Schedules {
+		for _, s := range runtime.Shards(prog, rank) {
+			all = append(all, checkpoint.Shard{Rank: rank, Name: s.Name, Type: s.Type, Slab: s.Slab})
 		}
 	}
 	return all

@@ -604,7 +604,7 @@ func TestStepIsTheGraph(t *testing.T) {
 	for it := range 4 {
 		feeds := maps.Clone(state)
 		ids, targets := make([]int32, B*T), make([]int32, B*T)
-		require.NoError(t, j.bins.Train.Fill(ids, targets, j.samplers[trainStream].Batch(it), 0, B))
+		require.NoError(t, j.bins.Train.Fill(ids, targets, j.samplers[trainStream].Batch(it)))
 		feeds["ids"], feeds["targets"] = interp.Ints(ids, B, T), interp.Ints(targets, B, T)
 		feeds["positions"] = interp.Ints(j.batch.positions, T)
 		feeds["seed"], feeds["step"] = interp.IntScalar(1337), interp.IntScalar(int32(it))

@@ -35,7 +35,6 @@ type SampleOptions struct {
 	// DataDir is where the tokenizer is: characters if there is a meta.pkl, else GPT-2's. "" is the
 	// data directory in the checkpoint's configuration.
 	DataDir string
-	Job     JobOptions
 	// Note, if set, is told what is assumed.
 	Note func(format string, args ...any)
 }
@@ -85,7 +84,7 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 		return err
 	}
 	// Only whether prompt and new tokens exceed the context counts; their sum may overflow an int.
-	d, err := newDecoder(cfg, weights, len(prompt)-1+min(opts.MaxNewTokens, cfg.BlockSize+1), opts.Job)
+	d, err := newDecoder(cfg, weights, len(prompt)-1+min(opts.MaxNewTokens, cfg.BlockSize+1))
 	if err != nil {
 		return err
 	}

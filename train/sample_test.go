@@ -77,7 +77,7 @@ func newTestDecoder(t *testing.T, cfg gpt.Config, path string, longest int) *dec
 	w, err := checkpoint.OpenWeights(path, cfg)
 	require.NoError(t, err)
 	defer w.Close()
-	d, err := newDecoder(cfg, w, longest, JobOptions{})
+	d, err := newDecoder(cfg, w, longest)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, d.Close()) })
 	return d
@@ -148,7 +148,7 @@ func TestTorchFiles(t *testing.T) {
 		cfg, _, weights, err := openModel(path)
 		require.NoError(t, err)
 		defer weights.Close()
-		d, err := newDecoder(cfg, weights, cfg.BlockSize, JobOptions{})
+		d, err := newDecoder(cfg, weights, cfg.BlockSize)
 		require.NoError(t, err)
 		x, err := f.Tensor("logits." + gelu)
 		require.NoError(t, err)

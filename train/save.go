@@ -14,6 +14,7 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/data"
+	"github.com/autopar/autopar/runtime"
 )
 
 // Checkpoints of a run: when it saves, in the foreground or background, and how it resumes, from
@@ -146,7 +147,7 @@ func (r *run) resume(ctx context.Context) error {
 		return err
 	}
 	for _, rank := range r.exec.Here() {
-		for _, s := range r.exec.Shards(r.Train, rank) {
+		for _, s := range runtime.Shards(r.Train, rank) {
 			if err := c.CheckType(s.Name, s.Type.DType); err != nil {
 				return err
 			}
