@@ -10,6 +10,7 @@ import (
 // This file builds the bodies of one stage and assigns each value a buffer in a region. It decides which values
 // share a buffer (in-place results, accumulators, updated parameters), runs the passes that reorder or overlap
 // communication, writes the instructions, and computes lifetimes. Offsets come later, in allocate.go.
+
 // stageBuilder builds one stage.
 type stageBuilder struct {
 	*Stage

@@ -11,10 +11,11 @@
 //   - What a program is: program.go; order.go has the pipeline schedules; print.go writes a program as text.
 //   - How it is made: generate.go is the entry point. layout.go builds the bodies of a stage and decides in
 //     which region each buffer lives; allocate.go and pack.go assign offsets. Passes that transform the bodies
-//     before that: overlap.go moves collectives to a communication stream; beside.go runs tensor-parallel
-//     collectives at the same time as an independent matrix product; pieces.go splits a product and a dependent
-//     collective into parts that overlap; posted.go makes sends asynchronous; join.go buckets the collectives
-//     of the update; view.go places shards inside the buffer that they are gathered into.
+//     before that: shared.go puts what blocks share in front of them; overlap.go moves collectives to a
+//     communication stream; beside.go runs tensor-parallel collectives at the same time as an independent
+//     matrix product; pieces.go splits a product and a dependent collective into parts that overlap; posted.go
+//     makes sends asynchronous; join.go buckets the collectives of the update; view.go places shards inside the
+//     buffer that they are gathered into.
 //   - Why it is right: equivalence.go executes every rank symbolically, over expressions in place of numbers
 //     (expression.go, folded.go, sliced.go, contents.go). meetings.go matches the collectives and messages of
 //     different ranks. progress.go finds deadlocks. check.go, checkstream.go, checkview.go and checkleaf.go

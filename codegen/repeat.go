@@ -10,6 +10,7 @@ import (
 // This file computes the memory of a stage with many blocks, or many chunks, from a compiled one with few. All
 // inner blocks of a model are alike, so a block whose neighbours have the same instructions and lifetimes can
 // stand for any number of copies of itself. The planner prices large models this way without compiling them.
+
 // Repeat says that a block of a program, given by its number in the graph, stands for itself and More copies
 // that follow it.
 type Repeat struct{ Block, More int }

@@ -30,7 +30,7 @@ func (r *Row) Model() gpt.Config {
 	return c
 }
 
-// Plan returns the plan of the row, without placements: see [planner.Estimate]. It fails if the row does not state its plan
+// Plan returns the plan of the row, without placements: see [planner.NewEstimator]. It fails if the row does not state its plan
 // whole, or states one that cannot be modelled.
 func (r *Row) Plan() (*partition.Plan, error) {
 	p := &partition.Plan{

@@ -5,8 +5,9 @@
 //
 // The package does not know the planner: a plan may also be written by hand.
 //
-// The files, in reading order: plan.go and validate.go (what a plan is), apply.go (the passes, in order), then
-// a file for each pass. recompute.go, lossslices.go and context.go rewrite the graph before it is placed.
+// The files, in reading order: plan.go and validate.go (what a plan is; pattern.go matches the names of its
+// placements, rankorder.go puts the axes of its mesh in order, shares.go has shares of the batch), apply.go (the
+// passes, in order), then a file for each pass. recompute.go, lossslices.go and context.go rewrite the graph before it is placed.
 // stage.go assigns nodes to stages and inserts sends and receives. unsummed.go leaves out casts that sums over
 // micro-batches need where there is one. propagate.go is the heart: it walks the
 // graph once and places every value; choose.go picks the cheapest rule for a node, rulecost.go says what a rule

@@ -48,6 +48,7 @@ func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
 	return a
 }
 
+// action makes the device call of one instruction.
 func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, in *codegen.Instr) (action, error) {
 	prog, n := l.program.src, in.Node
 	a := action{node: n, bytes: prog.CommBytes(s, in, t), part: in.Part, parts: in.Parts}
@@ -58,7 +59,6 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 		for d := 1; d < len(slab.Local); d++ {
 			if slab.Local[d] != slab.Global[d] {
 				return a, fmt.Errorf("input is cut in dimension %d; only the batch can be", d)
-				// action makes the device call of one instruction.
 			}
 		}
 		return l.feed(v, slab, stage.Offset(in.Results[0], t.MicroBatch)), nil

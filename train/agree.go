@@ -73,7 +73,7 @@ func (r *run) settings() string {
 
 // sameSource returns an error, in all processes, if one of them begins with other weights than rank
 // 0: from another machine's file of the same name, or from a run that saved meanwhile. sum
-// identifies the weights that this process reads: see [sumOf] and [sumOfFile].
+// identifies the weights that this process reads: see [sumOf] and [run.sumOfFile].
 func (r *run) sameSource(ctx context.Context, from, sum string) error {
 	sums, err := r.gather(ctx, []byte(sum))
 	if err != nil {
