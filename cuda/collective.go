@@ -3,7 +3,6 @@ package cuda
 import (
 	"fmt"
 	"sync/atomic"
-	"time"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/cuda/driver"
@@ -142,24 +141,7 @@ func (d *Device) Collective(c *runtime.Collective) error {
 }
 
 func (d *Device) collective(c *runtime.Collective) error {
-	l := d.lane(c.Stream)
-	err := l.run(task{do: func() error {
-		start := time.Now()
-		if err := l.collective(c); err != nil {
-			if c.Stream != runtime.Compute {
-				err = &runtime.StreamError{Stream: c.Stream, Node: c.Node, Err: err}
-			}
-			return err
-		}
-		if c.Ran != nil { // the times of giving it to the GPU: the rank does not wait to learn more
-			c.Ran(start, time.Now())
-		}
-		return nil
-	}})
-	if err != nil {
-		return err
-	}
-	return d.settle()
+	return d.communicate(c.Stream, c.Node, c.Ran, func(l *lane) error { return l.collective(c) })
 }
 
 // collective makes the rank's part of a collective and the others of its bucket.

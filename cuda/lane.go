@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
 
@@ -144,6 +145,29 @@ func (l *lane) run(t task) error {
 	l.queue = append(l.queue, t)
 	l.more.Signal()
 	return nil
+}
+
+// communicate runs a collective or transfer on the lane of its stream. Its error names the node unless the stream is Compute,
+// whose caller does. ran, if not nil, learns when it was given to the GPU: the rank does not wait to learn more.
+func (d *Device) communicate(stream runtime.Stream, node *ir.Node, ran func(start, end time.Time), do func(*lane) error) error {
+	l := d.lane(stream)
+	err := l.run(task{do: func() error {
+		start := time.Now()
+		if err := do(l); err != nil {
+			if stream != runtime.Compute {
+				err = &runtime.StreamError{Stream: stream, Node: node, Err: err}
+			}
+			return err
+		}
+		if ran != nil {
+			ran(start, time.Now())
+		}
+		return nil
+	}})
+	if err != nil {
+		return err
+	}
+	return d.settle()
 }
 
 // take returns the next task and whether the lane has failed before; ok is false once the lane is

@@ -2,7 +2,6 @@ package cuda
 
 import (
 	"sync"
-	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -37,24 +36,7 @@ func (d *Device) Send(t *runtime.Transfer) error {
 	if d.Meets() {
 		return d.do(call{kind: callSend, transfer: t, stream: t.Stream}, nil)
 	}
-	l := d.lane(t.Stream)
-	err := l.run(task{do: func() error {
-		start := time.Now()
-		if err := l.copyTo(t); err != nil {
-			if t.Stream != runtime.Compute {
-				err = &runtime.StreamError{Stream: t.Stream, Node: t.Node, Err: err}
-			}
-			return err
-		}
-		if t.Ran != nil {
-			t.Ran(start, time.Now())
-		}
-		return nil
-	}})
-	if err != nil {
-		return err
-	}
-	return d.settle()
+	return d.communicate(t.Stream, t.Node, t.Ran, func(l *lane) error { return l.copyTo(t) })
 }
 
 // copyTo copies a tensor to the arena of a rank on the same GPU.
