@@ -172,5 +172,10 @@ func inTheDevice() []mutant {
 		file: "cuda/driver/cublaslt.go",
 		old:  "if !l.untimed[key] {", new: "if key != \"\" {",
 		pkg: "./cuda/driver", run: "^TestUntimedProducts$",
+	}, {
+		bug:  "an arena needs less than nothing more than is free",
+		file: "cuda/memory.go",
+		old:  "if e.Needs <= e.Free {", new: "if e.Needs < 0 {",
+		pkg: "./cuda", run: "^TestFragmentedMemory$",
 	}}
 }

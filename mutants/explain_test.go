@@ -72,5 +72,25 @@ func inTheAnswers() []mutant {
 		file: "planner/sim/program.go",
 		old:  "cmp.Compare(a.Task, b.Task), cmp.Compare(a.Instr, b.Instr))", new: "cmp.Compare(b.Task, a.Task), cmp.Compare(b.Instr, a.Instr))",
 		pkg: "./explain", run: "^TestPredictedTrace$",
+	}, {
+		bug:  "empty micro-batches of a small share are taken for whole ones",
+		file: "explain/traffic.go",
+		old:  "if len(r.prog.Plan.BatchShares) == 0 {", new: "if true {",
+		pkg: "./explain", run: "^TestTrafficIsThePrograms$",
+	}, {
+		bug:  "a pin that others leave nothing to is ignored",
+		file: "planner/options.go",
+		old:  "places = places || first[n].spec == spec", new: "places = true",
+		pkg: "./planner", run: "^TestOptions$",
+	}, {
+		bug:  "a proof that cannot be closed takes the plan with it",
+		file: "planner/certificate.go",
+		old:  "return res, nil, &UnprovenError{steps, res.Stats.Gap}", new: "return nil, nil, &UnprovenError{steps, res.Stats.Gap}",
+		pkg: "./planner", run: "^TestUnproven$",
+	}, {
+		bug:  "a model with experts is priced as one without",
+		file: "measured/predict.go",
+		old:  "case r.Experts > 1:", new: "case r.Experts > 1000:",
+		pkg: "./measured", run: "^TestSkipsExperts$",
 	}}
 }

@@ -32,5 +32,10 @@ func inThePools() []mutant {
 		file: "planner/pools.go",
 		old:  "return min(s.limit, s.cluster.MemoryAt(p, position))", new: "return s.limit",
 		pkg: "./planner", run: "^TestStagesFollowSpeed$",
+	}, {
+		bug: "one plan is its own alternative", how: "its only stage in another order of pools",
+		file: "planner/pools.go",
+		old:  "slices.Equal(in, kinds[d.order]) }); d.pp == 1 && all {", new: "slices.Equal(in, kinds[d.order]) }); d.pp == 0 && all {",
+		pkg: "./planner", run: "^TestAlternativesDiffer$",
 	}}
 }

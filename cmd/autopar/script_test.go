@@ -50,6 +50,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("EXAMPLES", examples)
 			env.Setenv("ORACLE", oracle)
 			env.Setenv("XDG_CACHE_HOME", filepath.Join(env.WorkDir, ".cache"))
+			const planted = "AUTOPAR_PLANTED_MUTANT" // as in package mutants: the commands of a script are processes of their own
+			env.Setenv(planted, os.Getenv(planted))
 			return nil
 		},
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
