@@ -17,7 +17,7 @@ import (
 )
 
 // The strict reader of plan.json. People edit and generate these files, so every error names the
-// file and the key: the JSON is first read into a tree that keeps the order of keys ([object]),
+// file, the line and the key: the JSON is first read into a tree that keeps the order of keys ([object]),
 // then checked against the Go types that document.go writes ([conform]), then decoded and checked
 // for sense.
 
@@ -37,12 +37,16 @@ func ReadDocument(path string) (*Document, error) {
 // required, and no other is accepted. It checks the plan against the configuration, and that
 // figures are possible; hashes are left to [Document.Check]. All errors are *DocumentError.
 func ParseDocument(name string, data []byte) (*Document, error) {
+	d := &treeReader{Decoder: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1, lines: map[string]int{}}
 	refuse := func(key, format string, args ...any) (*Document, error) {
-		return nil, &DocumentError{File: name, Key: key, Msg: fmt.Sprintf(format, args...)}
+		line := d.line // of what was read last
+		if key != "" {
+			line = d.lines.of(key)
+		}
+		return nil, &DocumentError{File: name, Line: line, Key: key, Msg: fmt.Sprintf(format, args...)}
 	}
-	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
-	tree, err := readValue(d, "", 0)
+	tree, err := d.value("", 0)
 	var bad *DocumentError
 	switch {
 	case errors.As(err, &bad):
@@ -66,7 +70,7 @@ func ParseDocument(name string, data []byte) (*Document, error) {
 	if f.Schema != Schema {
 		return refuse("schema", "is %d, this version reads %d", f.Schema, Schema)
 	}
-	doc := &Document{Plan: f.Plan, Predicted: f.Predicted, Search: f.Search, ConfigHash: f.ConfigHash, GraphHash: f.GraphHash, Cluster: f.Cluster}
+	doc := &Document{Plan: f.Plan, Predicted: f.Predicted, Search: f.Search, ConfigHash: f.ConfigHash, GraphHash: f.GraphHash, Cluster: f.Cluster, lines: d.lines}
 	if doc.Config, err = readConfig(tree.(object).find("config")); err == nil {
 		err = doc.validate()
 	}
@@ -178,11 +182,46 @@ func (o object) find(key string) any {
 // maxDepth is far beyond any plan.json. Without a limit, endless nesting would fill the stack.
 const maxDepth = 64
 
-// readValue reads one value at a depth of nesting. It refuses duplicate keys.
-func readValue(d *json.Decoder, path string, depth int) (any, error) {
+// treeReader reads JSON into a tree, and notes the line of every key.
+type treeReader struct {
+	*json.Decoder
+	data  []byte
+	at    int // bytes before which line breaks have been counted
+	line  int // there, from 1
+	lines keyLines
+}
+
+// keyLines has the line on which each key of a document begins, such as that of "plan.stages[1].first".
+type keyLines map[string]int
+
+// of is the line of a key, or if it is missing that of what it would be in; 0 if nothing is known.
+func (l keyLines) of(key string) int {
+	for key != "" {
+		if line, ok := l[key]; ok {
+			return line
+		}
+		key = key[:max(strings.LastIndexAny(key, ".["), 0)]
+	}
+	return l[""]
+}
+
+// token reads the next token.
+func (d *treeReader) token() (json.Token, error) {
 	t, err := d.Token()
+	end := int(d.InputOffset())
+	d.line += bytes.Count(d.data[d.at:end], []byte("\n"))
+	d.at = end
+	return t, err
+}
+
+// value reads one value at a depth of nesting. It refuses duplicate keys.
+func (d *treeReader) value(path string, depth int) (any, error) {
+	t, err := d.token()
 	if err != nil {
 		return nil, err
+	}
+	if _, noted := d.lines[path]; !noted { // else it is that of the key
+		d.lines[path] = d.line
 	}
 	delim, nested := t.(json.Delim)
 	if nested && depth == maxDepth {
@@ -194,35 +233,36 @@ func readValue(d *json.Decoder, path string, depth int) (any, error) {
 	case delim == '[':
 		list := []any{}
 		for d.More() {
-			v, err := readValue(d, fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
+			v, err := d.value(fmt.Sprintf("%s[%d]", path, len(list)), depth+1)
 			if err != nil {
 				return nil, err
 			}
 			list = append(list, v)
 		}
-		_, err = d.Token()
+		_, err = d.token()
 		return list, err
 	}
 	var o object
 	seen := map[string]bool{}
 	for d.More() {
-		t, err := d.Token()
+		t, err := d.token()
 		if err != nil {
 			return nil, err
 		}
 		key, _ := t.(string)
 		at := strings.TrimPrefix(path+"."+key, ".")
+		d.lines[at] = d.line
 		if seen[key] {
 			return nil, &DocumentError{Key: at, Msg: "duplicate key"}
 		}
 		seen[key] = true
-		v, err := readValue(d, at, depth+1)
+		v, err := d.value(at, depth+1)
 		if err != nil {
 			return nil, err
 		}
 		o = append(o, member{key, v})
 	}
-	_, err = d.Token()
+	_, err = d.token()
 	return o, err
 }
 

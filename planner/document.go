@@ -33,7 +33,13 @@ type Document struct {
 	ConfigHash, GraphHash string
 	Config                *config.Config // the whole configuration, so that the file is enough to run
 	Cluster               *cost.Cluster
+
+	lines keyLines // nil unless the document was read
 }
+
+// Line returns the line of the file on which a key such as "plan.stages" begins, or what the key would be in; 0 if the document
+// was not read from one.
+func (d *Document) Line(key string) int { return d.lines.of(key) }
 
 // file is the form of a document in JSON. The configuration has the keys of gpt.yaml.
 type file struct {
@@ -219,10 +225,11 @@ func (d *Document) Check(g *ir.Graph) error {
 	return nil
 }
 
-// DocumentError is a plan.json that cannot be used. It prints as "plan.json: plan.dp: wants an
+// DocumentError is a plan.json that cannot be used. It prints as "plan.json:12: plan.dp: wants an
 // integer, got \"two\"".
 type DocumentError struct {
 	File string
+	Line int // 0 if it is not known
 	Key  string
 	Msg  string
 	Err  error
@@ -230,7 +237,11 @@ type DocumentError struct {
 
 func (e *DocumentError) Error() string {
 	var parts []string
-	for _, p := range []string{e.File, e.Key, e.Msg} {
+	file := e.File
+	if file != "" && e.Line > 0 {
+		file += ":" + strconv.Itoa(e.Line)
+	}
+	for _, p := range []string{file, e.Key, e.Msg} {
 		if p != "" {
 			parts = append(parts, p)
 		}

@@ -1,8 +1,10 @@
 package planner
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -64,10 +66,10 @@ func TestDocumentIsStrict(t *testing.T) {
 	require.NoError(t, err)
 	text := string(data)
 	for _, tt := range []struct{ old, new, want string }{
-		{`"schema": 1`, `"schema": 2`, "p.json: schema: is 2, this version reads 1"},
-		{`"dp": `, `"dpp": `, "p.json: plan.dpp: unknown key"},
-		{`"tp": `, `"dp": 1, "tp": `, "p.json: plan.dp: duplicate key"},
-		{`"micro_batch": `, `"micro_batch": "two", "x": `, `p.json: plan.micro_batch: wants an integer, got "two"`},
+		{`"schema": 1`, `"schema": 2`, "schema: is 2, this version reads 1"},
+		{`"dp": `, `"dpp": `, "plan.dpp: unknown key"},
+		{`"tp": `, `"dp": 1, "tp": `, "plan.dp: duplicate key"},
+		{`"micro_batch": `, `"micro_batch": "two", "x": `, `plan.micro_batch: wants an integer, got "two"`},
 		{`"micro_batch": `, `"micro_batch": 1.5, "x": `, "plan.micro_batch: wants an integer, got 1.5"},
 		{`"plan_ngpus": 4`, `"plan_ngpus": 99999999999999999999`, "plan.plan_ngpus: wants an integer, got 99999999999999999999"},
 		{`"plan_ngpus": 4`, `"plan_ngpus": 5`, "plan.runtime_ngpus: 4 is not a multiple of plan_ngpus 5"},
@@ -86,19 +88,26 @@ func TestDocumentIsStrict(t *testing.T) {
 		require.NotEqual(t, text, bad, tt.old)
 		_, err := ParseDocument("p.json", []byte(bad))
 		require.ErrorContains(t, err, tt.want)
-		require.ErrorAs(t, err, new(*DocumentError))
+		var at *DocumentError
+		require.ErrorAs(t, err, &at)
+		name, _, _ := strings.Cut(at.Key[strings.LastIndex(at.Key, ".")+1:], "[")
+		if at.Msg == "is missing" {
+			name = "search" // what it should be in
+		}
+		require.Contains(t, strings.Split(bad, "\n")[at.Line-1], strconv.Quote(name), "line %d", at.Line)
+		require.ErrorContains(t, err, fmt.Sprintf("p.json:%d: %s: ", at.Line, at.Key))
 	}
 	_, err = ParseDocument("p.json", []byte(text+"{}"))
 	require.ErrorContains(t, err, "something after its end")
 	_, err = ParseDocument("p.json", []byte("model: {n_layer: 2}"))
-	require.ErrorContains(t, err, "p.json: is no plan, as autopar plan writes it: not JSON at byte 0")
+	require.ErrorContains(t, err, "p.json:1: is no plan, as autopar plan writes it: not JSON at byte 0")
 	for _, nested := range []string{"[", `{"a":`} {
 		_, err = ParseDocument("p.json", []byte(strings.Repeat(nested, 1<<10)))
-		require.ErrorContains(t, err, "p.json: is no plan: lists and objects are more than 64 deep at byte")
+		require.ErrorContains(t, err, "p.json:1: is no plan: lists and objects are more than 64 deep at byte")
 	}
 	for _, n := range []int{0, 1, len(text) / 2, len(text) - 3} {
 		_, err = ParseDocument("p.json", []byte(text[:n]))
-		require.ErrorContains(t, err, "p.json: is not whole")
+		require.ErrorContains(t, err, ": is not whole")
 	}
 }
 

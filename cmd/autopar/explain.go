@@ -118,7 +118,7 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 		return report.Dot(w)
 	}
 	if err := report.Predict(doc.Cluster); err != nil {
-		return c.misplaced(err)
+		return c.misplaced(doc, err)
 	}
 	switch {
 	case c.Why != "":
@@ -215,5 +215,5 @@ func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *
 		return nil, usagef("explain: --versus: %s is a plan for another model or batch than %s", c.Versus, c.Plan)
 	}
 	v, err := report.Against(c.Versus, other.Plan, study.Limit())
-	return v, planArg{Plan: c.Versus}.misplaced(err)
+	return v, planArg{Plan: c.Versus}.misplaced(other, err)
 }

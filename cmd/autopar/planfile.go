@@ -24,7 +24,7 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 		return nil, err
 	}
 	if err := doc.Check(training); err != nil {
-		return nil, a.blame(err)
+		return nil, a.blame(doc, err)
 	}
 	parts, err := partition.Apply(training, doc.Plan, doc.Config.Batch.Global)
 	if err == nil {
@@ -34,30 +34,27 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 		_, err = partition.Apply(evaluation, doc.Plan, doc.Config.Batch.Global)
 	}
 	if err != nil {
-		return nil, a.blame(err)
+		return nil, a.blame(doc, err)
 	}
 	return doc, nil
 }
 
-// blame makes an error about a plan name the file and the key.
-func (a planArg) blame(err error) error {
-	var document *planner.DocumentError
-	if errors.As(err, &document) {
-		document.File = a.Plan
-		return document
-	}
+// blame makes an error about a plan name the file, the line and the key.
+func (a planArg) blame(doc *planner.Document, err error) error {
+	at := &planner.DocumentError{Key: "plan.placements", Err: err}
 	var plan *partition.PlanError
-	if errors.As(err, &plan) {
-		return &planner.DocumentError{File: a.Plan, Key: "plan." + plan.Key, Msg: plan.Msg}
+	if !errors.As(err, &at) && errors.As(err, &plan) {
+		at = &planner.DocumentError{Key: "plan." + plan.Key, Msg: plan.Msg}
 	}
-	return &planner.DocumentError{File: a.Plan, Key: "plan.placements", Err: err}
+	at.File, at.Line = a.Plan, doc.Line(at.Key)
+	return at
 }
 
-// misplaced makes an error about a plan that cannot run on a cluster name the file and the key. It returns other errors as they
-// are.
-func (a planArg) misplaced(err error) error {
+// misplaced makes an error about a plan that cannot run on a cluster name the file, the line and the key. It returns other errors
+// as they are.
+func (a planArg) misplaced(doc *planner.Document, err error) error {
 	if is[*partition.PlanError](err) {
-		return a.blame(err)
+		return a.blame(doc, err)
 	}
 	return err
 }

@@ -56,7 +56,7 @@ func (c *explainCmd) recost(con *console) error {
 	}
 	if err != nil {
 		if is[*planner.DocumentError](err) {
-			return c.blame(err)
+			return c.blame(doc, err)
 		}
 		return err
 	}
