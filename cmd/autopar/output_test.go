@@ -4,10 +4,13 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -110,7 +113,7 @@ func TestWriteFile(t *testing.T) {
 	require.Len(t, all, 3)
 }
 
-// TestSettingsThatContradictThePlan: if a setting of explain --set contradicts the plan, the error names the plan's file and key.
+// TestSettingsThatContradictThePlan: if a setting of explain --set contradicts the plan, the error names the plan's file, line and key.
 func TestSettingsThatContradictThePlan(t *testing.T) {
 	dir := t.TempDir()
 	yaml, plan := filepath.Join(dir, "gpt.yaml"), filepath.Join(dir, "plan.json")
@@ -118,9 +121,16 @@ func TestSettingsThatContradictThePlan(t *testing.T) {
 	require.NoError(t, os.WriteFile(yaml, []byte(text), 0o666))
 	var stderr bytes.Buffer
 	require.Zero(t, execute(t.Context(), []string{"plan", yaml, "-o", plan}, &bytes.Buffer{}, &stderr), stderr.String())
+	written, err := os.ReadFile(plan)
+	require.NoError(t, err)
+	at := func(key string) string {
+		before, _, found := strings.Cut(string(written), strconv.Quote(key)+":")
+		require.True(t, found, key)
+		return fmt.Sprintf("%s:%d: config.model.%s: ", plan, 1+strings.Count(before, "\n"), key)
+	}
 	for set, want := range map[string]string{
-		"model.lora_rank=0": plan + ": config.model.lora_alpha: is of adapters, and lora_rank 0 has none\n",
-		"model.n_head=3":    plan + ": config.model.n_embd: 8 does not divide by n_head 3\n",
+		"model.lora_rank=0": at("lora_alpha") + "is of adapters, and lora_rank 0 has none\n",
+		"model.n_head=3":    at("n_embd") + "8 does not divide by n_head 3\n",
 		"model.n_head=0":    "--set: model.n_head: is 0, must be at least 1\n",
 	} {
 		var stderr bytes.Buffer
