@@ -23,7 +23,6 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/launch/launchtest"
-	"github.com/autopar/autopar/runtime"
 )
 
 // value is element i of a tensor at a step. All values are different.
@@ -34,7 +33,7 @@ func value(name string, step int, i int64) uint32 {
 // fill reads a slab of a made-up tensor.
 func fill(name string, step int, slab ir.Slab) []byte {
 	dst := make([]byte, 4*slab.Elems())
-	runtime.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
+	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
 			binary.LittleEndian.PutUint32(dst[4*(a+i):], value(name, step, int64(b+i)))
 		}

@@ -13,7 +13,6 @@ import (
 	"unicode/utf8"
 
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/runtime"
 )
 
 // Version is the version of the manifest's schema.
@@ -150,8 +149,8 @@ func (t *Tensor) validate(path string, files map[string]bool) error {
 	if _, err := ir.ParseDType(t.DType); err != nil {
 		return &Error{File: path, Tensor: t.Name, Err: err}
 	}
-	if len(t.Shape) > runtime.MaxRank {
-		return errorf(path, t.Name, "has %d dimensions, want at most %d", len(t.Shape), runtime.MaxRank)
+	if len(t.Shape) > ir.MaxSlabDims {
+		return errorf(path, t.Name, "has %d dimensions, want at most %d", len(t.Shape), ir.MaxSlabDims)
 	}
 	whole, ok := elems(t.Shape)
 	if !ok {

@@ -16,7 +16,6 @@ import (
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/runtime"
 )
 
 // Checkpoint is an open checkpoint. Several goroutines may call its methods.
@@ -296,7 +295,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 		}
 		// Read once from the first common element to the last, then copy run by run.
 		first, last := int64(-1), int64(0)
-		runtime.EachRun(slab, part, func(_, b, n int) {
+		ir.EachRun(slab, part, func(_, b, n int) {
 			if first < 0 {
 				first = int64(b)
 			}
@@ -308,7 +307,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 			return &Error{File: filepath.Join(c.Dir, p.File), Tensor: name, Msg: fmt.Sprintf("%d bytes at %d of the tensor cannot be read", len(buf), first*size), Err: infile.WithoutPath(err)}
 		}
 		var failed error
-		runtime.EachRun(slab, part, func(a, b, n int) {
+		ir.EachRun(slab, part, func(a, b, n int) {
 			from := int64(b) - first
 			failed = errors.Join(failed, convert(dst[int64(a)*dtype.Size():], dtype, buf[from*size:(from+int64(n))*size], stored))
 		})

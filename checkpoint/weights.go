@@ -19,7 +19,6 @@ import (
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
-	"github.com/autopar/autopar/runtime"
 )
 
 // Layout says how a weights file stores the four projections of a block.
@@ -213,7 +212,7 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 	if transpose && w.layout == HuggingFace {
 		values = transposed(values, shape[1], shape[0])
 	}
-	runtime.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
+	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
 			dtype.Write(dst[dtype.Size()*int64(a+i):], values[b+i])
 		}

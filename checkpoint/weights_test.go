@@ -14,7 +14,6 @@ import (
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
-	"github.com/autopar/autopar/runtime"
 )
 
 // tinyModel has biases, and no two sizes alike.
@@ -29,7 +28,7 @@ func tinyModel() gpt.Config {
 type numbered struct{}
 
 func (n numbered) Read(name string, _ ir.DType, slab ir.Slab, dst []byte) error {
-	runtime.EachRun(slab, ir.Whole(slab.Global), func(a, b, count int) {
+	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, count int) {
 		for i := range count {
 			x := float32(len(name)*7+b+i) / 16
 			binary.LittleEndian.PutUint32(dst[4*(a+i):], math.Float32bits(x))

@@ -261,9 +261,9 @@ func (l *lane) collect(c *runtime.Collective) error {
 	return nil
 }
 
-// eachRun is [runtime.EachRun] for a function that may fail. It stops at the first error.
+// eachRun is [ir.EachRun] for a function that may fail. It stops at the first error.
 func eachRun(a, b ir.Slab, do func(inA, inB, n int) error) (err error) {
-	runtime.EachRun(a, b, func(inA, inB, n int) {
+	ir.EachRun(a, b, func(inA, inB, n int) {
 		if err == nil {
 			err = do(inA, inB, n)
 		}

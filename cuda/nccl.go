@@ -336,7 +336,7 @@ func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.
 	for i, m := range c.Members {
 		p, runs := part(m), 0
 		ok := p.Elems() == size
-		runtime.EachRun(whole, p, func(from, to, n int) {
+		ir.EachRun(whole, p, func(from, to, n int) {
 			runs++
 			ok = ok && int64(from) == int64(i)*size && to == 0 && int64(n) == size
 		})

@@ -56,9 +56,9 @@ func inTheProcesses() []mutant {
 		pkg: "./runtime/cpu", run: "^TestLateOperand$",
 	}, {
 		bug: "the last elements of a tensor are in nobody's share", how: "elements that lie together begin with their first",
-		file: "runtime/slab.go",
+		file: "ir/slab.go",
 		old:  "for skip := lo % run; ", new: "for skip := 0; ",
-		pkg: "./runtime", run: "^TestEachRunOf$",
+		pkg: "./ir", run: "^TestEachRunOf$",
 	}, {
 		bug: "one core makes a collective while another is idle", how: "elements do not lie together in large numbers",
 		file: "runtime/cpu/exchange.go",

@@ -680,7 +680,7 @@ func inTheLoop() []mutant {
 		pkg: "./train", run: "^TestReshard$",
 	}, {
 		bug:  "parts are read from where they do not lie",
-		file: "runtime/slab.go",
+		file: "ir/slab.go",
 		old:  "sb *= b.Local[i]", new: "sb *= size[i]",
 		pkg: "./checkpoint", run: "^TestAnyToAny$",
 	}}

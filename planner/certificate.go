@@ -119,7 +119,7 @@ type UnprovenError struct {
 }
 
 func (e *UnprovenError) Error() string {
-	return fmt.Sprintf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster; one could be by %.2g %%. With some degrees given (--dp, --tp, --pp) there is less to prove",
+	return fmt.Sprintf("planner: no certificate: after %d steps the search gave up on proving that no plan is faster; one could be by %.2g %%; with some degrees given there is less to prove",
 		e.Steps, 100*e.Gap)
 }
 

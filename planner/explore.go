@@ -341,7 +341,7 @@ func (s *searcher) exhaust(points []*point) []*point {
 				open = s.openList(false)
 			}
 			done = len(open) == 0
-			unsolved = s.unsolved(points) // to see more, bounds were refined
+			unsolved = s.unsolved(points) // what has looked for more may have settled some
 		}
 	}
 	return points
@@ -360,7 +360,7 @@ type byBound []boundedPoint
 func (h byBound) Len() int      { return len(h) }
 func (h byBound) Swap(i, j int) { h[i], h[j] = h[j], h[i] }
 func (h byBound) Less(i, j int) bool {
-	return h[i].least < h[j].least || h[i].least == h[j].least && h[i].at < h[j].at
+	return cmp.Or(cmp.Compare(h[i].least, h[j].least), cmp.Compare(h[i].at, h[j].at)) < 0
 }
 func (h *byBound) Push(x any) { *h = append(*h, x.(boundedPoint)) }
 func (h *byBound) Pop() any {

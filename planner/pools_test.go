@@ -183,7 +183,7 @@ func TestStagesFollowSpeed(t *testing.T) {
 	require.ErrorContains(t, err, "bytes, the limit is", "a plan that fits the other kind only")
 }
 
-// Alternatives differ in more than the order of pools in which that makes no difference, and they are as many as are asked for.
+// TestAlternativesDiffer: alternatives differ in more than the order of pools in which that makes no difference, and they are as many as are asked for.
 // Where the order leaves out devices, or gives a stage others, it does make one.
 func TestAlternativesDiffer(t *testing.T) {
 	const plenty = 1 << 40

@@ -324,8 +324,8 @@ func (r *run) loop(ctx context.Context) error {
 	return r.saveAndWait(ctx)
 }
 
-// keep saves the state if an update or an evaluation failed because a batch cannot be read: the updates before are as good as ever. The ranks of
-// other processes may not have noticed, so with them nothing is saved.
+// keep saves the state if an update or an evaluation failed because a batch cannot be read: the updates before are as
+// good as ever. The ranks of other processes may not have noticed, so with them nothing is saved.
 func (r *run) keep(ctx context.Context, err error) error {
 	var unread *data.InputError
 	if !errors.As(err, &unread) || r.exec.Peers() != nil {

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/config"
@@ -47,8 +46,8 @@ func compile(cfg *config.Config, plan *partition.Plan) (*compiled, error) {
 	return c, err
 }
 
-// programForm matches the names of the files in which dump writes programs.
-var programForm = regexp.MustCompile(`^program-rank\d+\.txt$`)
+// dumped matches the names of the files that dump writes.
+var dumped = regexp.MustCompile(`^(graph\.txt|graph\.json|partitioned\.txt|program-rank\d+\.txt)$`)
 
 // notDumped refuses a directory for dump in which one of some other files would be replaced. flag names the directory in the
 // error.
@@ -56,17 +55,16 @@ func notDumped(flag, dir string, others ...string) error {
 	if dir == "" {
 		return nil
 	}
-	var programs []string
+	var names []string
 	there, _ := os.ReadDir(dir) // links, perhaps, to the other files
 	for _, e := range there {
-		programs = append(programs, e.Name())
+		names = append(names, e.Name())
 	}
 	for _, other := range others {
-		programs = append(programs, filepath.Base(other))
+		names = append(names, filepath.Base(other))
 	}
-	programs = slices.DeleteFunc(programs, func(name string) bool { return !programForm.MatchString(name) })
-	for _, name := range append(programs, "graph.txt", "graph.json", "partitioned.txt") {
-		if err := apart(flag, filepath.Join(dir, name), others...); err != nil {
+	for _, name := range names {
+		if dumped.MatchString(name) && apart(flag, filepath.Join(dir, name), others...) != nil {
 			return usagef("%s %s would have %s, which is another file of this command; name another directory", flag, dir, name)
 		}
 	}

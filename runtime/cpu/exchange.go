@@ -109,7 +109,7 @@ const lineElems = 32
 // reducePart computes a member's result of a reduce_scatter of fixed-point or two-byte numbers.
 func (d *Device) reducePart(c *runtime.Collective, position int) (err error) {
 	me := &c.Members[position]
-	runtime.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
+	ir.EachRun(me.In.Slab, me.Out.Slab, func(from, to, n int) {
 		d.took(me, n*(len(c.Members)-1))
 		if me.In.DType != ir.Q64 {
 			d.reduceHalf(c, elems[uint16](d.backend, me.Rank, &me.Out)[to:to+n], from)
@@ -177,7 +177,7 @@ func gatherUnit[E element](d *Device, c *runtime.Collective, position, part int)
 		}
 		m := &c.Members[at]
 		in := elems[E](d.backend, m.Rank, &m.In)
-		passed := runtime.EachRunOf(m.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
+		passed := ir.EachRunOf(m.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
 			if &out[to] == &in[from] {
 				return // it is in place
 			}
@@ -199,7 +199,7 @@ func (d *Device) reduceUnit(c *runtime.Collective, position, part int, ins [][]f
 	me, taken := &c.Members[position], 0
 	out := elems[float32](d.backend, me.Rank, &me.Out)
 	lo, hi := d.part(part, len(out))
-	runtime.EachRunOf(me.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
+	ir.EachRunOf(me.In.Slab, me.Out.Slab, lo, hi, func(from, to, n int) {
 		for i := range c.Members {
 			m := &c.Members[i]
 			ins[i] = elems[float32](d.backend, m.Rank, &m.In)[from : from+n]

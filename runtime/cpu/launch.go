@@ -273,7 +273,7 @@ func slice(d *Device, k *runtime.Kernel) error {
 
 // copyPart copies what two parts of a value have in common, except what is in place.
 func copyPart[E element](k *runtime.Kernel, y, x []E) {
-	runtime.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) {
+	ir.EachRun(k.Args[0].Slab, k.Results[0].Slab, func(from, to, n int) {
 		if n > 0 && &y[to] != &x[from] {
 			copy(y[to:to+n], x[from:from+n])
 		}

@@ -1,4 +1,4 @@
-package runtime_test
+package ir_test
 
 import (
 	"math/rand/v2"
@@ -7,7 +7,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/runtime"
 )
 
 // TestEachRunOf: a range of the common elements of two parts is that range of all of them, in
@@ -37,10 +36,10 @@ func TestEachRunOf(t *testing.T) {
 				}
 			}
 		}
-		runtime.EachRun(a, b, add(&all))
+		ir.EachRun(a, b, add(&all))
 		lo, hi := r.IntN(len(all)+3)-1, r.IntN(len(all)+3)-1
 		var part [][2]int
-		require.Equal(t, len(all), runtime.EachRunOf(a, b, lo, hi, add(&part)))
+		require.Equal(t, len(all), ir.EachRunOf(a, b, lo, hi, add(&part)))
 		var want [][2]int
 		if lo, hi := max(lo, 0), min(hi, len(all)); lo < hi {
 			want = all[lo:hi]

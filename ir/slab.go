@@ -1,26 +1,24 @@
 // This file intersects two parts of a value, as runs of elements that are contiguous in both.
 // Collectives, transfers between layouts and checkpoints copy run by run.
 
-package runtime
+package ir
 
 import (
 	"fmt"
 	"math"
-
-	"github.com/autopar/autopar/ir"
 )
 
-// MaxRank bounds the dimensions of a value.
-const MaxRank = 8
+// MaxSlabDims bounds the dimensions of a value of which parts are copied.
+const MaxSlabDims = 8
 
 // EachRun calls do for every maximal run of elements that are contiguous in both parts of a value.
 // inA and inB are the indexes of its first element in the two parts, n is its length.
-func EachRun(a, b ir.Slab, do func(inA, inB, n int)) { EachRunOf(a, b, 0, math.MaxInt, do) }
+func EachRun(a, b Slab, do func(inA, inB, n int)) { EachRunOf(a, b, 0, math.MaxInt, do) }
 
 // EachRunOf is EachRun for a range of the common elements of both parts alone: numbered in
 // row-major order, those in [lo, hi). The range is clipped to those that exist. It returns how many
 // common elements there are in all.
-func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
+func EachRunOf(a, b Slab, lo, hi int, do func(inA, inB, n int)) int {
 	rank := len(a.Global)
 	if rank == 0 {
 		if lo <= 0 && hi > 0 {
@@ -28,10 +26,10 @@ func EachRunOf(a, b ir.Slab, lo, hi int, do func(inA, inB, n int)) int {
 		}
 		return 1
 	}
-	if rank > MaxRank {
-		panic(fmt.Sprintf("BUG: runtime: value of %d dimensions, want at most %d", rank, MaxRank))
+	if rank > MaxSlabDims {
+		panic(fmt.Sprintf("BUG: value of %d dimensions, want at most %d", rank, MaxSlabDims))
 	}
-	var size, strideA, strideB, index [MaxRank]int
+	var size, strideA, strideB, index [MaxSlabDims]int
 	atA, atB, sa, sb, all := 0, 0, 1, 1, 1
 	for i := rank - 1; i >= 0; i-- {
 		first := max(a.Offset[i], b.Offset[i])
