@@ -245,14 +245,14 @@ func (p *Plan) streamDim() int {
 }
 
 // Replicas returns the number of ranks over which ZeRO shards a weight that placements replicate on all
-// tensor-parallel ranks. These are the ranks of a ZeRO group. If the residual stream is sharded, each
+// tensor-parallel ranks. These are the ranks of a ZeRO group, with all that share their sequences. If the residual stream is sharded, each
 // tensor-parallel rank also has a term of the weight's gradient, and the weight is sharded over those ranks
 // too.
 func (p *Plan) Replicas() int {
 	if p.streamDim() >= 0 && p.Rows() == 1 && len(p.Replicated()) > 0 {
-		return p.ShardGroup() * p.TP
+		return p.ShardGroup() * p.ContextParallel() * p.TP
 	}
-	return p.ShardGroup()
+	return p.ShardGroup() * p.ContextParallel()
 }
 
 // OnGrid lists the modules for which placements shard weights in two dimensions, over rows and columns of
@@ -316,7 +316,7 @@ func (p *Plan) MeshDegrees() string {
 // DataParallel returns the data-parallel degree of the whole run.
 func (p *Plan) DataParallel() int { return p.DP * p.Units() }
 
-// ShardGroup returns the number of data-parallel ranks that ZeRO shards over.
+// ShardGroup returns the number of data-parallel ranks that ZeRO shards over, beside all context-parallel ones.
 func (p *Plan) ShardGroup() int {
 	if p.ZeROGroup == 0 {
 		return p.DataParallel()
@@ -331,9 +331,11 @@ func (p *Plan) Copies() int { return p.DataParallel() / p.ShardGroup() }
 // FollowsBatch reports whether the batch is cut over an axis of the mesh.
 func FollowsBatch(a ir.Axis) bool { return a.Time || a.Name == AxisRep || a.Name == AxisDP }
 
-// Mesh returns the mesh of each stage for a global batch of so many sequences. Its axes are the data-parallel
-// ranks of all units (with an outer axis for the copies of ZeRO groups, if there are several), the
-// micro-batches as an axis in time, and cp and tp, which share the work of a micro-batch.
+// Mesh returns the mesh of each stage for a global batch of so many sequences. Its axes are the
+// context-parallel ranks, the data-parallel ranks of all units (with an outer axis for the copies of ZeRO groups,
+// if there are several), the micro-batches as an axis in time, and the tensor-parallel ranks. cp and tp share the
+// work of a micro-batch. What ZeRO shards is cut over cp first, and each part over dp: what the slower links between
+// data-parallel ranks carry is then smaller.
 func (p *Plan) Mesh(batch int) ir.Mesh {
 	dp := ir.Axis{Name: AxisDP, Size: p.ShardGroup(), Shares: p.sharesInOrder()}
 	local := (batch + p.DataParallel() - 1) / p.DataParallel()
@@ -341,6 +343,9 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 		local = dp.Cut(batch, 0).Len
 	}
 	var axes []ir.Axis
+	if n := p.ContextParallel(); n > 1 {
+		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
+	}
 	if n := p.Copies(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisRep, Size: n})
 	}
@@ -348,9 +353,6 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 		dp,
 		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
 	)
-	if n := p.ContextParallel(); n > 1 {
-		axes = append(axes, ir.Axis{Name: AxisCP, Size: n})
-	}
 	axes = append(axes, ir.Axis{Name: AxisTP, Size: p.TP / p.Rows()})
 	if n := p.Rows(); n > 1 {
 		axes = append(axes, ir.Axis{Name: AxisTPR, Size: n})
@@ -395,7 +397,8 @@ func (p *Plan) WorldRank(stage, device int) int {
 // StageRanks says which world ranks the devices of a stage are.
 type StageRanks struct {
 	byShare    []int // as [Plan.byShare] returns
-	tp, cp, dp int   // degrees within a unit
+	tp, dp     int   // degrees within a unit
+	all        int   // data-parallel ranks of all units
 	unit       int   // number of ranks in a unit
 	first      int   // first rank of the stage, relative to the unit
 	strides    Strides
@@ -405,18 +408,17 @@ type StageRanks struct {
 func (p *Plan) StageRanks(stage int) StageRanks {
 	cp, pp := p.ContextParallel(), p.PP()
 	s := StridesOf(p.RankOrder, p.TP, cp, p.DP, pp)
-	return StageRanks{p.byShare(), p.TP, cp, p.DP, p.PlanNGPUs, stage % pp * s.PP, s}
+	return StageRanks{p.byShare(), p.TP, p.DP, p.DataParallel(), p.PlanNGPUs, stage % pp * s.PP, s}
 }
 
 // Of returns the world rank of a device of the stage's mesh.
 func (s *StageRanks) Of(device int) int {
-	inner := s.cp * s.tp
-	dp, within := device/inner, device%inner
+	cp, dp, tp := device/s.tp/s.all, device/s.tp%s.all, device%s.tp
 	if s.byShare != nil {
 		dp = s.byShare[dp]
 	}
 	unit, d := dp/s.dp, dp%s.dp
-	return unit*s.unit + s.first + d*s.strides.DP + within/s.tp*s.strides.CP + within%s.tp*s.strides.TP
+	return unit*s.unit + s.first + d*s.strides.DP + cp*s.strides.CP + tp*s.strides.TP
 }
 
 // StageDevice is the inverse of [Plan.WorldRank]: it returns the position of a rank in the pipeline, which is
@@ -430,7 +432,7 @@ func (p *Plan) StageDevice(rank int) (stage, device int) {
 	if order := p.byShare(); order != nil {
 		dp = slices.Index(order, dp)
 	}
-	return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)
+	return at(s.PP, p.PP()), (at(s.CP, cp)*p.DataParallel()+dp)*p.TP + at(s.TP, p.TP)
 }
 
 // PlanError says why a plan cannot be applied. Key is the field of the plan.

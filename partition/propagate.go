@@ -166,15 +166,21 @@ func (pr *propagator) leaves() error {
 	return nil
 }
 
-// overReplicas shards a value, which data-parallel ranks would otherwise replicate, over the ranks of a ZeRO
-// group.
+// overReplicas shards a value, which data-parallel and context-parallel ranks would otherwise replicate, over the
+// ranks of a ZeRO group, as Megatron's distributed optimizer and torchtitan's FSDP do.
 func (pr *propagator) overReplicas(spec ir.ShardSpec, shape []int) ir.ShardSpec {
-	dp := pr.mesh.Axis(AxisDP)
-	if d := ReplicaDim(pr.mesh.Axes[dp].Size, spec, shape); d >= 0 {
-		spec[dp] = ir.ShardOn(d)
+	if d := ReplicaDim(pr.mesh.Size(AxisDP)*pr.mesh.Size(AxisCP), spec, shape); d >= 0 {
+		for i, a := range pr.mesh.Axes {
+			if sharesReplicas(a) && a.Size > 1 {
+				spec[i] = ir.ShardOn(d)
+			}
+		}
 	}
 	return spec
 }
+
+// sharesReplicas reports whether ZeRO shards over an axis.
+func sharesReplicas(a ir.Axis) bool { return a.Name == AxisDP || a.Name == AxisCP }
 
 // overTensorParallel also shards a value over tensor-parallel ranks if a placement replicates it there and each
 // of these ranks has a term of its gradient. It uses the largest dimension that is not sharded yet. That choice
@@ -352,7 +358,7 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 	if isGrad && pr.plan.ZeRO >= 2 {
 		to := r.Spec
 		for axis, a := range pr.mesh.Axes {
-			shares := a.Name == AxisDP || a.Name == AxisTP && pr.of(r).spread
+			shares := sharesReplicas(a) || a.Name == AxisTP && pr.of(r).spread
 			if shares && want[axis].Kind == ir.Shard && to[axis].Kind == ir.Partial {
 				to[axis] = want[axis]
 			}

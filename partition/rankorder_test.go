@@ -24,9 +24,9 @@ func TestRankOrders(t *testing.T) {
 		require.Equal(t, 2*tt.pp, at, tt.order)
 		require.Equal(t, tt.pp, p.WorldRank(3, 0)-at, tt.order)
 		require.Equal(t, tt.tp, p.WorldRank(2, 1)-at, tt.order)
-		require.Equal(t, tt.cp, p.WorldRank(2, 2)-at, tt.order)
-		require.Equal(t, tt.dp, p.WorldRank(2, 6)-at, tt.order)
-		require.Equal(t, 120, p.WorldRank(2, 24)-at, "the next unit, in order %q", tt.order)
+		require.Equal(t, tt.dp, p.WorldRank(2, 2)-at, tt.order)
+		require.Equal(t, tt.cp, p.WorldRank(2, 2*8)-at, "the next of the ranks that share sequences, in order %q", tt.order)
+		require.Equal(t, 120, p.WorldRank(2, 2*4)-at, "the next unit, in order %q", tt.order)
 		require.Equal(t, partition.Strides{TP: tt.tp, CP: tt.cp, DP: tt.dp, PP: tt.pp}, partition.StridesOf(tt.order, 2, 3, 4, 5))
 		for rank := range p.RuntimeNGPUs {
 			stage, device := p.StageDevice(rank)

@@ -122,7 +122,7 @@ func (pr *propagator) staysCut(t *trial, i int) bool {
 	switch {
 	case from.Kind != ir.Shard || t.n.Phase == ir.Update:
 		return false
-	case a.Name == AxisCP: // on this axis only sequences are sharded
+	case a.Name == AxisCP && v.Def.Op != ir.OpParam: // apart from those, on this axis only sequences are sharded
 		return !t.sig.Dims[t.sig.Args[i][from.Dim]].Frozen
 	}
 	return FollowsBatch(*a) && pr.ofBatch(v)
@@ -162,7 +162,7 @@ func repeatsAttention(n *ir.Node, i int, from ir.Placement) bool {
 // more bytes.
 func (pr *propagator) reducesFirst(n *ir.Node, axis int) bool {
 	of := pr.of(n.Results[0])
-	shares := pr.mesh.Axes[axis].Name == AxisDP || of.spread && pr.mesh.Axes[axis].Name == AxisTP
+	shares := sharesReplicas(pr.mesh.Axes[axis]) || of.spread && pr.mesh.Axes[axis].Name == AxisTP
 	return of.isGrad && pr.plan.ZeRO >= 2 && n.Phase == ir.Backward && shares
 }
 

@@ -133,7 +133,7 @@ func (p *Plan) validateZeRO() error {
 		return planErrorf("zero", "is %d, want 0 to 3", p.ZeRO)
 	}
 	if p.ZeRO > 0 && p.Replicas() == 1 {
-		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks", p.ZeRO)
+		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks, or context-parallel ones", p.ZeRO)
 	}
 	switch p.Offload {
 	case OffloadNone, "none", OffloadOptimizer, OffloadParams:
