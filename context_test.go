@@ -160,6 +160,37 @@ func TestContextTraffic(t *testing.T) {
 	}
 }
 
+// TestContextZeROTraffic: what ZeRO shards is reduced over context-parallel ranks
+// before data-parallel ones, whose links may be slower, and gathered after: these
+// exchange the share of one context-parallel rank.
+func TestContextZeROTraffic(t *testing.T) {
+	const dp, cp = 2, 3
+	p := contextPlan(dp, cp, 1, 1)
+	p.ZeRO, p.MicroBatch = 1, parityBatch
+	prog, exec := trainer(t, p, parityBatch)
+	stepsOf(t, prog, exec, parityBatch, 1)
+	var params float64
+	for _, v := range prog.Graph.Params() {
+		if !v.Def.Attr.(ir.ParamAttr).State {
+			params += float64(v.Type.Bytes())
+		}
+	}
+	got := map[string]float64{}
+	s := &prog.Schedules[0]
+	for _, task := range s.Tasks {
+		for _, in := range prog.Stages[0].Bodies[task.Phase].Instrs {
+			if n := in.Node; codegen.Collective(n.Op) && task.Phase == ir.Update && len(n.Results[0].Type.Shape) > 0 {
+				got[n.Op.String()+" "+n.Attr.(ir.CommAttr).Axis] += float64(prog.CommBytes(s, &in, task))
+			}
+		}
+	}
+	require.Len(t, got, 4)
+	for _, op := range []ir.Op{ir.OpReduceScatter, ir.OpAllGather} {
+		require.InEpsilon(t, params*(cp-1)/cp, got[op.String()+" cp"], 0.05, "%s", op)
+		require.InEpsilon(t, params/cp*(dp-1)/dp, got[op.String()+" dp"], 0.05, "%s", op)
+	}
+}
+
 // TestContextEvaluation: the loss without dropout is that of one rank, and logits
 // come out in the order of positions.
 func TestContextEvaluation(t *testing.T) {

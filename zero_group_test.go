@@ -108,8 +108,8 @@ func heldBy(prog *codegen.Program) held {
 }
 
 // TestZeROBytes: of P bytes of parameters a rank keeps P, G = P and O = 2P, each
-// divided by the ranks that ZeRO shards it over (Rajbhandari et al. 2020, figure 1;
-// row 32). Vectors shorter than the group stay whole, and uneven shards round up:
+// divided by the ranks that ZeRO shards it over, context-parallel ones among them
+// (Rajbhandari et al. 2020, figure 1; row 32). Vectors shorter than the group stay whole, and uneven shards round up:
 // within 5 %.
 func TestZeROBytes(t *testing.T) {
 	model := parityModel
@@ -122,26 +122,27 @@ func TestZeROBytes(t *testing.T) {
 			params += float64(v.Type.Bytes())
 		}
 	}
-	for _, dp := range []int{2, 3, 4, 6} {
+	for _, ranks := range []struct{ dp, cp int }{{2, 1}, {3, 1}, {4, 1}, {6, 1}, {1, 2}, {1, 5}, {2, 2}, {4, 2}} {
+		dp, cp := ranks.dp, ranks.cp
 		for zero := range 4 {
 			for _, group := range []int{0, 2, 3} {
 				if group > 0 && (zero == 0 || dp%group != 0) {
 					continue
 				}
-				p := parityPlan(dp, 1, 1, 1, partition.OneFOneB, false)
-				p.ZeRO, p.ZeROGroup, p.Stages = zero, group, []partition.Stage{{Last: 2}}
+				p := contextPlan(dp, cp, 1, 1)
+				p.MicroBatch, p.ZeRO, p.ZeROGroup, p.Stages = 1, zero, group, []partition.Stage{{Last: 2}}
 				prog, err := codegen.Compile(g, p, parityBatch, nil)
 				require.NoError(t, err)
 				share := func(stage int, bytes float64) float64 {
 					if zero >= stage {
-						return bytes / float64(p.ShardGroup())
+						return bytes / float64(p.ShardGroup()*cp)
 					}
 					return bytes
 				}
 				got := heldBy(prog)
-				require.InEpsilon(t, share(1, 2*params), got.state, 0.05, "state: dp %d zero %d group %d", dp, zero, group)
-				require.InEpsilon(t, share(2, params), got.gradients, 0.05, "gradients: dp %d zero %d group %d", dp, zero, group)
-				require.InEpsilon(t, share(3, params), got.weights, 0.05, "weights: dp %d zero %d group %d", dp, zero, group)
+				require.InEpsilon(t, share(1, 2*params), got.state, 0.05, "state: dp %d cp %d zero %d group %d", dp, cp, zero, group)
+				require.InEpsilon(t, share(2, params), got.gradients, 0.05, "gradients: dp %d cp %d zero %d group %d", dp, cp, zero, group)
+				require.InEpsilon(t, share(3, params), got.weights, 0.05, "weights: dp %d cp %d zero %d group %d", dp, cp, zero, group)
 			}
 		}
 	}

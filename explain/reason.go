@@ -151,8 +151,10 @@ func (w *reasons) state(v *ir.Value) string {
 	}
 	mesh := w.prog.Mesh
 	var over []string
-	if v.Spec[mesh.Axis(partition.AxisDP)].Kind == ir.Shard {
-		over = append(over, partition.AxisDP)
+	for _, axis := range []string{partition.AxisDP, partition.AxisCP} {
+		if i := mesh.Axis(axis); i >= 0 && v.Spec[i].Kind == ir.Shard {
+			over = append(over, axis)
+		}
 	}
 	if w.spread(v, w.owner[v]) {
 		over = append(over, partition.AxisTP)
@@ -190,8 +192,8 @@ func (w *reasons) weight(v *ir.Value) string {
 		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
 			continue // the report's header says that data-parallel ranks hold the same
 		}
-		if a.Name == partition.AxisTP && w.spread(v, v) {
-			parts = append(parts, fmt.Sprintf("sharded over tp by ZeRO stage %d", w.prog.Plan.ZeRO))
+		if a.Name == partition.AxisTP && w.spread(v, v) || a.Name == partition.AxisCP && v.Spec[axis].Kind == ir.Shard {
+			parts = append(parts, fmt.Sprintf("sharded over %s by ZeRO stage %d", a.Name, w.prog.Plan.ZeRO))
 			continue
 		}
 		parts = append(parts, w.onAxis(v, axis))

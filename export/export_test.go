@@ -398,7 +398,8 @@ func TestTorchtitanTrainsThePlan(t *testing.T) {
 		{strings.Replace(llama, "warmup_iters: 80", "schedule: constant, warmup_iters: 5000", 1), zero, "total_steps = 5000\n", ""},
 		{strings.Replace(llama, "warmup_iters: 80", "warmup_iters: 5000", 1), zero, "total_steps = 5000\n", ""},
 		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP = 2, 2, 1, 2 }, `fsdp_reshard_after_forward = "never"`, ""},
-		{llama, func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 8, 2, 3 }, "context-parallel ranks shard", "never"},
+		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP = 2, 2, 1, 2 }, "context-parallel ranks shard", ""},
+		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP, p.ZeRO = 2, 2, 1, 2, 3 }, `fsdp_reshard_after_forward = "always"`, "context-parallel ranks shard"},
 		{llama, zero, "long waves", "context-parallel ranks"},
 		{llama, zero, "the warmup reaches its peak one step earlier", ""},
 		{strings.Replace(llama, "warmup_iters: 80", "warmup_iters: 0", 1), zero, "warmup_steps = 0\n", "one step earlier"},
@@ -443,7 +444,7 @@ func TestMegatronTrainsThePlan(t *testing.T) {
 		{llama, zero(2, false), "Megatron-FSDP reduces gradients beside the computation.", "--overlap"},
 		{llama, zero(3, false), "Megatron-FSDP reduces gradients and gathers parameters beside the computation.", "--overlap"},
 		{llama, zero(2, true), "--overlap-param-gather ", "beside the computation"},
-		{llama, func(p *partition.Plan) { p.DP, p.CP, p.ZeRO = 8, 2, 1 }, "context-parallel ranks shard what ZeRO shards", ""},
+		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP, p.ZeRO = 2, 2, 1, 2, 1 }, "--use-distributed-optimizer ", ""},
 	} {
 		text, err := written(t, document(t, c.config, c.plan), export.Megatron)
 		require.NoError(t, err)

@@ -99,10 +99,10 @@ func (p *plan) megatron(o Options) string {
 		"  --master-addr \"${MASTER_ADDR:-127.0.0.1}\" --master-port \"${MASTER_PORT:-29500}\" \\\n  pretrain_gpt.py \\\n" + a.text.String() + "  \"$@\"\n"
 }
 
-// megatronZeRO adds the arguments of what data-parallel ranks shard, and of what overlaps.
+// megatronZeRO adds the arguments of what data-parallel and context-parallel ranks shard, and of what overlaps.
 func (p *plan) megatronZeRO(a *arguments) {
 	switch {
-	case p.DataParallel() == 1:
+	case p.DataParallel()*p.ContextParallel() == 1:
 		return
 	case p.ZeRO == 1:
 		a.flag(true, "use-distributed-optimizer")
@@ -116,7 +116,6 @@ func (p *plan) megatronZeRO(a *arguments) {
 		a.flag(p.Overlap, "overlap-param-gather")
 		p.note(!p.Overlap, "Megatron-FSDP %s beside the computation", map[int]string{2: "reduces gradients", 3: "reduces gradients and gathers parameters"}[p.ZeRO])
 	}
-	p.note(p.ZeRO > 0 && p.ContextParallel() > 1, "context-parallel ranks shard what ZeRO shards, too")
 	if p.Copies() > 1 {
 		a.add("num-distributed-optimizer-instances", p.Copies())
 	}

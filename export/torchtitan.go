@@ -15,13 +15,13 @@ import (
 func (p *plan) torchtitan(o Options) string {
 	p.foreign()
 	cfg, m, t := p.Config, &p.Config.Model, &p.Config.Train
-	dp, sharded := p.DataParallel(), p.DataParallel() > 1 && p.ZeRO > 0
+	dp, sharded := p.DataParallel(), p.DataParallel()*p.ContextParallel() > 1 && p.ZeRO > 0
 	several := p.TP > 1 || p.PP() > 1 || p.ContextParallel() > 1
 	p.lack(m.Activation != gpt.SwiGLU || m.Norm != gpt.RMSNorm || m.Position != gpt.RoPE || m.TieEmbeddings || m.Bias || m.Dropout > 0,
 		"this model: it trains Llamas (swiglu, rmsnorm, rope, tie_embeddings: false, bias: false, dropout: 0)")
 	p.lack(p.TP > 1 && !p.SequenceParallel, "tensor parallelism without sequence parallelism: plan with --sequence-parallel on")
 	p.lack(p.TP > 1 && p.OverlapTP, "tensor-parallel communication beside the products of the backward pass: plan with --overlap-tp off")
-	p.lack(dp > 1 && p.ZeRO == 1, "optimizer state that is sharded without the gradients: plan with --zero 2")
+	p.lack(sharded && p.ZeRO == 1, "optimizer state that is sharded without the gradients: plan with --zero 2")
 	p.lack(dp > 1 && p.ZeRO == 0 && several, "data parallelism without ZeRO beside another: plan with --zero 2")
 	p.lack(!p.numbered(partition.UsualOrder), "ranks in this order, units outermost: plan with --rank-order tp-cp-dp-pp and one unit")
 	p.lack(t.DType == "float16", "float16: train in bfloat16")
@@ -43,7 +43,7 @@ func (p *plan) torchtitan(o Options) string {
 	f.set("data_parallel_shard_degree", shards)
 	if sharded || p.ContextParallel() > 1 { // torchtitan has FSDP over context-parallel ranks even if none are data-parallel
 		p.note(!p.Overlap, "FSDP communicates beside the computation")
-		p.note(p.ContextParallel() > 1, "context-parallel ranks shard parameters, gradients and optimizer state, too")
+		p.note(p.ZeRO == 0, "context-parallel ranks shard gradients and optimizer state")
 		f.set("fsdp_reshard_after_forward", map[bool]string{true: "always", false: "never"}[p.ZeRO == 3])
 	}
 	f.set("tensor_parallel_degree", p.TP)

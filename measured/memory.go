@@ -161,14 +161,7 @@ func (u Use) Total() int64 { return u.States + u.Saved + u.Working + u.Gaps + u.
 func (m *Memory) Use(r *Row, f *planner.Footprint) Use {
 	const gib = 1 << 30
 	s := r.habits()
-	states, sharded := float64(f.Weights+f.Other)+s.gradient*float64(f.Elements), float64(f.State)
-	if over := r.DP * r.CP; r.ZeRO > 0 && (r.ZeROGroup == 0 || r.ZeROGroup == over) {
-		sharded /= float64(r.CP) // autopar shards over data-parallel ranks only, the software over context-parallel ones too
-		if r.ZeRO == 3 {
-			states /= float64(r.CP)
-		}
-	}
-	states += sharded
+	states := float64(f.Weights+f.Other+f.State) + s.gradient*float64(f.Elements)
 	var kept, live, again, head float64
 	for _, made := range f.Forward {
 		stays, while := m.besides(&s, r, &made)

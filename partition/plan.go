@@ -396,12 +396,12 @@ func (p *Plan) WorldRank(stage, device int) int {
 
 // StageRanks says which world ranks the devices of a stage are.
 type StageRanks struct {
-	byShare    []int // as [Plan.byShare] returns
-	tp, dp     int   // degrees within a unit
-	all        int   // data-parallel ranks of all units
-	unit       int   // number of ranks in a unit
-	first      int   // first rank of the stage, relative to the unit
-	strides    Strides
+	byShare []int // as [Plan.byShare] returns
+	tp, dp  int   // degrees within a unit
+	all     int   // data-parallel ranks of all units
+	unit    int   // number of ranks in a unit
+	first   int   // first rank of the stage, relative to the unit
+	strides Strides
 }
 
 // StageRanks returns the ranks of the devices of a stage.

@@ -338,9 +338,8 @@ type blueprints struct {
 	known  map[structure]*blueprint
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
-	// sharing has, by the dimensions in which ZeRO cuts parameters, a number of data-parallel ranks
-	// and a group size for which it does so.
-	sharing map[shardsKey][2]int
+	// sharing has, by the dimensions in which ZeRO cuts parameters, ranks over which it does so.
+	sharing map[shardsKey]sharers
 	many    map[structure][]*blueprint // with one stage and other than two ranks per axis, by structure without tp
 	// trunkPieces is in how many parts the programs of trunks are made (see [searcher.trunkOf]).
 	trunkPieces int
@@ -348,9 +347,12 @@ type blueprints struct {
 
 // shardsKey says in which dimensions ZeRO cuts parameters.
 type shardsKey struct {
-	split, grouped     bool
-	placements, shards string
+	split, shared, grouped bool
+	placements, shards     string
 }
+
+// sharers are numbers of data-parallel and context-parallel ranks, and the size of ZeRO groups.
+type sharers struct{ dp, cp, group int }
 
 // roomKey is what the room of a position depends on.
 type roomKey struct {
@@ -381,7 +383,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), widens: partition.WidensGradients(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey][2]int{}, many: map[structure][]*blueprint{}}
+	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), widens: partition.WidensGradients(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey]sharers{}, many: map[structure][]*blueprint{}}
 }
 
 // lone reports whether steps of m micro-batches have programs of their own: those of one, in a model with
@@ -446,31 +448,31 @@ func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 }
 
 // shardAlike notes in a structure in which dimensions ZeRO cuts the parameters of a plan. If over two
-// ranks these would be others, the structure gets a number of data-parallel ranks over which they are
-// not.
+// ranks of an axis these would be others, the structure gets numbers of ranks over which they are not.
 func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
-	shards, err := b.shards(p, p.ShardGroup())
+	shards, err := b.shards(p, p.ShardGroup()*p.ContextParallel())
 	if err != nil {
 		return err
 	}
-	overTwo, err := b.shards(p, min(p.DataParallel(), 2))
+	overTwo, err := b.shards(p, min(p.DataParallel(), 2)*min(p.ContextParallel(), 2))
 	if err != nil {
 		return err
 	}
 	if key.shards = shards; shards == overTwo {
 		return nil
 	}
-	key.dp, key.group = p.DataParallel(), 0
+	over := sharers{dp: p.DataParallel(), cp: p.ContextParallel()}
 	if p.Copies() > 1 {
-		key.dp, key.group = 2*p.ShardGroup(), p.ShardGroup()
+		over.dp, over.group = 2*p.ShardGroup(), p.ShardGroup()
 	}
-	// The first number of ranks that shards in these dimensions stands for all.
-	alike := shardsKey{p.TP > 1, p.Copies() > 1, key.placements, shards}
+	// The first numbers of ranks that shard in these dimensions stand for all.
+	alike := shardsKey{p.TP > 1, over.cp > 1, p.Copies() > 1, key.placements, shards}
 	if first, known := b.sharing[alike]; known {
-		key.dp, key.group = first[0], first[1]
+		over = first
 	} else {
-		b.sharing[alike] = [2]int{key.dp, key.group}
+		b.sharing[alike] = over
 	}
+	key.dp, key.cp, key.group = over.dp, over.cp, over.group
 	return nil
 }
 

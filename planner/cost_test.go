@@ -347,6 +347,8 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 		if g := 2 + r.IntN(3); sh.zero > 0 && d.dp*units%g == 0 && g < d.dp*units {
 			sh.group = g
 		}
+	} else if d.cp > 1 {
+		sh.zero = also(14).IntN(4)
 	}
 	if d.tp > 1 {
 		sh.sequence = r.IntN(2) == 0 || extreme

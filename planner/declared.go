@@ -239,18 +239,18 @@ func (d *declared) hasChunks(x outline) bool {
 // hasSharding reports whether what is sharded beside the model is in the space.
 func (d *declared) hasSharding(x outline) bool {
 	o, replicas := d.opts, d.replicas(x.degrees)
-	sharers := replicas
+	different := replicas * x.cp // ranks that train on tokens of their own with the same weights
 	if x.batch {
-		sharers *= x.tp
+		different *= x.tp
 	}
 	switch {
-	case o.ZeRO != nil && x.zero != *o.ZeRO, x.zero > 0 && sharers == 1:
+	case o.ZeRO != nil && x.zero != *o.ZeRO, x.zero > 0 && different == 1:
 		return false
 	case o.ZeROGroup > 0 && (x.zero == 0 || replicas%o.ZeROGroup != 0):
 		return false
 	case x.sequence && (x.tp == 1 || o.SequenceParallel == "off"), !x.sequence && o.SequenceParallel == "on", x.batch && x.sequence, !x.batch && o.BatchParallel == "on":
 		return false
-	case x.overlap && (o.Overlap == "off" || sharers == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
+	case x.overlap && (o.Overlap == "off" || different == 1 || x.offload.Moves()), !x.overlap && o.Overlap == "on":
 		return false
 	case o.Offload == "" && d.cluster.Host == nil:
 		return !x.offload.Moves()

@@ -49,8 +49,8 @@ type recomputeKey struct {
 	parts   bool // products and collectives may be made in parts
 }
 
-// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel rank would have all
-// without ZeRO.
+// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel and context-parallel rank would
+// have all without ZeRO.
 type blockParam struct {
 	value           *ir.Value
 	like            *ir.Value // what ZeRO cuts in the same dimension: of a gradient, its weight
@@ -69,11 +69,11 @@ type endParam struct {
 	frozen bool
 }
 
-// bytes returns the persistent bytes under an outline, where ZeRO shards over so many data-parallel ranks. alone says that a
+// bytes returns the persistent bytes under an outline, where ZeRO shards over so many ranks. alone says that a
 // step is one micro-batch of one stage: its gradients do not count, as they lie in the slot.
-func (b *persistent) bytes(o outline, replicas int, alone bool) int64 {
+func (b *persistent) bytes(o outline, over int, alone bool) int64 {
 	weights, gradients, state := b.weights, b.gradients, b.state
-	ranks := int64(o.sharers(replicas))
+	ranks := int64(o.sharers(over))
 	if o.zero >= 1 {
 		state /= ranks
 		gradients -= b.whole - b.whole/int64(o.sharers(1)) // each rank may add up only the share that it will update
@@ -320,6 +320,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 		if partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) < 0 {
 			continue
 		}
+		bytes /= int64(o.cp) // data-parallel ranks exchange what a context-parallel rank has a share of
 		gather := way.collective(ir.OpAllGather, bytes)
 		if o.zero == 3 && v.first {
 			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, gather)
@@ -382,6 +383,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 		part := v.bytes
 		if cut {
 			part /= int64(ranks)
+			v.bytes /= int64(o.cp) // data-parallel ranks exchange what a context-parallel rank has a share of
 		}
 		switch {
 		case v.state && o.offload.Moves():
@@ -454,7 +456,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 	for op, bytes := range reduced {
 		reduces = append(reduces, way.collective(op, bytes))
 	}
-	if groups := replicas / ranks; groups > 1 && shares > 0 {
+	if groups := replicas * o.cp / ranks; groups > 1 && shares > 0 {
 		reduces = append(reduces, way.further(shares, groups))
 	}
 	for _, reduce := range reduces {
@@ -539,8 +541,8 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 	return s.trunkFor(o, s.lone(m)).persistentOf(s.batch).bytes(o, s.shardedOver(o), m == 1 && o.stages() == 1), slots, temp
 }
 
-// shardedOver is the number of data-parallel ranks that ZeRO shards over.
-func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) }
+// shardedOver is the number of ranks that ZeRO shards over: data-parallel ones, and all that share their sequences.
+func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) * o.cp }
 
 // again bounds from below the time that recomputation adds to one backward pass of a position, as its blocks must fit.
 type again struct {

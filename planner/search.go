@@ -287,9 +287,9 @@ func (s *searcher) emptySpace() error {
 	case o.ZeROGroup > 0:
 		return s.noGroup(o.ZeROGroup)
 	case o.ZeRO != nil && *o.ZeRO > 0:
-		return optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; %s has them with %s", *o.ZeRO, degrees, model)
+		return optionErrorf("zero", "stage %d needs at least 2 data-parallel ranks; %s has them with %s, nor context-parallel ones", *o.ZeRO, degrees, model)
 	case o.Overlap == "on":
-		return optionErrorf("overlap", "needs at least 2 data-parallel ranks; %s has them with %s", degrees, model)
+		return optionErrorf("overlap", "needs at least 2 data-parallel ranks; %s has them with %s, nor context-parallel ones", degrees, model)
 	case o.TPRows > 1:
 		return optionErrorf("tp-rows", "is %d, which needs tp of %d or another multiple; %s has it with %s", o.TPRows, 2*o.TPRows, degrees, model)
 	case o.BatchParallel == "on":

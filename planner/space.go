@@ -23,9 +23,9 @@ type degrees struct{ plan, dp, cp, tp, pp, order int }
 // weights.
 type sharding struct {
 	zero     int
-	group    int // over how many data-parallel ranks ZeRO shards, 0 for all
+	group    int // over how many data-parallel ranks ZeRO shards, 0 for all; beside these over all context-parallel ones
 	sequence bool
-	overlap  bool // data-parallel communication beside the computation
+	overlap  bool // what sums gradients and gathers parameters runs beside the computation
 	offload  partition.Offload
 	slices   int // of the loss, 0 for one: see [partition.Plan.LossSlices]
 	pieces   int // of tensor parallelism, 0 for one: see [partition.Plan.TPPieces]
@@ -48,7 +48,7 @@ func (o outline) among(opts Options) bool {
 	if !o.overlap {
 		return opts.Overlap != "on"
 	}
-	return opts.Overlap != "off" && o.replicas(opts) > 1 && !o.offload.Moves()
+	return opts.Overlap != "off" && o.replicas(opts)*o.cp > 1 && !o.offload.Moves()
 }
 
 // replicas is how many ranks train on sequences of their own.
@@ -60,8 +60,8 @@ func (o outline) replicas(opts Options) int {
 	return n
 }
 
-// sharers is over how many ranks ZeRO shards a weight that all tensor-parallel ranks hold, given so
-// many data-parallel ranks. Tensor-parallel ranks are among them if each has its own part of the
+// sharers is over how many ranks ZeRO shards a weight that all tensor-parallel ranks hold, given over
+// how many it shards others. Tensor-parallel ranks are among them if each has its own part of the
 // residual stream.
 func (o outline) sharers(replicas int) int {
 	if (o.sequence || o.batch) && o.replicate != "" && o.rows == 0 {
@@ -124,7 +124,7 @@ func streams(o Options, d degrees, batched []split) []sharding {
 // zeros lists the ZeRO stages that an outline may have.
 func (o outline) zeros(opts Options) []int {
 	all := []int{0, 1, 2, 3}
-	alone := o.replicas(opts) == 1
+	alone := o.replicas(opts)*o.cp == 1
 	switch {
 	case opts.ZeRO != nil && alone && *opts.ZeRO > 0:
 		return nil

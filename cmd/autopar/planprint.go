@@ -187,13 +187,16 @@ func differences(a, b planner.PredictedBreakdown) string {
 	return strings.Join(words, ", ")
 }
 
-// shardedText says what is sharded beyond the placements: by ZeRO over data-parallel ranks, and between blocks over
-// tensor-parallel ranks.
+// shardedText says what is sharded beyond the placements: by ZeRO over data-parallel and context-parallel ranks, and
+// between blocks over tensor-parallel ranks.
 func shardedText(p *partition.Plan) string {
 	text := [...]string{
 		"nothing", "optimizer state", "optimizer state and gradients", "optimizer state, gradients and parameters",
 	}[p.ZeRO] + " over dp"
-	if p.Replicas() > p.ShardGroup() {
+	if p.ZeRO > 0 && p.ContextParallel() > 1 {
+		text += " and cp"
+	}
+	if p.Replicas() > p.ShardGroup()*p.ContextParallel() {
 		text += " and tp"
 	}
 	text += fmt.Sprintf(" (ZeRO %d)", p.ZeRO)

@@ -3,7 +3,6 @@
 # 52429 tokens/s. 32 blocks, 32 heads (8 of keys and values), width 4096, 8192 tokens, 64 sequences per step.
 # Start it on every node in a checkout of Megatron-LM, with the arguments of data and tokenizer:
 #   NODE_RANK=0 MASTER_ADDR=HOST sh FILE --data-path ... --tokenizer-type ... (vocabulary 128256)
-# Differs: context-parallel ranks shard what ZeRO shards, too.
 # Differs: gradients are summed over ranks in 4 bytes, not 2.
 set -eu
 export CUDA_DEVICE_MAX_CONNECTIONS=1
