@@ -75,7 +75,7 @@ func (b *brute) run() {
 					}
 					for zero := range 4 {
 						for _, sequence := range []bool{false, true} {
-							if zero > 0 && all*tp == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
+							if zero > 0 && all*cp*tp == 1 || sequence && tp == 1 || b.opts.ZeRO != nil && zero != *b.opts.ZeRO {
 								continue
 							}
 							d := degrees{unit, dp, cp, tp, pp, 0}
@@ -86,7 +86,7 @@ func (b *brute) run() {
 										continue
 									}
 									for _, overlap := range []bool{false, true} {
-										if overlap && all*tp == 1 || !overlap && b.opts.Overlap == "on" {
+										if overlap && all*cp*tp == 1 || !overlap && b.opts.Overlap == "on" {
 											continue
 										}
 										groups := zeroGroups(b.opts, d, zero, all, chunks, b.cluster)
@@ -98,7 +98,7 @@ func (b *brute) run() {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
 														for _, split := range b.splits(s, d, group, sequence, ranks) {
-															if all == 1 && !split.batch && (zero > 0 || overlap) {
+															if all*cp == 1 && !split.batch && (zero > 0 || overlap) {
 																continue
 															}
 															for _, waits := range b.waits(pp) {

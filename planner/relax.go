@@ -310,7 +310,7 @@ func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
 }
 
 // movedAtEnds adds what the streams of an outline with overlap do before the blocks of a pass and after them.
-func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) {
+func (s *searcher) movedAtEnds(o outline, trunk *work, collective func(ir.Op, int64) cost.Picoseconds, t *workTimes) {
 	ranks, tp := s.shardedOver(o), trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.persistentOf(s.batch).ends {
 		bytes := v.bytes
@@ -320,8 +320,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 		if partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) < 0 {
 			continue
 		}
-		bytes /= int64(o.cp) // data-parallel ranks exchange what a context-parallel rank has a share of
-		gather := way.collective(ir.OpAllGather, bytes)
+		gather := collective(ir.OpAllGather, bytes)
 		if o.zero == 3 && v.first {
 			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, gather)
 		}
@@ -329,14 +328,14 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 			t[afterBlocks].regathers = max(t[afterBlocks].regathers, gather)
 		}
 		if o.zero >= 2 && v.first && !v.frozen {
-			t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, way.collective(ir.OpReduceScatter, bytes))
+			t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, collective(ir.OpReduceScatter, bytes))
 		}
 	}
 }
 
-// moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, copies
-// between device and host, and work on gradients and weights (see apart). The gradients of a step are summed once, or from
-// ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
+// moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, and
+// context-parallel ones of parameters and gradients, copies between device and host, and work on gradients and weights (see
+// apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
 // All is in order but for what the stream does, in passes and once, which only delays that. With overlap the new weights of a block are
 // gathered beside the update of the next, so that the longer of the two counts.
 func (s *searcher) moved(o outline, lone bool) *workTimes {
@@ -350,6 +349,18 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
+	// collective goes over context-parallel and data-parallel ranks. These have the share of one of the former, except of
+	// a sum that all have.
+	collective := func(op ir.Op, bytes int64) cost.Picoseconds {
+		time := trunk.overContext(op, bytes)
+		if op != ir.OpAllReduce {
+			bytes /= int64(o.cp)
+		}
+		if ranks > o.cp {
+			time += way.collective(op, bytes)
+		}
+		return time
+	}
 	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass or reduced beside it, and those
 	// of the update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
@@ -371,7 +382,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 		if o.pp == 1 {
 			joined[op] += bytes
 		} else {
-			each.update += way.collective(op, bytes)
+			each.update += collective(op, bytes)
 		}
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
@@ -383,17 +394,16 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 		part := v.bytes
 		if cut {
 			part /= int64(ranks)
-			v.bytes /= int64(o.cp) // data-parallel ranks exchange what a context-parallel rank has a share of
 		}
 		switch {
 		case v.state && o.offload.Moves():
 			each.update += 2 * way.hostCopy(part) // to the device and back
-		case v.state || replicas == 1:
+		case v.state || replicas*o.cp == 1:
 		case v.gradient && cut && o.zero >= 2 && o.overlap:
 			scattered += v.bytes
 			shares += part
 		case v.gradient && cut && o.zero >= 2:
-			reduce := way.collective(ir.OpReduceScatter, v.bytes)
+			reduce := collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
 			each.weight += reduce
 		case v.gradient:
@@ -404,7 +414,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 				}
 			}
 		case cut && o.zero == 3:
-			inPasses(&v, way.collective(ir.OpAllGather, v.bytes))
+			inPasses(&v, collective(ir.OpAllGather, v.bytes))
 		case v.frozen: // it is not updated
 		case o.overlap && o.zero == 0:
 			reduced[ir.OpAllReduce] += v.bytes
@@ -429,7 +439,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 	}
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
 		if gathered[pass] > 0 {
-			gather := way.collective(ir.OpAllGather, gathered[pass])
+			gather := collective(ir.OpAllGather, gathered[pass])
 			each.all += way.slows(gather)
 			each.ahead += 2 * way.slows(gather) // the first two may be given to the stream before what the pass receives arrives
 			if pass == ir.Forward {
@@ -440,21 +450,21 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 			}
 		}
 	}
-	if o.overlap && replicas > 1 {
-		s.movedAtEnds(o, trunk, way, &t)
+	if o.overlap && replicas*o.cp > 1 {
+		s.movedAtEnds(o, trunk, collective, &t)
 	}
 	if scattered > 0 {
-		reduce := way.collective(ir.OpReduceScatter, scattered)
+		reduce := collective(ir.OpReduceScatter, scattered)
 		each.reduces += reduce
 		each.all += way.slows(reduce)
 		each.weight += way.slows(reduce)
 	}
 	for op, bytes := range joined {
-		each.update += way.collective(op, bytes)
+		each.update += collective(op, bytes)
 	}
 	var reduces []cost.Picoseconds
 	for op, bytes := range reduced {
-		reduces = append(reduces, way.collective(op, bytes))
+		reduces = append(reduces, collective(op, bytes))
 	}
 	if groups := replicas * o.cp / ranks; groups > 1 && shares > 0 {
 		reduces = append(reduces, way.further(shares, groups))
@@ -466,11 +476,25 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 		each.delays += way.slows(reduce)
 	}
 	if renewed > 0 {
-		gather := way.collective(ir.OpAllGather, renewed)
+		gather := collective(ir.OpAllGather, renewed)
 		each.update = max(each.update+way.slows(gather), gather)
 	}
 	way.moved[key] = &t
 	return &t
+}
+
+// overContext is the least time of a collective of what ZeRO shards, or of gradients, over context-parallel ranks, wherever
+// they may lie.
+func (w *work) overContext(op ir.Op, bytes int64) cost.Picoseconds {
+	axis := w.mesh.Axis(partition.AxisCP)
+	if axis < 0 {
+		return 0
+	}
+	least := never
+	for _, price := range w.prices {
+		least = min(least, price.Context(op, bytes, price.Group(axis)))
+	}
+	return least
 }
 
 // apart bounds from below, for a block, the work of the trunk's program that is not in the trunk (see work.rest): it narrows

@@ -482,6 +482,11 @@ func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes))
 }
 
+// Context returns the least time of a collective of a tensor over context-parallel ranks.
+func (m *Model) Context(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(op, bytes, own(op, bytes, g.Size), g, crossing{hops: 1, network: 1})
+}
+
 // Nearest is a lower bound of [Model.Replicas] over so many ranks, wherever they lie, on a cluster with one kind of
 // device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
