@@ -90,7 +90,7 @@ func (r *Report) meshDrawing() template.HTML {
 			}
 			for row := range min(p.DP, rows*folds) {
 				for i := range inner {
-					rank := p.WorldRank(s, (u*p.DP+row)*inner+i)
+					rank := p.WorldRank(s, p.Device(u*p.DP+row, i/p.TP)+i%p.TP)
 					sched := &r.prog.Schedules[rank]
 					cx, cy := x+float64(row/rows)*block+float64(i)*cell, y+top+float64(row%rows)*cell
 					tip := fmt.Sprintf("rank %d: stage %d", rank, s)

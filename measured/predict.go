@@ -49,7 +49,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if g := r.ZeROGroup / r.CP; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 { // the rows count context-parallel ranks
 		p.ZeROGroup = g
 	}
-	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // with context parallelism rows take as long as without overlap
+	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // with context parallelism two rows of torchtitan would be 11 and 20 % too fast
 	switch {
 	case r.Experts > 1:
 		return nil, fmt.Errorf("ep is %d: experts are not modelled", r.Experts)

@@ -7,6 +7,36 @@ func inContext() []mutant {
 		conformance = "^TestConformance$"
 	)
 	return []mutant{{
+		bug: "ranks that share sequences hold all that ZeRO shards", how: "in the program",
+		file: "partition/propagate.go",
+		old:  "return a.Name == AxisDP || a.Name == AxisCP", new: "return a.Name == AxisDP",
+		pkg: ".", run: "^TestZeROBytes$",
+	}, {
+		bug: "data-parallel ranks hold all of their part", how: "ZeRO shards over ranks that share sequences alone",
+		file: "partition/propagate.go",
+		old:  "if sharesReplicas(a) && a.Size > 1 {", new: "if a.Name == AxisCP && a.Size > 1 {",
+		pkg: ".", run: "^TestContextZeROTraffic$",
+	}, {
+		bug: "a floor forgets what ZeRO shards", how: "over ranks that share sequences",
+		file: "planner/relax.go",
+		old:  "cmp.Or(o.group, s.replicas(o)) * o.cp }", new: "cmp.Or(o.group, s.replicas(o)) }",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "a floor has data-parallel ranks exchange what ranks that share sequences have shares of", how: "of parameters and gradients",
+		file: "planner/relax.go",
+		old:  "\t\t\tbytes /= int64(o.cp)\n", new: "",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "a small program shards in other dimensions than the plan that it stands for", how: "over ranks that share sequences",
+		file: "planner/blueprint.go",
+		old:  "b.shards(p, p.ShardGroup()*p.ContextParallel())", new: "b.shards(p, p.ShardGroup())",
+		pkg: "./planner", run: "^TestCostIsSimulation$",
+	}, {
+		bug: "a faster plan is missed", how: "ZeRO over ranks that share the only sequence",
+		file: "planner/space.go",
+		old:  "alone := o.replicas(opts)*o.cp == 1", new: "alone := o.replicas(opts) == 1",
+		pkg: "./planner", run: "^TestSearchIsExact$",
+	}, {
 		bug: "sequence not balanced", how: "contiguous shards",
 		file: "ir/fold.go",
 		old:  "early, late := (part.Len+1)/2, part.Len/2", new: "early, late := part.Len, 0*part.Len",

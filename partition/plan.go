@@ -388,6 +388,10 @@ func sequences(mesh ir.Mesh, batch int, at ir.Coord) int {
 	return batch
 }
 
+// Device returns the device of a stage's mesh that is the first tensor-parallel rank of a data-parallel and a
+// context-parallel one.
+func (p *Plan) Device(dp, cp int) int { return (cp*p.DataParallel() + dp) * p.TP }
+
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
 	ranks := p.StageRanks(stage)
@@ -432,7 +436,7 @@ func (p *Plan) StageDevice(rank int) (stage, device int) {
 	if order := p.byShare(); order != nil {
 		dp = slices.Index(order, dp)
 	}
-	return at(s.PP, p.PP()), (at(s.CP, cp)*p.DataParallel()+dp)*p.TP + at(s.TP, p.TP)
+	return at(s.PP, p.PP()), p.Device(dp, at(s.CP, cp)) + at(s.TP, p.TP)
 }
 
 // PlanError says why a plan cannot be applied. Key is the field of the plan.

@@ -48,7 +48,7 @@ func (p *Plan) Sequences(batch int) []int {
 		if order != nil {
 			rank = order[i]
 		}
-		all[rank] = sequences(mesh, batch, mesh.Coord(i*p.ContextParallel()*p.TP))
+		all[rank] = sequences(mesh, batch, mesh.Coord(p.Device(i, 0)))
 	}
 	return all
 }

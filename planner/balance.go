@@ -29,11 +29,12 @@ type Balanced struct {
 // slowest of its ranks.
 func Shares(p *partition.Plan, batch int, slow []float64) []int {
 	pace, even := make([]float64, p.DataParallel()), p.Even()
-	inner := p.ContextParallel() * p.TP
 	for dp := range pace {
 		for position := range p.PP() {
-			for device := dp * inner; device < (dp+1)*inner; device++ {
-				pace[dp] = max(pace[dp], slow[even.WorldRank(position, device)])
+			for cp := range p.ContextParallel() {
+				for tp := range p.TP {
+					pace[dp] = max(pace[dp], slow[even.WorldRank(position, p.Device(dp, cp)+tp)])
+				}
 			}
 		}
 		if 1/evenSpeed < pace[dp] && pace[dp] < evenSpeed {

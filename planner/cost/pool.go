@@ -123,12 +123,12 @@ func (c *Cluster) KindsAt(p *partition.Plan, position int) Kinds {
 	}
 	p = p.Even()
 	var kinds Kinds
-	run, runs := p.DP*p.ContextParallel()*p.TP, p.Units()
+	run, runs, apart := p.DP*p.ContextParallel()*p.TP, p.Units(), p.Device(p.DP, 0)
 	if p.RankOrder != "" { // the ranks of a position are no run
-		run, runs = 1, run*runs
+		run, runs, apart = 1, run*runs, 1
 	}
 	for i := range runs {
-		first := p.WorldRank(position, i*run)
+		first := p.WorldRank(position, i*apart)
 		start := 0
 		for i := range c.Pools {
 			pool := poolAt(p, i)

@@ -273,35 +273,47 @@ func (m *Program) widest(position, axis int) Group {
 			stride *= m.mesh.Axes[a].Size
 		}
 	}
-	size, inner := m.mesh.Axes[axis].Size, m.plan.ContextParallel()*m.plan.TP
-	// Groups inside one data-parallel rank begin at the same places again after a period: see route.
-	units, ofUnit := 1, m.mesh.Devices()
-	if stride < inner {
-		whole := m.layout.period(m.rungs)
-		units, ofUnit = min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs), m.plan.DP*inner
-		if m.plan.RankOrder == "" {
-			ofUnit = min(ofUnit, multiple(inner, whole))
+	size, replicated := m.mesh.Axes[axis].Size, replicated(m.mesh.Axes[axis].Name)
+	stage, ranks := m.plan.StageRanks(position), make([]int, size)
+	// add looks at the group that begins with a device.
+	add := func(d int) {
+		at := start{m.offset(stage.Of(d)), 0}
+		if replicated { // data-parallel ranks may lie in several units of the plan
+			at.shard = d / m.plan.TP % m.plan.DP
+		}
+		if seen[at] {
+			return
+		}
+		seen[at] = true
+		for i := range ranks {
+			ranks[i] = m.layout.address(stage.Of(d + i*stride))
+		}
+		if g := spread(m.rungs, ranks); worst.Size == 1 {
+			worst = g
+		} else {
+			worst = worst.slowest(g)
 		}
 	}
-	stage, ranks := m.plan.StageRanks(position), make([]int, size)
-	for unit := range units {
-		for from := 0; from < ofUnit; from += stride * size {
-			for d := unit*m.plan.DP*inner + from; d < unit*m.plan.DP*inner+from+stride; d++ {
-				at := start{m.offset(stage.Of(d)), 0}
-				if stride >= inner { // data-parallel ranks may lie in several units of the plan
-					at.shard = d / inner % m.plan.DP
-				}
-				if seen[at] {
-					continue
-				}
-				seen[at] = true
-				for i := range ranks {
-					ranks[i] = m.layout.address(stage.Of(d + i*stride))
-				}
-				if g := spread(m.rungs, ranks); worst.Size == 1 {
-					worst = g
-				} else {
-					worst = worst.slowest(g)
+	if replicated {
+		for from := 0; from < m.mesh.Devices(); from += stride * size {
+			for d := from; d < from+stride; d++ {
+				add(d)
+			}
+		}
+		return worst
+	}
+	// Groups inside one data-parallel rank begin at the same places again after a period: see route.
+	whole, inner, of := m.layout.period(m.rungs), m.plan.ContextParallel()*m.plan.TP, m.plan.DP
+	if m.plan.RankOrder == "" {
+		of = min(of, multiple(inner, whole)/inner)
+	}
+	for unit := range min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs) {
+		for dp := range of {
+			for cp := range m.plan.ContextParallel() {
+				for tp := range m.plan.TP {
+					if d := m.plan.Device(unit*m.plan.DP+dp, cp) + tp; d/stride%size == 0 {
+						add(d)
+					}
 				}
 			}
 		}
