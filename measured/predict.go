@@ -37,7 +37,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
 		Schedule: partition.OneFOneB, ZeRO: r.ZeRO, SequenceParallel: r.SequenceParallel && r.TP > 1,
 	}
-	if r.DP*r.CP == 1 {
+	if r.DP*max(r.CP, 1) == 1 {
 		p.ZeRO = 0
 	}
 	if p.ZeRO == 2 && (r.frameworkHas("Megatron") || r.Framework == "Alpa") {
@@ -46,7 +46,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.VirtualStages > 1 {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
 	}
-	if g := r.ZeROGroup / r.CP; p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 { // the rows count context-parallel ranks
+	if g := r.ZeROGroup / max(r.CP, 1); p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 { // the rows count context-parallel ranks
 		p.ZeROGroup = g
 	}
 	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // with context parallelism two rows of torchtitan would be 11 and 20 % too fast

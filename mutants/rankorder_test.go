@@ -5,7 +5,7 @@ func inRankOrders() []mutant {
 	return []mutant{{
 		bug: "ranks are found as in the usual order", how: "the inverse of another mapping",
 		file: "partition/plan.go",
-		old:  "return at(s.PP, p.PP()), (dp*cp+at(s.CP, cp))*p.TP + at(s.TP, p.TP)", new: "return at(s.PP, p.PP()), (dp*cp+at(s.TP, cp))*p.TP + at(s.CP, p.TP)",
+		old:  "p.Device(dp, at(s.CP, cp)) + at(s.TP, p.TP)", new: "p.Device(dp, at(s.TP, cp)) + at(s.CP, p.TP)",
 		pkg: "./partition", run: "^TestRankOrders$",
 	}, {
 		bug: "the devices of a stage are a run in every order", how: "senders are counted where there are none",
@@ -13,9 +13,14 @@ func inRankOrders() []mutant {
 		old:  "rank = u*p.PlanNGPUs + apart[d]", new: "_ = apart[d]",
 		pkg: "./planner/cost", run: "^TestWaysOfAll$",
 	}, {
+		bug: "the devices of a unit are the first of the mesh", how: "in other orders of ranks",
+		file: "planner/cost/topology.go",
+		old:  "ranks.Of(p.Device(dp, cp)+tp)", new: "ranks.Of((dp*p.ContextParallel()+cp)*p.TP+tp)",
+		pkg: "./planner/cost", run: "^TestWaysOfAll$",
+	}, {
 		bug: "groups begin again as in the usual order", how: "the most spread one is missed",
 		file: "planner/cost/program.go",
-		old:  `		if m.plan.RankOrder == "" {` + "\n", new: "		if true {\n",
+		old:  `	if m.plan.RankOrder == "" {` + "\n\t\tof =", new: "	if true {\n\t\tof =",
 		pkg: "./planner/cost", run: "^TestWaysOfAll$",
 	}, {
 		bug: "the checker's space has the usual order of ranks alone", how: "regions of others are none of it",

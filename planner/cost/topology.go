@@ -270,9 +270,12 @@ func route(rungs []rung, layout *poolLayout, p *partition.Plan, from, to int) Ro
 	units := min(p.Units(), multiple(p.PlanNGPUs, whole)/p.PlanNGPUs)
 	var apart []int // the devices of a stage in a unit, if they are no run
 	if p.RankOrder != "" {
-		apart = make([]int, run)
-		for d := range apart {
-			apart[d] = ranks.Of(d)
+		for dp := range p.DP {
+			for cp := range p.ContextParallel() {
+				for tp := range p.TP {
+					apart = append(apart, ranks.Of(p.Device(dp, cp)+tp))
+				}
+			}
 		}
 		slices.Sort(apart)
 	} else if p.PlanNGPUs%whole == 0 {
