@@ -352,6 +352,9 @@ func WeightsConfig(path string) (gpt.Config, error) {
 		}
 		*table.rows, cfg.NEmbd = info.Shape[0], info.Shape[1]
 	}
+	if ffn, ok := w.ffn(); ok && ffn != cfg.FFN() {
+		cfg.FFNHidden = ffn
+	}
 	beside, err := w.heads(&cfg)
 	if err != nil {
 		return gpt.Config{}, err
@@ -386,16 +389,19 @@ func WeightsConfig(path string) (gpt.Config, error) {
 	return cfg, nil
 }
 
-// agrees compares what a config.json states with the sizes of the tensors, which are in cfg. It sets
-// the width of the MLPs if that is stated. What is left out has the class's default, which says
-// nothing.
+// ffn returns the width of the first block's MLP, if the file has one.
+func (w *Weights) ffn() (width int, ok bool) {
+	info, err := w.file.Info(w.prefix + "h.0.mlp.c_fc.weight")
+	if err != nil || len(info.Shape) != 2 {
+		return 0, false
+	}
+	return info.Shape[map[Layout]int{NanoGPT: 0, HuggingFace: 1}[w.layout]], true
+}
+
+// agrees compares what a config.json states with the sizes of the tensors, which are in cfg. What is
+// left out has the class's default, which says nothing.
 func (w *Weights) agrees(beside *config.Config, cfg *gpt.Config) error {
 	says := beside.Model
-	ffn := cfg.FFN()
-	fc := map[Layout]int{NanoGPT: 0, HuggingFace: 1}[w.layout]
-	if info, err := w.file.Info(w.prefix + "h.0.mlp.c_fc.weight"); err == nil && len(info.Shape) == 2 {
-		ffn = info.Shape[fc]
-	}
 	for _, size := range []struct {
 		theirs, ours string
 		says, is     int
@@ -405,7 +411,7 @@ func (w *Weights) agrees(beside *config.Config, cfg *gpt.Config) error {
 		{"n_positions", "block_size", says.BlockSize, cfg.BlockSize},
 		{"n_ctx", "n_ctx", says.BlockSize, cfg.BlockSize},
 		{"vocab_size", "vocab_size", says.VocabSize, cfg.VocabSize},
-		{"n_inner", "ffn_hidden", says.FFNHidden, ffn},
+		{"n_inner", "ffn_hidden", says.FFNHidden, cfg.FFN()},
 	} {
 		at, written := beside.Written("model." + size.ours)
 		if unstated := size.theirs == "n_inner" && size.says == 0; !written || unstated || size.says == size.is {
@@ -415,9 +421,6 @@ func (w *Weights) agrees(beside *config.Config, cfg *gpt.Config) error {
 	}
 	if at, written := beside.Written("model.tie_embeddings"); written && !says.TieEmbeddings {
 		return at.Refuse("tie_word_embeddings", "is false, but only weights whose head is the token table can be read: see %s", w.path)
-	}
-	if says.FFNHidden != 0 {
-		cfg.FFNHidden = says.FFNHidden
 	}
 	return nil
 }

@@ -117,6 +117,20 @@ func TestWeightsRoundTrip(t *testing.T) {
 	require.Equal(t, a[1*12+2], b[2*12+1], "a square matrix is transposed too")
 }
 
+// TestWidthOfMLPs: a file states the width of its MLPs by its tensors alone.
+func TestWidthOfMLPs(t *testing.T) {
+	cfg := tinyModel()
+	cfg.FFNHidden = 20
+	for _, layout := range []Layout{NanoGPT, HuggingFace} {
+		path := filepath.Join(t.TempDir(), "model.safetensors")
+		require.NoError(t, ExportWeights(path, numbered{}, cfg, layout))
+		got, err := WeightsConfig(path)
+		require.NoError(t, err)
+		require.Equal(t, cfg, got)
+		requireNumbered(t, path, got)
+	}
+}
+
 // TestForeignFiles: what other programs write: names without a prefix, a tied head, masks, half
 // precision, a longer position table.
 func TestForeignFiles(t *testing.T) {
