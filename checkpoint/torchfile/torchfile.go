@@ -225,10 +225,11 @@ var storages = map[pickle.Global]safetensors.DType{
 // tensor returns what these functions of torch._utils would return:
 //
 //	_rebuild_parameter(tensor, requires_grad, hooks)
+//	_rebuild_parameter_with_state(tensor, requires_grad, hooks, attributes)
 //	_rebuild_tensor_v2(storage, offset, shape, strides, requires_grad, hooks[, metadata])
 func (a *archive) tensor(name string, v any) (tensor, error) {
 	o, ok := v.(*pickle.Object)
-	if ok && o.Func == "torch._utils._rebuild_parameter" && len(o.Args) > 0 {
+	if ok && (o.Func == "torch._utils._rebuild_parameter" || o.Func == "torch._utils._rebuild_parameter_with_state") && len(o.Args) > 0 {
 		v = o.Args[0]
 		o, ok = v.(*pickle.Object)
 	}

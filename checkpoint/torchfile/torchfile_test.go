@@ -172,12 +172,18 @@ func TestViews(t *testing.T) {
 	require.Equal(t, []byte{0, 1, 2, 1, 2, 3}, bytesOf(0, []int{2, 3}, []int{1, 1}), "overlapping")
 	require.Empty(t, bytesOf(12, []int{2, 0, 3}, []int{5, 4, 1}))
 
-	// 16 bits each, in a parameter.
-	f, err := open(zipped(t, zip.Store, entries(one(params+"("+view(storage("HalfStorage", "0", 6), 1, tuple(2, 2), tuple(1, 2))+"\x88NtR"))))
-	require.NoError(t, err)
-	x, err := f.Tensor("w")
-	require.NoError(t, err)
-	require.Equal(t, safetensors.Tensor{Name: "w", DType: safetensors.F16, Shape: []int{2, 2}, Data: []byte{2, 3, 6, 7, 4, 5, 8, 9}}, x)
+	// 16 bits each, in a parameter; in one with an attribute, as those of HuggingFace's models have.
+	half := view(storage("HalfStorage", "0", 6), 1, tuple(2, 2), tuple(1, 2))
+	for _, param := range []string{
+		params + "(" + half + "\x88NtR",
+		"ctorch._utils\n_rebuild_parameter_with_state\n(" + half + "\x88N}" + str("_is_hf_initialized") + "\x88stR",
+	} {
+		f, err := open(zipped(t, zip.Store, entries(one(param))))
+		require.NoError(t, err)
+		x, err := f.Tensor("w")
+		require.NoError(t, err)
+		require.Equal(t, safetensors.Tensor{Name: "w", DType: safetensors.F16, Shape: []int{2, 2}, Data: []byte{2, 3, 6, 7, 4, 5, 8, 9}}, x)
+	}
 }
 
 func TestRefusals(t *testing.T) {
