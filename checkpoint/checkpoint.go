@@ -21,7 +21,8 @@
 // the tensor and the numbers.
 //
 // Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's
-// GPT-2, as one safetensors file. Files of torch.save can be read too.
+// GPT-2, as one safetensors file. Files of torch.save can be read too, and several files by their
+// index.
 package checkpoint
 
 import (

@@ -32,7 +32,8 @@ const (
 
 const headName = "lm_head.weight"
 
-// tensorFile is the content of a weights file: a [safetensors.File] or a [torchfile.File].
+// tensorFile is the content of a weights file: a [safetensors.File], a [torchfile.File], or several in
+// [shards].
 type tensorFile interface {
 	Names() []string // sorted
 	Info(name string) (safetensors.Info, error)
@@ -42,9 +43,10 @@ type tensorFile interface {
 
 // Weights is an open file of a GPT's weights, by nanoGPT's names or HuggingFace's. The file is
 // safetensors, or what torch.save writes: the weights alone, or nanoGPT's ckpt.pt, whose optimizer
-// state is not read.
+// state is not read. It may also be HuggingFace's index of several such files.
 type Weights struct {
 	path   string
+	paths  []string // of the files that have the tensors
 	closer io.Closer
 	file   tensorFile
 	cfg    gpt.Config
@@ -73,20 +75,29 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 }
 
 func openWeights(path string, cfg gpt.Config) (*Weights, error) {
-	r, err := infile.Open(path)
-	if err != nil {
-		return nil, &Error{File: path, Err: err}
+	w := &Weights{path: path, paths: []string{path}, cfg: cfg, layout: NanoGPT}
+	if isIndex(path) {
+		f, err := openShards(path)
+		if err != nil {
+			return nil, &Error{File: path, Err: err}
+		}
+		w.closer, w.file, w.paths = f, f, append(w.paths, f.paths...)
+	} else {
+		r, err := infile.Open(path)
+		if err != nil {
+			return nil, &Error{File: path, Err: err}
+		}
+		f, err := openTensors(path, r)
+		if err != nil {
+			r.Close()
+			return nil, &Error{File: path, Err: err}
+		}
+		w.closer, w.file = r, f
 	}
-	f, err := openTensors(path, r)
-	if err != nil {
-		r.Close()
-		return nil, &Error{File: path, Err: err}
-	}
-	w := &Weights{path: path, closer: r, file: f, cfg: cfg, layout: NanoGPT}
-	if slices.ContainsFunc(f.Names(), func(n string) bool { return strings.HasPrefix(n, "transformer.") }) {
+	if slices.ContainsFunc(w.file.Names(), func(n string) bool { return strings.HasPrefix(n, "transformer.") }) {
 		w.prefix = "transformer."
 	}
-	if info, err := f.Info(w.prefix + "h.0.attn.c_attn.weight"); err == nil && len(info.Shape) == 2 && info.Shape[1] == 3*info.Shape[0] {
+	if info, err := w.file.Info(w.prefix + "h.0.attn.c_attn.weight"); err == nil && len(info.Shape) == 2 && info.Shape[1] == 3*info.Shape[0] {
 		w.layout = HuggingFace
 	}
 	return w, nil
@@ -103,6 +114,9 @@ func openTensors(path string, r *os.File) (tensorFile, error) {
 	}
 	return safetensors.NewFile(path, r, stat.Size())
 }
+
+// Paths returns the files that the weights are read from: one, or an index and the files that it names.
+func (w *Weights) Paths() []string { return slices.Clone(w.paths) }
 
 // Close closes the file.
 func (w *Weights) Close() error { return w.closer.Close() }

@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -73,7 +74,7 @@ func (r *run) settings() string {
 
 // sameSource returns an error, in all processes, if one of them begins with other weights than rank
 // 0: from another machine's file of the same name, or from a run that saved meanwhile. sum
-// identifies the weights that this process reads: see [sumOf] and [run.sumOfFile].
+// identifies the weights that this process reads: see [sumOf] and [run.sumOfFiles].
 func (r *run) sameSource(ctx context.Context, from, sum string) error {
 	sums, err := r.gather(ctx, []byte(sum))
 	if err != nil {
@@ -93,19 +94,23 @@ func sumOf(c *checkpoint.Checkpoint) string {
 	return fmt.Sprintf("step %d, SHA-256 %.8x", c.Step, sha256.Sum256(fmt.Append(nil, c.Files)))
 }
 
-// sumOfFile identifies a weights file by its contents. In a run of one process it returns "".
-func (r *run) sumOfFile(path string) (string, error) {
+// sumOfFiles identifies the weights in files by their contents. In a run of one process it returns "".
+func (r *run) sumOfFiles(paths []string) (string, error) {
 	if r.exec.Peers() == nil {
 		return "", nil
 	}
-	f, err := infile.Open(path)
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
 	sum := sha256.New()
-	_, err = io.Copy(sum, f)
-	return fmt.Sprintf("SHA-256 %.8x", sum.Sum(nil)), err
+	for _, path := range paths {
+		f, err := infile.Open(path)
+		if err != nil {
+			return "", err
+		}
+		_, err = io.Copy(sum, f)
+		if err := errors.Join(err, f.Close()); err != nil {
+			return "", err
+		}
+	}
+	return fmt.Sprintf("SHA-256 %.8x", sum.Sum(nil)), nil
 }
 
 // difference describes the first line of settings that differs from rank 0's, or returns "" if all

@@ -238,7 +238,7 @@ func (r *run) openWeights(from string) (_ weightSource, sum string, err error) {
 		if err != nil {
 			return nil, "", err
 		}
-		if sum, err = r.sumOfFile(from); err != nil {
+		if sum, err = r.sumOfFiles(w.Paths()); err != nil {
 			return nil, "", errors.Join(err, w.Close())
 		}
 		return baseWeights{w}, sum, nil

@@ -167,7 +167,7 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 
 // checkpointImportCmd makes a checkpoint from the weights of other programs.
 type checkpointImportCmd struct {
-	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt. Of the latter neither the optimizer's state nor the step is read."`
+	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
 	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`
 	Out    toDir  `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
 }
