@@ -109,7 +109,8 @@ func (p *plan) torchtitan(o Options) string {
 	f.set("seed", t.Seed)
 
 	lines := []string{
-		"Beside it torchtitan wants its tokenizer and data (model.hf_assets_path, training.dataset):",
+		"For torchtitan 0.2: from 0.3 on it reads no job files. It also wants a tokenizer and data (model.hf_assets_path,",
+		"training.dataset):",
 		fmt.Sprintf("  torchrun --nnodes %d --nproc-per-node %d ... -m torchtitan.train --job.config_file FILE", p.machines, p.perNode),
 	}
 	if add != "" {
