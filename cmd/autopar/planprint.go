@@ -201,7 +201,7 @@ func shardedText(p *partition.Plan) string {
 	}
 	text += fmt.Sprintf(" (ZeRO %d)", p.ZeRO)
 	if p.Copies() > 1 {
-		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup())
+		text += fmt.Sprintf(", in %d groups of %d ranks", p.Copies(), p.ShardGroup()*p.ContextParallel())
 	}
 	if p.SequenceParallel {
 		text += "; the sequence between blocks over tp"
