@@ -245,9 +245,9 @@ func (p *Plan) streamDim() int {
 }
 
 // Replicas returns the number of ranks over which ZeRO shards a weight that placements replicate on all
-// tensor-parallel ranks. These are the ranks of a ZeRO group, with all that share their sequences. If the residual stream is sharded, each
-// tensor-parallel rank also has a term of the weight's gradient, and the weight is sharded over those ranks
-// too.
+// tensor-parallel ranks. These are the ranks of a ZeRO group, with all that share their sequences. If the
+// residual stream is sharded, each tensor-parallel rank also has a term of the weight's gradient, and the weight
+// is sharded over those ranks too.
 func (p *Plan) Replicas() int {
 	if p.streamDim() >= 0 && p.Rows() == 1 && len(p.Replicated()) > 0 {
 		return p.ShardGroup() * p.ContextParallel() * p.TP

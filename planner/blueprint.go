@@ -339,7 +339,7 @@ type blueprints struct {
 	failed map[structure]error
 	rooms  map[roomKey][]codegen.Chunk
 	// sharing has, by the dimensions in which ZeRO cuts parameters, ranks over which it does so.
-	sharing map[shardsKey]sharers
+	sharing map[shardsKey]rankCounts
 	many    map[structure][]*blueprint // with one stage and other than two ranks per axis, by structure without tp
 	// trunkPieces is in how many parts the programs of trunks are made (see [searcher.trunkOf]).
 	trunkPieces int
@@ -351,8 +351,8 @@ type shardsKey struct {
 	placements, shards     string
 }
 
-// sharers are numbers of data-parallel and context-parallel ranks, and the size of ZeRO groups.
-type sharers struct{ dp, cp, group int }
+// rankCounts are numbers of data-parallel and context-parallel ranks, and the size of ZeRO groups.
+type rankCounts struct{ dp, cp, group int }
 
 // roomKey is what the room of a position depends on.
 type roomKey struct {
@@ -383,7 +383,7 @@ type structure struct {
 }
 
 func newBlueprints(graphs *shrunken, batch int) *blueprints {
-	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), widens: partition.WidensGradients(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey]sharers{}, many: map[structure][]*blueprint{}}
+	return &blueprints{graphs: graphs, batch: batch, tokens: sequenceTokens(graphs.graph), heads: fewestHeads(graphs.graph), widens: partition.WidensGradients(graphs.graph), known: map[structure]*blueprint{}, failed: map[structure]error{}, rooms: map[roomKey][]codegen.Chunk{}, sharing: map[shardsKey]rankCounts{}, many: map[structure][]*blueprint{}}
 }
 
 // lone reports whether steps of m micro-batches have programs of their own: those of one, in a model with
@@ -461,7 +461,7 @@ func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
 	if key.shards = shards; shards == overTwo {
 		return nil
 	}
-	over := sharers{dp: p.DataParallel(), cp: p.ContextParallel()}
+	over := rankCounts{dp: p.DataParallel(), cp: p.ContextParallel()}
 	if p.Copies() > 1 {
 		over.dp, over.group = 2*p.ShardGroup(), p.ShardGroup()
 	}

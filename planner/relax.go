@@ -49,8 +49,8 @@ type recomputeKey struct {
 	parts   bool // products and collectives may be made in parts
 }
 
-// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel and context-parallel rank would
-// have all without ZeRO.
+// blockParam is a weight of a block, its gradient or a state of its optimizer, of which each data-parallel and context-parallel
+// rank would have all without ZeRO.
 type blockParam struct {
 	value           *ir.Value
 	like            *ir.Value // what ZeRO cuts in the same dimension: of a gradient, its weight
@@ -335,9 +335,10 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, collective func(ir.Op, in
 
 // moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, and
 // context-parallel ones of parameters and gradients, copies between device and host, and work on gradients and weights (see
-// apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new weights once, those of stage 3 in every pass.
-// All is in order but for what the stream does, in passes and once, which only delays that. With overlap the new weights of a block are
-// gathered beside the update of the next, so that the longer of the two counts.
+// apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new
+// weights once, those of stage 3 in every pass. All is in order but for what the stream does, in passes and once, which only
+// delays that. With overlap the new weights of a block are gathered beside the update of the next, so that the longer of the
+// two counts.
 func (s *searcher) moved(o outline, lone bool) *workTimes {
 	way := s.waysOf(o)
 	o.pieces = 0 // whatever they are
