@@ -16,7 +16,7 @@ import (
 //     accumulated over micro-batches are reduced in the last micro-batch only, after the segment has rounded
 //     them if the reduced type is narrower than that of the sum. Others (ZeRO 2 and 3) are reduced in each
 //     micro-batch and accumulated one segment later. What is left to reduce after that, in the last micro-batch,
-//     as over the groups of ZeRO, context-parallel or tensor-parallel ranks, is reduced from then on;
+//     as over the groups of ZeRO or tensor-parallel ranks, is reduced from then on;
 //   - the weights that it updates (ZeRO 1 and 2) are gathered while the next segment updates.
 //
 // Collectives of one kind over one axis that a segment hands over together form a bucket. Blocks are alike, so
