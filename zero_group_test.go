@@ -109,7 +109,8 @@ func heldBy(prog *codegen.Program) held {
 
 // TestZeROBytes: of P bytes of parameters a rank keeps P, G = P and O = 2P, each
 // divided by the ranks that ZeRO shards it over, context-parallel ones among them
-// (Rajbhandari et al. 2020, figure 1; row 32). Vectors shorter than the group stay whole, and uneven shards round up:
+// (Rajbhandari et al. 2020, figure 1; row 32). Vectors shorter than the group stay
+// whole, and uneven shards round up:
 // within 5 %.
 func TestZeROBytes(t *testing.T) {
 	model := parityModel

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"iter"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -101,9 +103,12 @@ func openDir(dir string) (*Checkpoint, error) {
 }
 
 // Close closes the files.
-func (c *Checkpoint) Close() error {
+func (c *Checkpoint) Close() error { return closeAll(maps.Values(c.files)) }
+
+// closeAll closes files.
+func closeAll[C io.Closer](files iter.Seq[C]) error {
 	var errs []error
-	for _, f := range c.files {
+	for f := range files {
 		errs = append(errs, f.Close())
 	}
 	return errors.Join(errs...)

@@ -84,13 +84,7 @@ func openShards(path string) (_ *shards, err error) {
 }
 
 // Close closes the files.
-func (s *shards) Close() error {
-	var all []error
-	for _, f := range s.open {
-		all = append(all, f.Close())
-	}
-	return errors.Join(all...)
-}
+func (s *shards) Close() error { return closeAll(slices.Values(s.open)) }
 
 func (s *shards) Names() []string { return slices.Sorted(maps.Keys(s.of)) }
 

@@ -46,7 +46,6 @@ type tensorFile interface {
 // state is not read. It may also be HuggingFace's index of several such files.
 type Weights struct {
 	path   string
-	paths  []string // of the files that have the tensors
 	closer io.Closer
 	file   tensorFile
 	cfg    gpt.Config
@@ -75,13 +74,13 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 }
 
 func openWeights(path string, cfg gpt.Config) (*Weights, error) {
-	w := &Weights{path: path, paths: []string{path}, cfg: cfg, layout: NanoGPT}
+	w := &Weights{path: path, cfg: cfg, layout: NanoGPT}
 	if isIndex(path) {
 		f, err := openShards(path)
 		if err != nil {
 			return nil, &Error{File: path, Err: err}
 		}
-		w.closer, w.file, w.paths = f, f, append(w.paths, f.paths...)
+		w.closer, w.file = f, f
 	} else {
 		r, err := infile.Open(path)
 		if err != nil {
@@ -116,7 +115,13 @@ func openTensors(path string, r *os.File) (tensorFile, error) {
 }
 
 // Paths returns the files that the weights are read from: one, or an index and the files that it names.
-func (w *Weights) Paths() []string { return slices.Clone(w.paths) }
+func (w *Weights) Paths() []string {
+	paths := []string{w.path}
+	if s, several := w.file.(*shards); several {
+		paths = append(paths, s.paths...)
+	}
+	return paths
+}
 
 // Close closes the file.
 func (w *Weights) Close() error { return w.closer.Close() }

@@ -89,8 +89,8 @@ func (r *Report) meshDrawing() template.HTML {
 				d.text(x+(stage-gap)/2, y+33, "small", "middle", stageLabel(s, stage-gap))
 			}
 			for row := range min(p.DP, rows*folds) {
-				for i := range inner {
-					rank := p.WorldRank(s, p.Device(u*p.DP+row, i/p.TP)+i%p.TP)
+				for i, device := range p.Devices(u*p.DP + row) {
+					rank := p.WorldRank(s, device)
 					sched := &r.prog.Schedules[rank]
 					cx, cy := x+float64(row/rows)*block+float64(i)*cell, y+top+float64(row%rows)*cell
 					tip := fmt.Sprintf("rank %d: stage %d", rank, s)

@@ -43,7 +43,7 @@ func (p *plan) torchtitan(o Options) string {
 	f.set("data_parallel_shard_degree", shards)
 	if sharded || p.ContextParallel() > 1 { // torchtitan has FSDP over context-parallel ranks even if none are data-parallel
 		p.note(!p.Overlap, "FSDP communicates beside the computation")
-		p.note(p.ZeRO == 0, "context-parallel ranks shard gradients and optimizer state")
+		p.note(p.ZeRO == 0, "context-parallel ranks shard parameters, gradients and optimizer state")
 		f.set("fsdp_reshard_after_forward", map[bool]string{true: "always", false: "never"}[p.ZeRO == 3])
 	}
 	f.set("tensor_parallel_degree", p.TP)

@@ -1,6 +1,7 @@
 package measured
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -172,6 +173,40 @@ func TestMegatron(t *testing.T) {
 	require.EqualValues(t, 600+4*300+1200, states(Row{Framework: "torchtitan", DP: 2, CP: 2, ZeRO: 3}))
 	require.EqualValues(t, 600+2*300+1200, states(Row{Framework: "Alpa", DP: 2, CP: 1, ZeRO: 1}))
 	require.EqualValues(t, 800, none.Use(&Row{Framework: "Megatron-Core", CP: 1}, &f).Saved)
+}
+
+// TestShardsOfContextParallelRanks: what ZeRO shards is shared out over context-parallel ranks as well, which zero_shard_degree
+// counts. Groups that leave some of these out are refused.
+func TestShardsOfContextParallelRanks(t *testing.T) {
+	row := func(cp, zero, degree int) (*Case, error) {
+		rows := read(t, strings.Replace(header, "\n", ",zero_shard_degree\n", 1)+
+			fmt.Sprintf("r1,s,6,768,12,12,3072,0,50304,1024,A100-80GB-SXM,%d,8,1,1,1,%d,4,0,%d,1,16,none,bf16,2,0.5,Megatron-Core,%d\n", 4*cp, cp, zero, degree))
+		cases, errs := compile(rows)
+		return cases[0], errs[0]
+	}
+	state := func(cp, zero, degree int) float64 {
+		c, err := row(cp, zero, degree)
+		require.NoError(t, err)
+		return float64(c.footprints[0].State)
+	}
+	alone, err := row(2, 0, 0)
+	require.NoError(t, err)
+	all := float64(alone.footprints[0].State)
+	for _, x := range []struct {
+		cp, degree int
+		over       float64
+	}{{1, 0, 4}, {1, 4, 4}, {1, 2, 2}, {2, 0, 8}, {2, 8, 8}, {2, 4, 4}} {
+		require.InEpsilon(t, all/x.over, state(x.cp, 1, x.degree), 0.02, "cp %d, degree %d", x.cp, x.degree)
+	}
+	whole, err := row(2, 1, 8)
+	require.NoError(t, err)
+	sharded, err := row(2, 3, 8)
+	require.NoError(t, err)
+	require.InEpsilon(t, float64(whole.footprints[0].Weights)/8, float64(sharded.footprints[0].Weights), 0.02)
+	for _, degree := range []int{1, 2} {
+		_, err := row(2, 1, degree)
+		require.ErrorContains(t, err, fmt.Sprintf("zero_shard_degree is %d: groups that do not hold", degree))
+	}
 }
 
 // TestCompiledNorms: a compiler recomputes the two norms of a block and does not keep them in bfloat16.

@@ -37,7 +37,7 @@ func (r *Row) Plan() (*partition.Plan, error) {
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
 		Schedule: partition.OneFOneB, ZeRO: r.ZeRO, SequenceParallel: r.SequenceParallel && r.TP > 1,
 	}
-	if r.DP*max(r.CP, 1) == 1 {
+	if r.DP*p.ContextParallel() == 1 {
 		p.ZeRO = 0
 	}
 	if p.ZeRO == 2 && (r.frameworkHas("Megatron") || r.Framework == "Alpa") {
@@ -46,11 +46,13 @@ func (r *Row) Plan() (*partition.Plan, error) {
 	if r.VirtualStages > 1 {
 		p.Schedule, p.Interleave = partition.Interleaved, r.VirtualStages
 	}
-	if g := r.ZeROGroup / max(r.CP, 1); p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 { // the rows count context-parallel ranks
+	if g := r.ZeROGroup / p.ContextParallel(); p.ZeRO > 0 && g > 1 && g < r.DP && r.DP%g == 0 { // the rows count context-parallel ranks
 		p.ZeROGroup = g
 	}
 	p.Overlap = r.DP > 1 && r.CP == 1 && r.overlaps() // with context parallelism two rows of torchtitan would be 11 and 20 % too fast
 	switch {
+	case p.ZeRO > 0 && r.CP > 1 && r.ZeROGroup > 0 && r.ZeROGroup != r.DP*r.CP && p.ZeROGroup*r.CP != r.ZeROGroup:
+		return nil, fmt.Errorf("zero_shard_degree is %d: groups that do not hold all %d context-parallel ranks of each of theirs are not modelled", r.ZeROGroup, r.CP)
 	case r.Experts > 1:
 		return nil, fmt.Errorf("ep is %d: experts are not modelled", r.Experts)
 	case r.MicroBatch == 0:

@@ -15,7 +15,7 @@ func inRankOrders() []mutant {
 	}, {
 		bug: "the devices of a unit are the first of the mesh", how: "in other orders of ranks",
 		file: "planner/cost/topology.go",
-		old:  "ranks.Of(p.Device(dp, cp)+tp)", new: "ranks.Of((dp*p.ContextParallel()+cp)*p.TP+tp)",
+		old:  "apart = append(apart, ranks.Of(device))", new: "apart = append(apart, ranks.Of(len(apart)+0*device))",
 		pkg: "./planner/cost", run: "^TestWaysOfAll$",
 	}, {
 		bug: "groups begin again as in the usual order", how: "the most spread one is missed",

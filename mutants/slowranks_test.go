@@ -61,7 +61,7 @@ func inSlowRanks() []mutant {
 	}, {
 		bug: "a slow rank has as many sequences as others", how: "only the first stage of a pipeline counts",
 		file: "planner/balance.go",
-		old:  "even.WorldRank(position, p.Device(dp, cp)+tp)", new: "even.WorldRank(0*position, p.Device(dp, cp)+tp)",
+		old:  "even.WorldRank(position, device)", new: "even.WorldRank(0*position, device)",
 		pkg: "./planner", run: "^TestShares$",
 	}, {
 		bug: "a slow rank has as many sequences as others", how: "its job ends with the plan for it",

@@ -392,6 +392,17 @@ func sequences(mesh ir.Mesh, batch int, at ir.Coord) int {
 // context-parallel one.
 func (p *Plan) Device(dp, cp int) int { return (cp*p.DataParallel() + dp) * p.TP }
 
+// Devices returns all devices of a data-parallel rank: those of its first context-parallel rank, then of the next.
+func (p *Plan) Devices(dp int) []int {
+	all := make([]int, 0, p.ContextParallel()*p.TP)
+	for cp := range p.ContextParallel() {
+		for tp := range p.TP {
+			all = append(all, p.Device(dp, cp)+tp)
+		}
+	}
+	return all
+}
+
 // WorldRank returns the world rank of a device of a stage's mesh.
 func (p *Plan) WorldRank(stage, device int) int {
 	ranks := p.StageRanks(stage)

@@ -31,10 +31,8 @@ func Shares(p *partition.Plan, batch int, slow []float64) []int {
 	pace, even := make([]float64, p.DataParallel()), p.Even()
 	for dp := range pace {
 		for position := range p.PP() {
-			for cp := range p.ContextParallel() {
-				for tp := range p.TP {
-					pace[dp] = max(pace[dp], slow[even.WorldRank(position, p.Device(dp, cp)+tp)])
-				}
+			for _, device := range p.Devices(dp) {
+				pace[dp] = max(pace[dp], slow[even.WorldRank(position, device)])
 			}
 		}
 		if 1/evenSpeed < pace[dp] && pace[dp] < evenSpeed {

@@ -28,8 +28,9 @@ func TestClosestIsExact(t *testing.T) {
 		{4, 2, 65, Options{PP: 2, Schedule: partition.Interleaved}},
 		{5, 2, 65, Options{PP: 2, Schedule: partition.Interleaved, Offload: "optimizer"}},
 		{2, 4, 65, Options{PP: 2, TP: 2, MicroBatch: 1, Schedule: partition.GPipe}},
-		{2, 2, 65, Options{TP: 1, PP: 1, ZeRO: stage(2), Offload: "params"}},
+		{2, 2, 65, Options{TP: 1, PP: 1, CP: 1, ZeRO: stage(2), Offload: "params"}},
 		{3, 3, 65, Options{PP: 3, MicroBatch: 2}},
+		{2, 2, 65, Options{TP: 1, PP: 1, CP: 2, ZeRO: stage(2), Offload: "params"}},
 	} {
 		model := tiny(x.layers)
 		model.Bias, model.Dropout, model.BlockSize, model.VocabSize = false, 0, 24, x.vocabulary
@@ -69,7 +70,7 @@ func TestClosestIsExact(t *testing.T) {
 		require.ErrorContains(t, err, "none can need less")
 	}
 	require.Positive(t, sliced)
-	require.Equal(t, 7, sure, "but under a zero-bubble schedule, and, by 64 bytes, where ZeRO shards over ranks that share sequences")
+	require.Equal(t, 8, sure, "but under a zero-bubble schedule, and, by 64 bytes, where ZeRO shards over ranks that share sequences")
 }
 
 // TestNothingFitsByWhatBlocksKeep: that GPT-3 175B does not fit on 8 H100s is known before anything has a price, and which plan

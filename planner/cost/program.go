@@ -273,12 +273,12 @@ func (m *Program) widest(position, axis int) Group {
 			stride *= m.mesh.Axes[a].Size
 		}
 	}
-	size, replicated := m.mesh.Axes[axis].Size, replicated(m.mesh.Axes[axis].Name)
+	size, across := m.mesh.Axes[axis].Size, replicated(m.mesh.Axes[axis].Name)
 	stage, ranks := m.plan.StageRanks(position), make([]int, size)
 	// add looks at the group that begins with a device.
 	add := func(d int) {
 		at := start{m.offset(stage.Of(d)), 0}
-		if replicated { // data-parallel ranks may lie in several units of the plan
+		if across { // data-parallel ranks may lie in several units of the plan
 			at.shard = d / m.plan.TP % m.plan.DP
 		}
 		if seen[at] {
@@ -294,7 +294,7 @@ func (m *Program) widest(position, axis int) Group {
 			worst = worst.slowest(g)
 		}
 	}
-	if replicated {
+	if across {
 		for from := 0; from < m.mesh.Devices(); from += stride * size {
 			for d := from; d < from+stride; d++ {
 				add(d)
@@ -309,11 +309,9 @@ func (m *Program) widest(position, axis int) Group {
 	}
 	for unit := range min(m.plan.Units(), multiple(m.plan.PlanNGPUs, whole)/m.plan.PlanNGPUs) {
 		for dp := range of {
-			for cp := range m.plan.ContextParallel() {
-				for tp := range m.plan.TP {
-					if d := m.plan.Device(unit*m.plan.DP+dp, cp) + tp; d/stride%size == 0 {
-						add(d)
-					}
+			for _, d := range m.plan.Devices(unit*m.plan.DP + dp) {
+				if d/stride%size == 0 {
+					add(d)
 				}
 			}
 		}

@@ -271,10 +271,8 @@ func route(rungs []rung, layout *poolLayout, p *partition.Plan, from, to int) Ro
 	var apart []int // the devices of a stage in a unit, if they are no run
 	if p.RankOrder != "" {
 		for dp := range p.DP {
-			for cp := range p.ContextParallel() {
-				for tp := range p.TP {
-					apart = append(apart, ranks.Of(p.Device(dp, cp)+tp))
-				}
+			for _, device := range p.Devices(dp) {
+				apart = append(apart, ranks.Of(device))
 			}
 		}
 		slices.Sort(apart)
