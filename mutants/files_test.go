@@ -3,6 +3,26 @@ package mutants
 // inFiles has the bugs of files that commands read and write, and of flags that nobody heeds.
 func inFiles() []mutant {
 	return []mutant{{
+		bug: "the width of MLPs is taken for four times the model's", how: "that a file's tensors have",
+		file: "checkpoint/weights.go",
+		old:  "cfg.FFNHidden = ffn", new: "_ = ffn",
+		pkg: "./checkpoint", run: "^TestWidthOfMLPs$",
+	}, {
+		bug: "weights in several files cannot be read", how: "an index is taken for one of them",
+		file: "checkpoint/shards.go",
+		old:  `strings.HasSuffix(path, ".json")`, new: `strings.HasSuffix(path, ".jsonl")`,
+		pkg: "./checkpoint", run: "^TestShards$",
+	}, {
+		bug: "an index names a file elsewhere", how: "that is read",
+		file: "checkpoint/shards.go",
+		old:  "if name != filepath.Base(name) || !filepath.IsLocal(name) || isIndex(name) {", new: "if isIndex(name) {",
+		pkg: "./checkpoint", run: "^TestShardsAreChecked$",
+	}, {
+		bug: "a measured row's shards are others than are predicted", how: "over data-parallel ranks alone",
+		file: "measured/predict.go",
+		old:  "case p.ZeRO > 0 && r.CP > 1 &&", new: "case p.ZeRO > 3 && r.CP > 1 &&",
+		pkg: "./measured", run: "^TestShardsOfContextParallelRanks$",
+	}, {
 		bug:  "pins cost nothing, whatever they pin",
 		file: "cmd/autopar/plan.go",
 		old:  "o.Pins, o.TopK = nil, 0", new: "o.TopK = 0",
