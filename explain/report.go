@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 
 	"github.com/autopar/autopar/codegen"
@@ -212,22 +213,12 @@ func (st *Stage) merged(names []string) string {
 	if len(names) == len(st.Blocks) {
 		return class(first)
 	}
-	var text string
-	for i := 0; i < len(names); {
-		from := blockNumber(names[i])
-		to := from
-		for i++; i < len(names) && blockNumber(names[i]) == to+1; i++ {
-			to++
-		}
-		if text != "" {
-			text += ","
-		}
-		text += strconv.Itoa(from)
-		if to > from {
-			text += "-" + strconv.Itoa(to)
-		}
+	blocks := make([]int, len(names))
+	for i, name := range names {
+		blocks[i] = blockNumber(name)
 	}
-	return block[:indexAt(block)] + "{" + text + "}" + first[len(block):]
+	slices.Sort(blocks) // a backward pass has them the other way round
+	return block[:indexAt(block)] + "{" + numbers(blocks) + "}" + first[len(block):]
 }
 
 func blockNumber(name string) int {

@@ -317,27 +317,34 @@ func Count(n int, what string) string {
 	return fmt.Sprintf("%d %s", n, what)
 }
 
+// rankText lists ranks as ranges; of very many, as those of a large mesh with a stride, the first and the last.
 func rankText(ranks []int) string {
-	if len(ranks) == 1 {
-		return "rank " + numbers(ranks)
+	const few = 8
+	all := ranges(ranks)
+	if len(all) > few {
+		return fmt.Sprintf("%d ranks: %s,...,%s", len(ranks), strings.Join(all[:few/2], ","), all[len(all)-1])
 	}
-	return "ranks " + numbers(ranks)
+	if len(ranks) == 1 {
+		return "rank " + all[0]
+	}
+	return "ranks " + strings.Join(all, ",")
 }
 
 // numbers prints increasing integers as ranges: 0-3,8-11.
-func numbers(xs []int) string {
-	var parts []string
+func numbers(xs []int) string { return strings.Join(ranges(xs), ",") }
+
+func ranges(xs []int) (all []string) {
 	for i := 0; i < len(xs); {
 		from := i
 		for i++; i < len(xs) && xs[i] == xs[i-1]+1; i++ {
 		}
-		part := strconv.Itoa(xs[from])
+		text := strconv.Itoa(xs[from])
 		if i-1 > from {
-			part += "-" + strconv.Itoa(xs[i-1])
+			text += "-" + strconv.Itoa(xs[i-1])
 		}
-		parts = append(parts, part)
+		all = append(all, text)
 	}
-	return strings.Join(parts, ",")
+	return all
 }
 
 // Grouped prints an integer with a comma every three digits.
