@@ -468,6 +468,16 @@ func TestReasons(t *testing.T) {
 	require.Contains(t, why["weight wte.weight"], "splits its inner dimension v (65 = 22+22+21), leaving terms of a sum, which all_reduce over tp combines")
 	require.Contains(t, why["weight h.*.ln_1.weight"], "replicated over tp: h.*.ln_1/layer_norm needs c whole")
 
+	// What ZeRO shards is named as that, and what its gathered weights are read for.
+	of := func(name, weight string) string {
+		all := report(t, shapes()[name]).Stages[0].Tensors
+		i := slices.IndexFunc(all, func(x Tensor) bool { return x.Kind == KindWeight && x.Name == weight })
+		require.GreaterOrEqual(t, i, 0)
+		return all[i].Why
+	}
+	require.Equal(t, "placements[3] of the plan; sharded over dp by ZeRO stage 3; split over tp: h.*.mlp.c_fc/matmul splits n0 (96 = 2x48)", of("gathered", "h.*.mlp.c_fc.weight"))
+	require.Contains(t, of("hosted", "h.0.mlp.c_fc.weight"), "sharded over dp by ZeRO stage 3 in groups of 2")
+
 	// Reports number stages by position; a position may run several stages of the plan.
 	var text bytes.Buffer
 	require.NoError(t, report(t, shapes()["interleaved"]).Why(&text, "h.3/add_1@send3"))

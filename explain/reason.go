@@ -149,6 +149,17 @@ func (w *reasons) state(v *ir.Value) string {
 	if w.owner[v] == nil {
 		return "kept from step to step, the same everywhere"
 	}
+	if text := w.shards(v, w.owner[v]); text != "" {
+		return text
+	}
+	if v.OnHost() {
+		return "lies as its weight"
+	}
+	return "lies as its weight, which adamw updates in place"
+}
+
+// shards says over what ZeRO shards a weight or its state, "" if it does not.
+func (w *reasons) shards(v, weight *ir.Value) string {
 	mesh := w.prog.Mesh
 	var over []string
 	for _, axis := range []string{partition.AxisDP, partition.AxisCP} {
@@ -156,16 +167,13 @@ func (w *reasons) state(v *ir.Value) string {
 			over = append(over, axis)
 		}
 	}
-	if w.spread(v, w.owner[v]) {
+	if w.spread(v, weight) {
 		over = append(over, partition.AxisTP)
 	}
-	if len(over) > 0 {
-		return fmt.Sprintf("sharded over %s by ZeRO stage %d%s", strings.Join(over, " and "), w.prog.Plan.ZeRO, groupText(w.prog.Plan))
+	if len(over) == 0 {
+		return ""
 	}
-	if v.OnHost() {
-		return "lies as its weight"
-	}
-	return "lies as its weight, which adamw updates in place"
+	return fmt.Sprintf("sharded over %s by ZeRO stage %d%s", strings.Join(over, " and "), w.prog.Plan.ZeRO, groupText(w.prog.Plan))
 }
 
 // spread reports whether ZeRO shards a value over tensor-parallel ranks: it is sharded over tp, although the plan's
@@ -188,13 +196,16 @@ func (w *reasons) weight(v *ir.Value) string {
 	if by := w.placedBy(v); by != "" {
 		parts = append(parts, by)
 	}
+	if shards := w.shards(v, v); shards != "" {
+		parts = append(parts, shards)
+	}
 	for axis, a := range w.prog.Mesh.Axes {
 		if a.Time || a.Size == 1 || partition.FollowsBatch(a) && v.Spec[axis].Kind == ir.Replicate {
 			continue // the report's header says that data-parallel ranks hold the same
 		}
-		if a.Name == partition.AxisTP && w.spread(v, v) || a.Name == partition.AxisCP && v.Spec[axis].Kind == ir.Shard {
-			parts = append(parts, fmt.Sprintf("sharded over %s by ZeRO stage %d", a.Name, w.prog.Plan.ZeRO))
-			continue
+		tp := a.Name == partition.AxisTP || a.Name == partition.AxisTPR
+		if v.Spec[axis].Kind == ir.Shard && (!tp || a.Name == partition.AxisTP && w.spread(v, v)) {
+			continue // by ZeRO
 		}
 		parts = append(parts, w.onAxis(v, axis))
 	}
@@ -257,10 +268,14 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 	name := mesh.Axes[axis].Name
 	var texts []string
 	read := v
-	for _, n := range w.readers[v] {
-		if n.Op == ir.OpFetch && n.Phase == ir.Forward {
-			read = n.Results[0]
+	for copies := w.readers[v]; ; copies = w.readers[read] {
+		i := slices.IndexFunc(copies, func(n *ir.Node) bool {
+			return (n.Op == ir.OpFetch || n.Op == ir.OpAllGather) && n.Phase == ir.Forward
+		})
+		if i < 0 {
+			break
 		}
+		read = copies[i].Results[0]
 	}
 	for _, n := range w.readers[read] {
 		if n.Phase != ir.Forward || n.Op.Class() != ir.Compute {
