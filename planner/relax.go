@@ -493,7 +493,7 @@ func (w *work) overContext(op ir.Op, bytes int64) cost.Picoseconds {
 	}
 	least := never
 	for _, price := range w.prices {
-		least = min(least, price.Context(op, bytes, price.Group(axis)))
+		least = min(least, price.Replicas(op, bytes, price.Group(axis)))
 	}
 	return least
 }

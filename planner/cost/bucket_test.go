@@ -62,7 +62,7 @@ func TestBucketInBuffers(t *testing.T) {
 }
 
 // TestAllReduce: software that sums whole gradients in 32 bits reduces and gathers twice the bytes of bfloat16 where
-// other software scatters, and only among data-parallel ranks. The gather that follows, and its floor, do not change.
+// other software scatters, and not among tensor-parallel ranks. The gather that follows, and its floor, do not change.
 func TestAllReduce(t *testing.T) {
 	c, err := Load("a100-80g")
 	require.NoError(t, err)
@@ -97,6 +97,34 @@ func TestAllReduce(t *testing.T) {
 	require.Equal(t, m.Collective(ir.OpAllGather, 2*elements, dp), time)
 	time, m = price(Software{}, ir.OpReduceScatter, partition.AxisDP)
 	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, dp), time)
+}
+
+// TestGradientsOverContextParallelRanks: these have the same parameters, so that software reduces gradients over them as
+// over data-parallel ranks. Keys and values, and their gradients, stay as they are.
+func TestGradientsOverContextParallelRanks(t *testing.T) {
+	c, err := Load("a100-80g")
+	require.NoError(t, err)
+	c.Software = Software{Reduce: 4, AllReduce: true, Replicas: 0.25, Buffer: 1 << 23}
+	p := &partition.Plan{PlanNGPUs: 16, RuntimeNGPUs: 16, DP: 1, CP: 16, TP: 1, MicroBatch: 1, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	mesh := p.Mesh(1)
+	m := NewProgram(c, p, mesh)
+	cp := m.Group(mesh.Axis(partition.AxisCP))
+	const elements = 1 << 20
+	price := func(spec ir.ShardSpec) Picoseconds {
+		x := &ir.Value{Type: ir.Type{DType: ir.BF16, Shape: []int{1, elements}}, Spec: spec}
+		n := &ir.Node{Op: ir.OpReduceScatter, Phase: ir.Backward, Attr: ir.CommAttr{Axis: partition.AxisCP, Dim: 1}, Args: []*ir.Value{x}}
+		n.Results = []*ir.Value{{Type: x.Type, Def: n}}
+		in := codegen.Instr{Node: n}
+		time, _ := m.Instr(&in, mesh, ir.Coord{})
+		one, _ := m.Bucket([]codegen.Instr{in}, mesh, ir.Coord{})
+		require.Equal(t, time, one)
+		return time
+	}
+	require.Equal(t, m.collective(ir.OpAllReduce, 4*elements, 0, cp, crossing{hops: 0.25, network: 0.25}), price(ir.ShardSpec{}))
+	require.LessOrEqual(t, m.Replicas(ir.OpReduceScatter, 2*elements, cp), price(ir.ShardSpec{}))
+	activation := ir.ShardSpec{}
+	activation[mesh.Axis(partition.AxisMB)] = ir.ShardOn(0)
+	require.Equal(t, m.Collective(ir.OpReduceScatter, 2*elements, cp), price(activation))
 }
 
 // TestReplicas: what software loses of the network in collectives of data-parallel ranks does not slow down other

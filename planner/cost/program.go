@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -273,7 +274,7 @@ func (m *Program) widest(position, axis int) Group {
 			stride *= m.mesh.Axes[a].Size
 		}
 	}
-	size, across := m.mesh.Axes[axis].Size, replicated(m.mesh.Axes[axis].Name)
+	size, across := m.mesh.Axes[axis].Size, partition.FollowsBatch(m.mesh.Axes[axis])
 	stage, ranks := m.plan.StageRanks(position), make([]int, size)
 	// add looks at the group that begins with a device.
 	add := func(d int) {
@@ -386,8 +387,7 @@ func (m *Program) instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 	if n.Op.Class() == ir.Comm {
 		axis := mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 		bytes := collectiveBytes(in, mesh, at)
-		name := mesh.Axes[axis].Name
-		t := m.synchronized(n, bytes, m.inPlace(in, mesh, at), m.buffered(bytes, name), name, m.group(n, axis))
+		t := m.synchronized(n, bytes, m.inPlace(in, mesh, at), m.share(n, bytes), m.group(n, axis))
 		if m.software.AsyncTP && in.Beside == 0 && in.Parts == 0 && mesh.Axes[axis].Name == partition.AxisTP {
 			t = m.beside(n, t, mesh, at)
 		}
@@ -404,20 +404,17 @@ func (m *Program) Bucket(instrs []codegen.Instr, mesh ir.Mesh, at ir.Coord) (Pic
 	}
 	n := instrs[0].Node
 	m = m.each(n.Stage)
-	axis := n.Attr.(ir.CommAttr).Axis
-	bytes, inPlace, share := int64(0), int64(0), 1.0
-	if m.buffers(axis) {
-		share = 0
-	}
+	bytes, inPlace, share := int64(0), int64(0), 0.0
 	for i := range instrs {
 		one := collectiveBytes(&instrs[i], mesh, at)
 		bytes += one
 		inPlace += m.inPlace(&instrs[i], mesh, at)
-		if m.buffers(axis) {
-			share += m.buffered(one, axis)
-		}
+		share += m.share(n, one)
 	}
-	return m.crowded(m.synchronized(n, bytes, inPlace, share, axis, m.group(n, mesh.Axis(axis))), n.Phase, mesh), Communication
+	if m.software.Buffer == 0 || !ofReplicas(n, mesh) { // then all go at once
+		share = 1
+	}
+	return m.crowded(m.synchronized(n, bytes, inPlace, share, m.group(n, mesh.Axis(n.Attr.(ir.CommAttr).Axis))), n.Phase, mesh), Communication
 }
 
 // Slowed is [Model.Slows] on the device of a collective.
@@ -444,57 +441,57 @@ func (m *Program) inPlace(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) int64 {
 	return localBytes(in.Node.Args[0], mesh, at)
 }
 
-// synchronized is the time of a collective over an axis as the software makes it. Every rank has inPlace bytes of the
-// result in place; share is the tensor's share of the hops of its buffer.
-func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, axis string, g Group) Picoseconds {
-	op := n.Op
-	if replicated(axis) {
-		if wide := m.software.Reduce; wide > 0 && (op == ir.OpReduceScatter || op == ir.OpAllReduce) {
-			bytes = int64(wide) * (bytes / n.Args[0].Type.DType.Size())
-		}
-		op = m.replicas(op)
+// synchronized is the time of a collective as the software makes it. Every rank has inPlace bytes of the result in
+// place; share is the tensor's share of the hops of its buffer.
+func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, g Group) Picoseconds {
+	if !ofReplicas(n, m.mesh) {
+		return m.collective(n.Op, bytes, inPlace, g, crossing{hops: share, network: 1})
 	}
-	return m.collective(op, bytes, inPlace, g, crossing{hops: share, network: m.beyond(axis)})
+	if wide := m.software.Reduce; wide > 0 && (n.Op == ir.OpReduceScatter || n.Op == ir.OpAllReduce) {
+		bytes = int64(wide) * (bytes / n.Args[0].Type.DType.Size())
+	}
+	return m.collective(m.replicas(n.Op), bytes, inPlace, g, crossing{hops: share, network: m.beyond()})
 }
 
-// replicated reports whether the ranks along an axis have the same parameters.
-func replicated(axis string) bool {
-	return axis != partition.AxisTP && axis != partition.AxisTPR && axis != partition.AxisCP
+// ofReplicas reports whether a collective is one of ranks that have the same parameters, of these or their gradients:
+// of data-parallel ranks, or of context-parallel ones unless what they exchange are activations.
+func ofReplicas(n *ir.Node, mesh ir.Mesh) bool {
+	axis := mesh.Axes[mesh.Axis(n.Attr.(ir.CommAttr).Axis)]
+	if axis.Name == partition.AxisCP {
+		mb := mesh.Axis(partition.AxisMB)
+		return mb < 0 || n.Args[0].Spec[mb].Kind != ir.Shard
+	}
+	return partition.FollowsBatch(axis)
 }
 
-// buffers reports whether the software has its own buffers for collectives over an axis.
-func (m *Model) buffers(axis string) bool { return m.software.Buffer > 0 && replicated(axis) }
+// share is a tensor's share of the hops of a collective.
+func (m *Program) share(n *ir.Node, bytes int64) float64 {
+	if !ofReplicas(n, m.mesh) {
+		return 1
+	}
+	return m.buffered(bytes)
+}
 
-// buffered is a tensor's share of the hops of a collective: its share of a buffer, or 1 if it is larger than a
-// buffer.
-func (m *Model) buffered(bytes int64, axis string) float64 {
-	if !m.buffers(axis) {
+// buffered is a tensor's share of the software's buffer for what ranks with the same parameters exchange; 1 without one,
+// or if the tensor is larger.
+func (m *Model) buffered(bytes int64) float64 {
+	if m.software.Buffer == 0 {
 		return 1
 	}
 	return min(1, float64(bytes)/m.software.Buffer)
 }
 
-// beyond is the factor on the rate of the network between nodes for collectives over an axis.
-func (m *Model) beyond(axis string) float64 {
-	if s := m.software.Replicas; s > 0 && replicated(axis) {
-		return s
-	}
-	return 1
-}
+// beyond is the factor on the rate of the network between nodes for collectives of ranks with the same parameters.
+func (m *Model) beyond() float64 { return cmp.Or(m.software.Replicas, 1) }
 
-// crossing is how the software sends one tensor through the network over data-parallel ranks.
+// crossing is how the software sends one tensor through the network over ranks with the same parameters.
 func (m *Model) crossing(bytes int64) crossing {
-	return crossing{hops: m.buffered(bytes, partition.AxisDP), network: m.beyond(partition.AxisDP)}
+	return crossing{hops: m.buffered(bytes), network: m.beyond()}
 }
 
-// Replicas returns the least time of a collective of a tensor over data-parallel ranks.
+// Replicas returns the least time of a collective of a parameter or gradient over ranks that have the same.
 func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes))
-}
-
-// Context returns the least time of a collective of a tensor over context-parallel ranks.
-func (m *Model) Context(op ir.Op, bytes int64, g Group) Picoseconds {
-	return m.collective(op, bytes, own(op, bytes, g.Size), g, crossing{hops: 1, network: 1})
 }
 
 // Nearest is a lower bound of [Model.Replicas] over so many ranks, wherever they lie, on a cluster with one kind of

@@ -431,8 +431,8 @@ func (m *Model) nearest(op ir.Op, bytes int64, ranks int, by crossing) Picosecon
 func (m *Model) NoFaster(g, than Group) bool {
 	for _, op := range []ir.Op{ir.OpAllReduce, ir.OpAllGather, ir.OpReduceScatter, ir.OpAllToAll} {
 		for _, bytes := range []int64{0, 1 << 33} { // the time of many more would be cut to longest
-			for _, axis := range []string{partition.AxisTP, partition.AxisDP} {
-				by := crossing{hops: 1, network: m.beyond(axis)}
+			for _, network := range []float64{1, m.beyond()} {
+				by := crossing{hops: 1, network: network}
 				if m.collective(op, bytes, 0, g, by) < m.collective(op, bytes, 0, than, by) {
 					return false
 				}

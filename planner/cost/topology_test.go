@@ -104,13 +104,10 @@ func TestHops(t *testing.T) {
 
 	full, half := m.collective(ir.OpAllGather, 1e6, 0, all, crossing{1, 1}), m.collective(ir.OpAllGather, 1e6, 0, all, crossing{0.5, 1})
 	require.InDelta(t, float64(hops(ir.OpAllGather))/2, float64(full-half), 2)
-	p := Program{Model: m}
-	require.Equal(t, 1.0, p.buffered(1e6, partition.AxisDP), "one tensor at a time")
+	require.Equal(t, 1.0, m.buffered(1e6), "one tensor at a time")
 	m.software.Buffer = 4e6
-	require.Equal(t, 0.25, p.buffered(1e6, partition.AxisDP))
-	require.Equal(t, 0.25, p.buffered(1e6, partition.AxisRep))
-	require.Equal(t, 1.0, p.buffered(1e6, partition.AxisTP), "what a block needs is sent when it is needed")
-	require.Equal(t, 1.0, p.buffered(9e6, partition.AxisDP), "more than a buffer")
+	require.Equal(t, 0.25, m.buffered(1e6))
+	require.Equal(t, 1.0, m.buffered(9e6), "more than a buffer")
 }
 
 // TestPortsAreShared: a device that sends alone has a port to itself, and all devices of a node share its ports.
