@@ -49,16 +49,17 @@ type Software struct {
 	// WholeBlock says that recomputation runs blocks to their end, as autograd does when it runs them again: see
 	// [Program.unread].
 	WholeBlock bool `json:"whole_block,omitempty"`
-	// Buffer is how many bytes of gradients or parameters data-parallel ranks combine in one collective; a larger
-	// tensor has a collective of its own. 0 means the buckets of the program.
+	// Buffer is how many bytes of gradients or parameters ranks that have the same combine in one collective; a larger
+	// tensor has a collective of its own. 0 means the buckets of the program. These ranks are data-parallel and
+	// context-parallel ones.
 	Buffer float64 `json:"buffer,omitempty"`
-	// Reduce is how many bytes an element has in which data-parallel ranks reduce gradients; 0 means those of the type
+	// Reduce is how many bytes an element has in which those ranks reduce gradients; 0 means those of the type
 	// of the gradients. AllReduce says that they all-reduce whole gradients even if each keeps only a part.
 	Reduce    float64 `json:"reduce,omitempty"`
 	AllReduce bool    `json:"all_reduce,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 means 1.
 	Network float64 `json:"network,omitempty"`
-	// Replicas multiplies it for collectives of data-parallel ranks only; 0 means 1.
+	// Replicas multiplies it for collectives of those ranks only; 0 means 1.
 	Replicas float64 `json:"replicas,omitempty"`
 	// AsyncTP runs collectives of tensor parallelism beside products in the backward pass. ChunkedTP does so in both
 	// passes, in chunks. See [Program.beside].
