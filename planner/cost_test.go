@@ -298,6 +298,15 @@ func drawAdapters(r *rand.Rand, model *gpt.Config) {
 	}
 }
 
+// softwareSeeds is the first of the seeds whose clusters may run any software.
+const softwareSeeds = 200_000
+
+// drawSoftware draws a generation of software.
+func drawSoftware(r *rand.Rand, c *cost.Cluster) {
+	all := cost.Generations()
+	c.Software = all[r.IntN(len(all))]
+}
+
 // mixedSeeds is the first of the seeds whose models and optimizers may be of any kind.
 const mixedSeeds = 80_000
 
@@ -361,6 +370,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	}
 	if seed >= 9000 && seed < 90_000 { // those in FuzzCosts are of when clusters stated no such figure
 		cluster.Device.Efficiency.Beside = 0
+	}
+	if seed >= softwareSeeds {
+		drawSoftware(also(15), cluster)
 	}
 	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
 	require.NoError(t, err)

@@ -86,6 +86,9 @@ func smallJob(t *testing.T, seed uint64, r *rand.Rand, opts Options) *proven {
 		drawAdapters(x, &model)
 	}
 	p := &proven{batch: 2 + r.IntN(6), cluster: randomNetwork(t, r, opts.RuntimeNGPUs), opts: opts}
+	if seed >= softwareSeeds {
+		drawSoftware(rand.New(rand.NewPCG(seed, 10)), p.cluster)
+	}
 	if p.opts.Offload == "" {
 		p.opts.ZeRO = stage(p.batch % 4)
 	}

@@ -593,20 +593,21 @@ func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 // for the input's gradient; an all-gather of what the forward pass made runs beside the product before it. In chunks,
 // a collective also runs beside the product that makes its operand or needs its result, except for one chunk.
 func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
+	at[mesh.Axis(partition.AxisTP)] = 0 // as for the bytes: all ranks wait for the one with the largest part
 	def := n.Args[0].Def
-	isProduct := def.Op == ir.OpMatMul
+	isProduct, backward := def.Op == ir.OpMatMul, n.Phase == ir.Backward || n.Phase == ir.WeightGrad
 	product := func() Picoseconds {
 		return m.compute(&codegen.Instr{Node: def, Accum: make([]codegen.Accum, len(def.Results))}, mesh, at, len(def.Args))
 	}
 	hidden := Picoseconds(0)
 	switch {
-	case n.Phase == ir.Backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
+	case backward && n.Op == ir.OpAllGather && def.Phase == ir.Forward:
 		hidden = t
-	case n.Phase == ir.Backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
+	case backward && n.Op != ir.OpAllGather && isProduct && def.Attr.(ir.MatMulAttr).Form == ir.MatMulNN:
 		hidden = product()
 	case m.software.ChunkedTP && n.Op == ir.OpReduceScatter && isProduct:
 		hidden = min(t, product()) * (tpChunks - 1) / tpChunks
-	case m.software.ChunkedTP && n.Op == ir.OpAllGather && n.Block() != "":
+	case m.software.ChunkedTP && n.Op == ir.OpAllGather && (n.Block() != "" || backward): // not before the head
 		hidden = t * (tpChunks - 1) / tpChunks
 	}
 	return max(t-hidden, picoseconds(m.launch), m.Slows(t))
