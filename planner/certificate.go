@@ -69,7 +69,7 @@ import (
 // Regions tile S: every outline, micro-batch size and schedule is in exactly one.
 type Certificate struct {
 	GraphHash, ConfigHash, ClusterHash string
-	Options                            Options // as given, without Eval
+	Options                            Options // as given, without Eval, names in Replicate in the order of the modules
 	Limit                              int64   // bytes per rank
 	Everywhere                         bool    // context parallelism of all degrees is in S: see [searcher.needsContexts]
 
@@ -138,7 +138,7 @@ func certified(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	if !res.Stats.Optimal {
 		return res, nil, &UnprovenError{steps, res.Stats.Gap}
 	}
-	opts.Eval = nil
+	opts.Eval, opts.Replicate = nil, s.opts.Replicate
 	cert := &Certificate{
 		GraphHash: graphHash(g), ClusterHash: clusterHash(c), Options: opts, Limit: s.limit, Everywhere: s.everywhere,
 		Plan: res.Plan, Step: res.Prediction.Step, Peaks: res.Prediction.PeakBytes,

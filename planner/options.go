@@ -65,7 +65,7 @@ type Options struct {
 	// instead if OverlapTP is off, ranks share a device, or Policy is not AutoDist.
 	TPPieces int
 	// Replicate is the modules whose weights all tensor-parallel ranks hold, such as mlp or
-	// attn+wte, or "none"; empty searches it where it may pay: see [searcher.replications]. Plans
+	// attn+wte in any order, or "none"; empty searches it where it may pay: see [searcher.replications]. Plans
 	// with replicated modules recompute nothing unless Recompute says so.
 	Replicate string
 	// TPRows is how many rows the grid of tensor-parallel ranks has, on which some modules are cut

@@ -216,11 +216,18 @@ func (s *searcher) splitOf(p *partition.Plan) split {
 	return split{replicate: strings.Join(free.Replicated(), "+"), batch: p.BatchParallel}
 }
 
-// checkReplicate checks that option against the modules there are.
+// checkReplicate checks that option against the modules there are, and brings the names in their order.
 func (s *searcher) checkReplicate() error {
-	all := replications(s.layouts.modules())
-	if x := s.opts.Replicate; x != "" && x != "none" && !slices.Contains(all, x) {
+	x, all := s.opts.Replicate, replications(s.layouts.modules())
+	if x == "" || x == "none" {
+		return nil
+	}
+	i := slices.IndexFunc(all, func(set string) bool { return slices.Equal(sortedNames(set), sortedNames(x)) })
+	if i < 0 {
 		return optionErrorf("replicate", "is %q, must be one of %s", x, strings.Join(append([]string{"none"}, all...), ", "))
 	}
+	s.opts.Replicate = all[i]
 	return nil
 }
+
+func sortedNames(set string) []string { return slices.Sorted(strings.SplitSeq(set, "+")) }
