@@ -178,7 +178,11 @@ func (c *Config) validateParallel() error {
 		return err
 	}
 	if p.PlanNGPUs != Auto && p.RuntimeNGPUs%p.PlanNGPUs != 0 {
-		return c.refuse("parallel.runtime_ngpus", "%d is not a multiple of plan_ngpus %d", p.RuntimeNGPUs, p.PlanNGPUs)
+		by := ""
+		if at, written := c.Written("parallel.plan_ngpus"); written && at.Line == 0 { // a flag, whereas the other may be the file's
+			by = " (by " + at.File + ")"
+		}
+		return c.refuse("parallel.runtime_ngpus", "%d is not a multiple of plan_ngpus %d%s", p.RuntimeNGPUs, p.PlanNGPUs, by)
 	}
 	if p.MemoryLimit < 0 {
 		return c.refuse("parallel.memory_limit", "is %d bytes, must be at least 0", int64(p.MemoryLimit))

@@ -280,10 +280,16 @@ func (s *searcher) outlines() error {
 // degrees can satisfy.
 func (s *searcher) emptySpace() error {
 	o, blocks := s.opts, s.graphs.blocks
-	units := o.RuntimeNGPUs / max(o.PlanNGPUs, 1)
+	units := 1 // where the size of a unit is searched, it may be all devices
+	if o.PlanNGPUs > 0 {
+		units = o.RuntimeNGPUs / o.PlanNGPUs
+	}
 	degrees := fmt.Sprintf("no dp x tp x pp of %s devices in %d", degree(o.PlanNGPUs), o.RuntimeNGPUs)
 	model := fmt.Sprintf("%d blocks and a global batch of %d", blocks, s.batch)
 	switch {
+	case units > s.batch:
+		return optionErrorf("runtime-ngpus", "%d is %d units of %d, each with sequences of its own, but the global batch has %d; use runtime-ngpus %d or less, or a larger unit (plan-ngpus)",
+			o.RuntimeNGPUs, units, o.PlanNGPUs, s.batch, s.batch*o.PlanNGPUs)
 	case o.ZeROGroup > 0:
 		return s.noGroup(o.ZeROGroup)
 	case o.ZeRO != nil && *o.ZeRO > 0:

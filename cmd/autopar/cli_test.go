@@ -90,10 +90,10 @@ func TestIdleFlags(t *testing.T) {
 // TestFlagsAreNamed: an error about the value of a flag names that flag, and not --set.
 func TestFlagsAreNamed(t *testing.T) {
 	for want, args := range map[string][]string{
-		"autopar: --runtime-ngpus: parallel.runtime_ngpus: 6 is not a multiple of plan_ngpus 4\n":                 {"--runtime-ngpus", "6", "--plan-ngpus", "4"},
-		"autopar: --set: parallel.runtime_ngpus: 6 is not a multiple of plan_ngpus 4\n":                           {"--set", "parallel.runtime_ngpus=6", "--plan-ngpus", "4"},
-		"autopar: --memory-limit: wants a size such as 16GiB, 512MiB or bytes, got \"much\"\n":                    {"--memory-limit", "much"},
-		"autopar: ../../examples/quick.yaml:10:28: parallel.runtime_ngpus: 4 is not a multiple of plan_ngpus 3\n": {"--plan-ngpus", "3"},
+		"autopar: --runtime-ngpus: parallel.runtime_ngpus: 6 is not a multiple of plan_ngpus 4 (by --plan-ngpus)\n":                 {"--runtime-ngpus", "6", "--plan-ngpus", "4"},
+		"autopar: --set: parallel.runtime_ngpus: 6 is not a multiple of plan_ngpus 4 (by --plan-ngpus)\n":                           {"--set", "parallel.runtime_ngpus=6", "--plan-ngpus", "4"},
+		"autopar: --memory-limit: wants a size such as 16GiB, 512MiB or bytes, got \"much\"\n":                                      {"--memory-limit", "much"},
+		"autopar: ../../examples/quick.yaml:10:28: parallel.runtime_ngpus: 4 is not a multiple of plan_ngpus 3 (by --plan-ngpus)\n": {"--plan-ngpus", "3"},
 	} {
 		var stderr bytes.Buffer
 		args = append([]string{"plan", "../../examples/quick.yaml", "-o", "-"}, args...)

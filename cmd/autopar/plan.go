@@ -135,15 +135,29 @@ autopar plan gpt.yaml --cluster a100-80g --robust
 autopar plan gpt.yaml --cluster a100-40g:8+h100:8 --plan-ngpus auto`
 }
 
-// unit is the value of --plan-ngpus. Without the flag it is the product of the degrees, if all of them are given. The product
-// is also used if the YAML has a unit of one device (its default), as one device cannot be divided by any degree. Else unit is
-// "", which leaves the YAML's.
-func (c *planCmd) unit(cfg *config.Config) string {
+// unit overrides the size of a unit by --plan-ngpus. Without that flag it is the product of the degrees, if all of them are
+// given. The product is also used if the YAML has a unit of one device (its default), as one device cannot be divided by any
+// degree.
+func (c *planCmd) unit(cfg *config.Config) flagOverride {
+	o := flagOverride{"--plan-ngpus", "parallel.plan_ngpus", c.PlanNGPUs}
 	all := deref(c.DP) > 0 && deref(c.TP) > 0 && deref(c.PP) > 0
-	if c.PlanNGPUs == "" && (all || cfg.Parallel.PlanNGPUs == 1) {
-		return fmt.Sprint(max(deref(c.DP), 1) * max(deref(c.CP), 1) * max(deref(c.TP), 1) * max(deref(c.PP), 1))
+	if c.PlanNGPUs != "" || !all && cfg.Parallel.PlanNGPUs != 1 {
+		return o
 	}
-	return c.PlanNGPUs
+	product, given := 1, []string{}
+	for _, d := range []struct {
+		flag string
+		n    int
+	}{{"--dp", deref(c.DP)}, {"--cp", deref(c.CP)}, {"--tp", deref(c.TP)}, {"--pp", deref(c.PP)}} {
+		if d.n > 0 {
+			product *= d.n
+			given = append(given, d.flag)
+		}
+	}
+	if len(given) > 0 {
+		o.flag, o.value = strings.Join(given, " "), fmt.Sprint(product)
+	}
+	return o
 }
 
 // apart refuses outputs that are the same file, or one that is read: the configuration, or a file of the cluster.
@@ -175,7 +189,7 @@ func (c *planCmd) Run(con *console) error {
 		return err
 	}
 	for _, o := range []flagOverride{
-		{"--plan-ngpus", "parallel.plan_ngpus", c.unit(cfg)},
+		c.unit(cfg),
 		{"--runtime-ngpus", "parallel.runtime_ngpus", c.RuntimeNGPUs},
 		{"--memory-limit", "parallel.memory_limit", c.MemoryLimit},
 	} {
