@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -28,6 +30,23 @@ type shards struct {
 
 // isIndex reports whether a file is an index, by its name: a safetensors file may begin with any byte.
 func isIndex(path string) bool { return strings.HasSuffix(path, ".json") }
+
+// shardForm matches the name of a file that is one of several, as transformers names them.
+var shardForm = regexp.MustCompile(`^(.+)-\d+-of-0*(\d+)\.(safetensors|bin)$`)
+
+// checkWhole refuses one of several files, by its name, and says which index to give instead.
+func checkWhole(path string) error {
+	m := shardForm.FindStringSubmatch(filepath.Base(path))
+	if m == nil || m[2] == "1" {
+		return nil
+	}
+	name := m[1] + "." + m[3] + ".index.json"
+	index := filepath.Join(filepath.Dir(path), name)
+	if _, err := os.Stat(index); err != nil {
+		index = name + ", which is not beside it"
+	}
+	return fmt.Errorf("is one of %s files that have the weights together; give their index, %s", m[2], index)
+}
 
 // openShards opens the files of an index. Each has exactly the tensors that the index says.
 func openShards(path string) (_ *shards, err error) {

@@ -41,6 +41,27 @@ func writeIndex(t *testing.T, path string, in map[string]string) {
 	require.NoError(t, os.WriteFile(path, text, 0o644))
 }
 
+// TestOneOfSeveral: a file that has a part of the weights is not said to lack the rest.
+func TestOneOfSeveral(t *testing.T) {
+	index, _ := sharded(t, export(t, HuggingFace))
+	part := filepath.Join(filepath.Dir(index), "model-00002-of-00002.safetensors")
+	requireRefused := func(want string) {
+		_, err := WeightsConfig(part)
+		var bad *Error
+		require.ErrorAs(t, err, &bad)
+		require.EqualError(t, err, "checkpoint: "+part+": "+want)
+		_, err = OpenWeights(part, tinyModel())
+		require.EqualError(t, err, "checkpoint: "+part+": "+want)
+	}
+	requireRefused("is one of 2 files that have the weights together; give their index, " + index)
+	require.NoError(t, os.Remove(index))
+	requireRefused("is one of 2 files that have the weights together; give their index, model.safetensors.index.json, which is not beside it")
+
+	alone := filepath.Join(t.TempDir(), "model-00001-of-00001.safetensors")
+	require.NoError(t, os.Rename(export(t, HuggingFace), alone))
+	requireNumbered(t, alone, tinyModel())
+}
+
 // TestShards: weights in several files are those of one file.
 func TestShards(t *testing.T) {
 	for _, layout := range []Layout{NanoGPT, HuggingFace} {

@@ -49,7 +49,8 @@ type Weights struct {
 	closer io.Closer
 	file   tensorFile
 	cfg    gpt.Config
-	prefix string // of names: "transformer.", or "" in files of the Hub
+	wrap   string // that begins every name: see [wrapping]
+	prefix string // of names other than the head's: wrap and "transformer.", or wrap alone in files of the Hub
 	layout Layout
 }
 
@@ -87,19 +88,39 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 			return nil, &Error{File: path, Err: err}
 		}
 		f, err := openTensors(path, r)
+		if err == nil {
+			err = checkWhole(path)
+		}
 		if err != nil {
 			r.Close()
 			return nil, &Error{File: path, Err: err}
 		}
 		w.closer, w.file = r, f
 	}
-	if slices.ContainsFunc(w.file.Names(), func(n string) bool { return strings.HasPrefix(n, "transformer.") }) {
-		w.prefix = "transformer."
+	w.wrap = wrapping(w.file.Names())
+	w.prefix = w.wrap
+	if slices.ContainsFunc(w.file.Names(), func(n string) bool { return strings.HasPrefix(n, w.wrap+"transformer.") }) {
+		w.prefix += "transformer."
 	}
 	if info, err := w.file.Info(w.prefix + "h.0.attn.c_attn.weight"); err == nil && len(info.Shape) == 2 && info.Shape[1] == 3*info.Shape[0] {
 		w.layout = HuggingFace
 	}
 	return w, nil
+}
+
+// wrapping returns what begins all names of a model that was wrapped, also more than once: "module."
+// by DistributedDataParallel, "_orig_mod." by torch.compile.
+func wrapping(names []string) string {
+	wrap := ""
+	for again := len(names) > 0; again; {
+		again = false
+		for _, by := range []string{"module.", "_orig_mod."} {
+			if !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, wrap+by) }) {
+				wrap, again = wrap+by, true
+			}
+		}
+	}
+	return wrap
 }
 
 // openTensors reads the descriptions of the tensors in a file of either kind.
@@ -152,7 +173,7 @@ func (w *Weights) check() error {
 		}
 	}
 	for _, name := range w.file.Names() {
-		if !known[name] && name != headName && !bufferForm.MatchString(name) {
+		if !known[name] && name != w.wrap+headName && !bufferForm.MatchString(name) {
 			return errorf(w.path, name, "is not a tensor of this model (%d layers, bias %v)", w.cfg.NLayer, w.cfg.Bias)
 		}
 	}
@@ -182,7 +203,7 @@ func (w *Weights) checkStated() error {
 
 // checkHead compares the head with the token table, if the file has both.
 func (w *Weights) checkHead() error {
-	head, err := w.file.Tensor(headName)
+	head, err := w.file.Tensor(w.wrap + headName)
 	if errors.Is(err, safetensors.ErrNotFound) {
 		return nil
 	}
@@ -195,7 +216,7 @@ func (w *Weights) checkHead() error {
 		return &Error{File: w.path, Err: err}
 	}
 	if !slices.Equal(head.Shape, table.Shape) || string(head.Data) != string(table.Data) {
-		return errorf(w.path, headName, "differs from %s, to which this model ties it", name)
+		return errorf(w.path, w.wrap+headName, "differs from %s, to which this model ties it", name)
 	}
 	return nil
 }

@@ -177,6 +177,35 @@ func TestForeignFiles(t *testing.T) {
 	require.ErrorContains(t, err, "is of a model with n_head 3, not 4")
 }
 
+// TestWrappedModels: DistributedDataParallel and torch.compile put a word before every name.
+func TestWrappedModels(t *testing.T) {
+	wrapped := func(by string, but string) string {
+		return rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", "activation": gpt.GELUTanh}, func(all map[string]safetensors.Tensor) {
+			head := all["transformer.wte.weight"]
+			head.Name = headName
+			all[headName] = head
+			for name, x := range all {
+				if name != but {
+					x.Name = by + name
+				}
+				all[name] = x
+			}
+		})
+	}
+	for _, by := range []string{"module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."} {
+		path := wrapped(by, "")
+		cfg, err := WeightsConfig(path)
+		require.NoError(t, err, by)
+		require.Equal(t, tinyModel(), cfg)
+		requireNumbered(t, path, cfg)
+		cfg.NLayer = 3
+		_, err = OpenWeights(path, cfg)
+		require.ErrorContains(t, err, `tensor "`+by+`transformer.h.2.ln_1.weight": is missing`, "by the file's name")
+	}
+	_, err := OpenWeights(wrapped("module.", "transformer.ln_f.bias"), tinyModel())
+	require.ErrorContains(t, err, `"transformer.wte.weight": is missing`, "not all names have the word")
+}
+
 func TestWrongWeights(t *testing.T) {
 	const name = "transformer.h.1.mlp.c_fc.weight"
 	for what, test := range map[string]struct {

@@ -13,6 +13,11 @@ func inFiles() []mutant {
 		old:  `strings.HasSuffix(path, ".json")`, new: `strings.HasSuffix(path, ".jsonl")`,
 		pkg: "./checkpoint", run: "^TestShards$",
 	}, {
+		bug: "one of several files is taken for all", how: "whatever its name says",
+		file: "checkpoint/shards.go",
+		old:  `if m == nil || m[2] == "1" {`, new: `if m == nil || m[2] != "" {`,
+		pkg: "./checkpoint", run: "^TestOneOfSeveral$",
+	}, {
 		bug: "an index names a file elsewhere", how: "that is read",
 		file: "checkpoint/shards.go",
 		old:  "if name != filepath.Base(name) || !filepath.IsLocal(name) || isIndex(name) {", new: "if isIndex(name) {",
@@ -74,9 +79,14 @@ func inFiles() []mutant {
 		pkg: "./checkpoint/torchfile", run: "^TestViews$|^TestFilesOfPyTorch$",
 	}, {
 		bug:  "a checkpoint of a compiled nanoGPT has no weights that anybody knows",
-		file: "checkpoint/torchfile/torchfile.go",
-		old:  "name := strings.TrimPrefix(key, compiledPrefix)", new: "name := key",
+		file: "checkpoint/weights.go",
+		old:  `[]string{"module.", "_orig_mod."}`, new: `[]string{"module."}`,
 		pkg: "./train", run: "^TestTorchFiles$",
+	}, {
+		bug: "a name is said to begin with a word that it does not begin with", how: "where another does",
+		file: "checkpoint/weights.go",
+		old:  "if !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, wrap+by) }) {", new: "if slices.ContainsFunc(names, func(n string) bool { return strings.HasPrefix(n, wrap+by) }) {",
+		pkg: "./checkpoint", run: "^TestWrappedModels$",
 	}, {
 		bug:  "a few bytes ask for the memory of a tensor that no storage has",
 		file: "checkpoint/torchfile/torchfile.go",

@@ -31,9 +31,6 @@ import (
 // each.
 const maxPickle = 8 << 20
 
-// compiledPrefix begins the names of a model that was compiled by torch.compile.
-const compiledPrefix = "_orig_mod."
-
 // A File is an open file of torch.save. Only the descriptions of its tensors are in memory. Methods
 // may be called from several goroutines at once.
 type File struct {
@@ -165,12 +162,8 @@ func (f *File) load(a *archive) error {
 		keys = append(keys, name)
 	}
 	slices.Sort(keys) // so that the first error is always the same
-	for _, key := range keys {
-		name := strings.TrimPrefix(key, compiledPrefix)
-		if _, twice := f.tensors[name]; twice {
-			return fmt.Errorf("tensor %q: is there with and without %s", name, compiledPrefix)
-		}
-		t, err := a.tensor(name, state[key])
+	for _, name := range keys {
+		t, err := a.tensor(name, state[name])
 		if err != nil {
 			return fmt.Errorf("tensor %q: %w", name, err)
 		}

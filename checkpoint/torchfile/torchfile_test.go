@@ -36,21 +36,21 @@ func TestFilesOfPyTorch(t *testing.T) {
 	defer want.Close()
 	weights := slices.DeleteFunc(want.Names(), func(n string) bool { return !strings.HasPrefix(n, "transformer.") })
 	for file, test := range map[string]struct {
-		drop       string // of names
+		drop, add  string // of names
 		transposes bool   // the projections
 		more       []string
 		dtypes     []safetensors.DType // of vectors and matrices
 	}{
-		"pytorch_model.bin": {"", true, []string{"lm_head.weight", "transformer.h.0.attn.bias", "transformer.h.1.attn.bias"}, []safetensors.DType{"F32", "F32"}},
-		"half.bin":          {"transformer.", true, []string{"h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias", "h.1.attn.masked_bias"}, []safetensors.DType{"F16", "BF16"}},
-		"views.pt":          {"", false, nil, []safetensors.DType{"F32", "F32"}},
-		"ckpt.pt":           {"", false, []string{"lm_head.weight"}, []safetensors.DType{"F32", "F32"}},
+		"pytorch_model.bin": {"", "", true, []string{"lm_head.weight", "transformer.h.0.attn.bias", "transformer.h.1.attn.bias"}, []safetensors.DType{"F32", "F32"}},
+		"half.bin":          {"transformer.", "", true, []string{"h.0.attn.bias", "h.0.attn.masked_bias", "h.1.attn.bias", "h.1.attn.masked_bias"}, []safetensors.DType{"F16", "BF16"}},
+		"views.pt":          {"", "", false, nil, []safetensors.DType{"F32", "F32"}},
+		"ckpt.pt":           {"", "_orig_mod.", false, []string{"_orig_mod.lm_head.weight"}, []safetensors.DType{"F32", "F32"}},
 	} {
 		t.Run(file, func(t *testing.T) {
 			f := openOracle(t, file)
 			names := slices.Clone(test.more)
 			for _, name := range weights {
-				names = append(names, strings.TrimPrefix(name, test.drop))
+				names = append(names, test.add+strings.TrimPrefix(name, test.drop))
 			}
 			require.ElementsMatch(t, names, f.Names())
 			for _, name := range weights {
@@ -58,7 +58,7 @@ func TestFilesOfPyTorch(t *testing.T) {
 				require.NoError(t, err)
 				values, err := w.Float32s()
 				require.NoError(t, err)
-				got, err := f.Tensor(strings.TrimPrefix(name, test.drop))
+				got, err := f.Tensor(test.add + strings.TrimPrefix(name, test.drop))
 				require.NoError(t, err)
 				info, err := f.Info(got.Name)
 				require.NoError(t, err)
@@ -75,9 +75,9 @@ func TestFilesOfPyTorch(t *testing.T) {
 			}
 		})
 	}
-	head, err := openOracle(t, "ckpt.pt").Tensor("lm_head.weight")
+	head, err := openOracle(t, "ckpt.pt").Tensor("_orig_mod.lm_head.weight")
 	require.NoError(t, err)
-	table, err := openOracle(t, "ckpt.pt").Tensor("transformer.wte.weight")
+	table, err := openOracle(t, "ckpt.pt").Tensor("_orig_mod.transformer.wte.weight")
 	require.NoError(t, err)
 	require.Equal(t, table.Data, head.Data)
 	mask, err := openOracle(t, "pytorch_model.bin").Tensor("transformer.h.0.attn.bias")
@@ -195,18 +195,17 @@ func TestRefusals(t *testing.T) {
 	const big = 1<<31 - 1
 	for text, want := range map[string]string{
 		"": "data.pkl: pickle of 0 bytes is cut short",
-		"\x80\x02cos\nsystem\n(" + str("true") + "tR.":              "holds what os.system makes, want a dict of tensors by their names",
-		"\x80\x02c__main__\nGPT\n)\x81}b.":                          "holds what __main__.GPT makes, want a dict of tensors",
-		"\x80\x02" + whole + ".":                                    "holds what torch._utils._rebuild_tensor_v2 makes, want a dict",
-		"\x80\x02]K\x01a.":                                          "holds a list, want a dict",
-		begin + str("model") + "c__main__\nGPT\n)\x81" + end:        "model is what __main__.GPT makes, want a dict",
-		begin + "K\x03" + whole + end:                               "has 3 where the name of a tensor belongs",
-		begin + str("w") + whole + str("_orig_mod.w") + whole + end: `tensor "w": is there with and without _orig_mod.`,
-		one("cos\nsystem\n" + str("true") + "\x85R"):                `tensor "w": is what os.system makes, which is not among what weights files need`,
-		one("cnumpy\nload\n)R"):                                     "is what numpy.load makes",
-		one(params + ")R"):                                          "is what torch._utils._rebuild_parameter makes",
-		one(params + "(K\x01tR"):                                    "is 1, which is not among",
-		one(params + "(" + params + "(" + whole + "tRtR"):           "is what torch._utils._rebuild_parameter makes",
+		"\x80\x02cos\nsystem\n(" + str("true") + "tR.":       "holds what os.system makes, want a dict of tensors by their names",
+		"\x80\x02c__main__\nGPT\n)\x81}b.":                   "holds what __main__.GPT makes, want a dict of tensors",
+		"\x80\x02" + whole + ".":                             "holds what torch._utils._rebuild_tensor_v2 makes, want a dict",
+		"\x80\x02]K\x01a.":                                   "holds a list, want a dict",
+		begin + str("model") + "c__main__\nGPT\n)\x81" + end: "model is what __main__.GPT makes, want a dict",
+		begin + "K\x03" + whole + end:                        "has 3 where the name of a tensor belongs",
+		one("cos\nsystem\n" + str("true") + "\x85R"):         `tensor "w": is what os.system makes, which is not among what weights files need`,
+		one("cnumpy\nload\n)R"):                              "is what numpy.load makes",
+		one(params + ")R"):                                   "is what torch._utils._rebuild_parameter makes",
+		one(params + "(K\x01tR"):                             "is 1, which is not among",
+		one(params + "(" + params + "(" + whole + "tRtR"):    "is what torch._utils._rebuild_parameter makes",
 		one("K\x01"): "is 1, which is not",
 		one("}"):     "is a dict, which is not",
 		one("ctorch._utils\n_rebuild_tensor_v2\n)R"):                       "is what torch._utils._rebuild_tensor_v2 makes",
@@ -260,7 +259,7 @@ func TestPassedOver(t *testing.T) {
 		str("args")+"cargparse\nNamespace\n)\x81}q\x00"+str("self")+"h\x00sb"+
 		str("best")+"cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\n"+str("f8")+"\x85RC\x08\x00\x00\x00\x00\x00\x00\xf8\x3f\x86R"+end)))
 	require.NoError(t, err)
-	require.Equal(t, []string{"w"}, f.Names())
+	require.Equal(t, []string{"_orig_mod.w"}, f.Names())
 	require.Equal(t, map[string]string{"n_head": "3", "bias": "false", "dropout": "0.25"}, f.Metadata())
 }
 
