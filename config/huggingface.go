@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/config/strictyaml"
@@ -28,6 +29,43 @@ func isHuggingFace(name string, data []byte) bool {
 	return typed || sized || filepath.Ext(name) == ".json"
 }
 
+// What models/gpt has no key for.
+const (
+	normEpsilon = 1e-5
+	initStd     = 0.02
+)
+
+// activations pairs HuggingFace's names of activations with ours. Of several for the same, the first is GPT-2's own.
+func activations() [][2]string {
+	return [][2]string{{"gelu_new", gpt.GELUTanh}, {"gelu_pytorch_tanh", gpt.GELUTanh}, {"gelu", gpt.GELU}}
+}
+
+// HuggingFace returns the config.json with which transformers' GPT2LMHeadModel computes what this model does, once adapters are
+// part of its float32 weights. The model must be a GPT-2: see [gpt.Config.GPT2]. Texts begin and end with GPT-2's token if the
+// vocabulary is GPT-2's, as it is or padded by nanoGPT; in any other that token is unknown, and null, because left out it would be
+// GPT-2's.
+func HuggingFace(m gpt.Config) []byte {
+	var inner, endOfText *int
+	if m.FFNHidden > 0 {
+		inner = &m.FFNHidden
+	}
+	if m.VocabSize == 50257 || m.VocabSize == 50304 {
+		endOfText = new(50256)
+	}
+	i := slices.IndexFunc(activations(), func(a [2]string) bool { return a[1] == m.Activation })
+	text, err := json.MarshalIndent(map[string]any{
+		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",
+		"n_layer": m.NLayer, "n_head": m.NHead, "n_embd": m.NEmbd, "n_inner": inner, "n_positions": m.BlockSize, "vocab_size": m.VocabSize,
+		"activation_function": activations()[i][0], "layer_norm_epsilon": normEpsilon, "initializer_range": initStd,
+		"resid_pdrop": m.Dropout, "embd_pdrop": m.Dropout, "attn_pdrop": m.Dropout, "tie_word_embeddings": m.TieEmbeddings,
+		"bos_token_id": endOfText, "eos_token_id": endOfText,
+	}, "", "  ")
+	if err != nil {
+		panic("BUG: config: " + err.Error())
+	}
+	return append(text, '\n')
+}
+
 // decodeHuggingFace lays transformers' GPT2Config over c.Model. A missing key has that class's default. Keys that would
 // change the function computed in a way that this model does not have are refused; keys about generation are not ours.
 func (c *Config) decodeHuggingFace(file string, data []byte) error {
@@ -42,7 +80,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		modelType, activation = "gpt2", "gelu_new"
 		resid, embd, attn     = 0.1, 0.1, 0.1
 		context, inner        *int // null is allowed
-		epsilon, initRange    = 1e-5, 0.02
+		epsilon, initRange    = normEpsilon, initStd
 		scale                 = true
 		scaleByLayer, cross   bool
 		known                 int
@@ -92,8 +130,8 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		got, want any
 	}{
 		{"model_type", modelType, "gpt2"},
-		{"layer_norm_epsilon", epsilon, 1e-5},
-		{"initializer_range", initRange, 0.02},
+		{"layer_norm_epsilon", epsilon, normEpsilon},
+		{"initializer_range", initRange, initStd},
 		{"scale_attn_weights", scale, true},
 		{"scale_attn_by_inverse_layer_idx", scaleByLayer, false},
 		{"add_cross_attention", cross, false},
@@ -118,13 +156,16 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	if inner != nil {
 		model.FFNHidden = *inner
 	}
-	switch activation {
-	case "gelu_new", "gelu_pytorch_tanh":
-		model.Activation = gpt.GELUTanh
-	case "gelu":
-		model.Activation = gpt.GELU
-	default:
-		return members["activation_function"].at.Refuse("activation_function", "is %q, wants gelu_new or gelu", activation)
+	model.Activation = ""
+	var names []string
+	for _, a := range activations() {
+		names = append(names, a[0])
+		if a[0] == activation {
+			model.Activation = a[1]
+		}
+	}
+	if last := len(names) - 1; model.Activation == "" {
+		return members["activation_function"].at.Refuse("activation_function", "is %q, wants %s or %s", activation, strings.Join(names[:last], ", "), names[last])
 	}
 	c.Model = model
 	return nil

@@ -64,7 +64,7 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		{`{"resid_pdrop": 0.2}`, "resid_pdrop 0.2, embd_pdrop 0.1 and attn_pdrop 0.1 differ"},
 		{`{"attn_pdrop": 0.2}`, "resid_pdrop 0.1, embd_pdrop 0.1 and attn_pdrop 0.2 differ"},
 		{`{"n_ctx": 5, "n_positions": 6}`, "n_ctx: 5 differs from n_positions 6"},
-		{`{"activation_function": "relu"}`, `activation_function: is "relu", wants gelu_new or gelu`},
+		{`{"activation_function": "relu"}`, `activation_function: is "relu", wants gelu_new, gelu_pytorch_tanh or gelu`},
 		{`{"layer_norm_epsilon": 1e-6}`, "layer_norm_epsilon: is 1e-06, only 1e-05 is supported"},
 		{`{"scale_attn_weights": false}`, "scale_attn_weights: is false, only true is supported"},
 		{`{"scale_attn_by_inverse_layer_idx": true}`, "scale_attn_by_inverse_layer_idx: is true"},
@@ -85,4 +85,66 @@ func TestHuggingFaceRefusals(t *testing.T) {
 	c, err := Parse("config.json", []byte("{\n\"n_head\": 5,\n\"n_embd\": 48}"), nil)
 	require.NoError(t, err)
 	require.EqualError(t, c.Validate(), "config.json:3: model.n_embd: 48 does not divide by n_head 5")
+}
+
+// TestWriteHuggingFace: what is written is read as the same model. Tokens are stated where they are known.
+func TestWriteHuggingFace(t *testing.T) {
+	tiny := gpt.DefaultConfig()
+	tiny.NLayer, tiny.NHead, tiny.NEmbd, tiny.BlockSize, tiny.VocabSize, tiny.Dropout = 5, 3, 48, 33, 65, 0.25
+	wide := tiny
+	wide.FFNHidden, wide.Activation, wide.VocabSize, wide.LoRARank = 100, gpt.GELUTanh, 50257, 4
+	for text, model := range map[string]gpt.Config{
+		`{
+  "activation_function": "gelu",
+  "architectures": [
+    "GPT2LMHeadModel"
+  ],
+  "attn_pdrop": 0.25,
+  "bos_token_id": null,
+  "embd_pdrop": 0.25,
+  "eos_token_id": null,
+  "initializer_range": 0.02,
+  "layer_norm_epsilon": 0.00001,
+  "model_type": "gpt2",
+  "n_embd": 48,
+  "n_head": 3,
+  "n_inner": null,
+  "n_layer": 5,
+  "n_positions": 33,
+  "resid_pdrop": 0.25,
+  "tie_word_embeddings": true,
+  "torch_dtype": "float32",
+  "vocab_size": 65
+}
+`: tiny,
+		`{
+  "activation_function": "gelu_new",
+  "architectures": [
+    "GPT2LMHeadModel"
+  ],
+  "attn_pdrop": 0.25,
+  "bos_token_id": 50256,
+  "embd_pdrop": 0.25,
+  "eos_token_id": 50256,
+  "initializer_range": 0.02,
+  "layer_norm_epsilon": 0.00001,
+  "model_type": "gpt2",
+  "n_embd": 48,
+  "n_head": 3,
+  "n_inner": 100,
+  "n_layer": 5,
+  "n_positions": 33,
+  "resid_pdrop": 0.25,
+  "tie_word_embeddings": true,
+  "torch_dtype": "float32",
+  "vocab_size": 50257
+}
+`: wide,
+	} {
+		require.Equal(t, text, string(HuggingFace(model)))
+		c, err := Parse("config.json", []byte(text), nil)
+		require.NoError(t, err)
+		model.LoRARank = 0 // merged
+		require.Equal(t, model, c.Model)
+	}
 }

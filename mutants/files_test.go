@@ -13,6 +13,21 @@ func inFiles() []mutant {
 		old:  `strings.HasSuffix(path, ".json")`, new: `strings.HasSuffix(path, ".jsonl")`,
 		pkg: "./checkpoint", run: "^TestShards$",
 	}, {
+		bug: "transformers gets a config.json that is not of the weights", how: "of the usual width of MLPs",
+		file: "config/huggingface.go",
+		old:  `"n_inner": inner,`, new: `"n_inner": nil,`,
+		pkg: "./config", run: "^TestWriteHuggingFace$",
+	}, {
+		bug: "transformers gets a config.json that is not of the weights", how: "but was there",
+		file: "cmd/autopar/checkpoint.go",
+		old:  "err = there.Model.Same(want.Model)", new: "_ = want",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^huggingface$",
+	}, {
+		bug: "a plan depends on how its options are spelled", how: "on the order of the modules to replicate",
+		file: "planner/replicate.go",
+		old:  "return slices.Sorted(strings.SplitSeq(set, \"+\"))", new: "return strings.Split(set, \"+\")",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
+	}, {
 		bug: "one of several files is taken for all", how: "whatever its name says",
 		file: "checkpoint/shards.go",
 		old:  `if m == nil || m[2] == "1" {`, new: `if m == nil || m[2] != "" {`,

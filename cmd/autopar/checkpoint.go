@@ -1,12 +1,16 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/train"
 )
 
@@ -220,7 +224,7 @@ func (c *checkpointImportCmd) config() (*config.Config, error) {
 // checkpointExportCmd writes the weights for other programs.
 type checkpointExportCmd struct {
 	fromDir
-	Out    string `short:"o" required:"" placeholder:"FILE" help:"Safetensors file to write."`
+	Out    string `short:"o" required:"" placeholder:"FILE" help:"Safetensors file to write. With one that is named model.safetensors, in the layout huggingface, config.json is written beside it, which from_pretrained of transformers wants too."`
 	Layout string `enum:"huggingface,nanogpt" default:"huggingface" help:"huggingface (in x out, as GPT2LMHeadModel reads it) or nanogpt (out x in)."`
 }
 
@@ -245,6 +249,49 @@ func (c *checkpointExportCmd) Run(con *console) error {
 		if err != nil {
 			return "", err
 		}
-		return c.Out, checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout))
+		if err := cfg.Model.GPT2(); err != nil {
+			return "", err
+		}
+		beside, err := c.beside(cfg.Model)
+		if err != nil {
+			return "", err
+		}
+		if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout)); err != nil {
+			return "", err
+		}
+		if beside != "" {
+			if err := writeFile(beside, config.HuggingFace(cfg.Model)); err != nil {
+				return "", err
+			}
+			con.note("wrote %s", beside)
+		}
+		if !cfg.Model.Bias && c.Layout == string(checkpoint.HuggingFace) {
+			con.note("GPT2LMHeadModel has biases, which this model does not: transformers says that they are missing, and makes them 0")
+		}
+		return c.Out, nil
 	})
+}
+
+// beside returns the path of the config.json to write beside the weights; "" for none, if transformers would not read these, or if it
+// is there. One of another model is refused.
+func (c *checkpointExportCmd) beside(model gpt.Config) (string, error) {
+	if c.Layout != string(checkpoint.HuggingFace) || filepath.Base(c.Out) != "model.safetensors" {
+		return "", nil
+	}
+	path := filepath.Join(filepath.Dir(c.Out), "config.json")
+	there, err := config.Load(path, nil)
+	if errors.Is(err, fs.ErrNotExist) {
+		return path, nil
+	}
+	if err == nil {
+		want, bad := config.Parse(path, config.HuggingFace(model), nil)
+		if bad != nil {
+			return "", bad
+		}
+		err = there.Model.Same(want.Model)
+	}
+	if err != nil {
+		return "", usagef("checkpoint: -o %s: %s is there already, and not of this model: %v; name a file in another directory", c.Out, path, err)
+	}
+	return "", nil
 }
