@@ -131,10 +131,16 @@ func locate(path string) (string, error) {
 	if whole(path) {
 		return path, nil
 	}
+	if info, err := os.Stat(path); err == nil && !info.IsDir() {
+		return "", errorf(path, "", "is a file, want the directory of a run or of one checkpoint")
+	}
 	root := filepath.Join(path, rootDir)
 	name, err := readLatest(root)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + LatestFile + ")", Err: fs.ErrNotExist}
+		if file := weightsIn(path); file != "" {
+			err = fmt.Errorf("%w; name the file of weights in it, %s", err, file)
+		}
 	}
 	if err != nil {
 		return "", beside(root+string(filepath.Separator), err)

@@ -85,7 +85,7 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 	} else {
 		r, err := infile.Open(path)
 		if err != nil {
-			return nil, &Error{File: path, Err: err}
+			return nil, cannotOpen(path, err)
 		}
 		f, err := openTensors(path, r)
 		if err == nil {
@@ -108,13 +108,43 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 	return w, nil
 }
 
-// wrapping returns what begins all names of a model that was wrapped, also more than once: "module."
-// by DistributedDataParallel, "_orig_mod." by torch.compile.
+// cannotOpen is the error of a weights file that cannot be opened. Of a directory it names the file of
+// weights in it.
+func cannotOpen(path string, err error) error {
+	switch file := weightsIn(path); {
+	case !isDir(path):
+		return &Error{File: path, Err: infile.WithoutPath(err)}
+	case file == "":
+		return errorf(path, "", "is a directory, want a file of weights")
+	default:
+		return errorf(path, "", "is a directory; name the file of weights in it, %s", file)
+	}
+}
+
+// weightsIn returns the file of weights in a directory of transformers' or nanoGPT's; "" for none.
+func weightsIn(dir string) string {
+	for _, name := range []string{"model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json", "ckpt.pt"} {
+		if _, err := os.Stat(filepath.Join(dir, name)); err == nil {
+			return filepath.Join(dir, name)
+		}
+	}
+	return ""
+}
+
+func isDir(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
+}
+
+// wrappers lists what DistributedDataParallel and torch.compile put before every name.
+func wrappers() []string { return []string{"module.", "_orig_mod."} }
+
+// wrapping returns what begins all names of a model that was wrapped, also more than once.
 func wrapping(names []string) string {
 	wrap := ""
 	for again := len(names) > 0; again; {
 		again = false
-		for _, by := range []string{"module.", "_orig_mod."} {
+		for _, by := range wrappers() {
 			if !slices.ContainsFunc(names, func(n string) bool { return !strings.HasPrefix(n, wrap+by) }) {
 				wrap, again = wrap+by, true
 			}
@@ -387,6 +417,10 @@ func WeightsConfig(path string) (gpt.Config, error) {
 		rows *int
 	}{{"wte.weight", &cfg.VocabSize}, {"wpe.weight", &cfg.BlockSize}} {
 		info, err := w.file.Info(w.prefix + table.name)
+		longer := slices.IndexFunc(w.file.Names(), func(n string) bool { return strings.HasSuffix(n, "."+table.name) })
+		if err != nil && longer >= 0 {
+			return gpt.Config{}, errorf(path, w.prefix+table.name, "is missing, but there is %.80q: of what begins every name only %s are passed over", w.file.Names()[longer], strings.Join(wrappers(), " and "))
+		}
 		if err != nil || len(info.Shape) != 2 {
 			return gpt.Config{}, errorf(path, w.prefix+table.name, "is missing or no matrix: these are not the weights of a GPT-2")
 		}

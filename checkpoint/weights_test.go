@@ -204,6 +204,8 @@ func TestWrappedModels(t *testing.T) {
 	}
 	_, err := OpenWeights(wrapped("module.", "transformer.ln_f.bias"), tinyModel())
 	require.ErrorContains(t, err, `"transformer.wte.weight": is missing`, "not all names have the word")
+	_, err = WeightsConfig(wrapped("model.", ""))
+	require.ErrorContains(t, err, `"wte.weight": is missing, but there is "model.transformer.wte.weight": of what begins every name only module. and _orig_mod. are passed over`)
 }
 
 func TestWrongWeights(t *testing.T) {

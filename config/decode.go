@@ -1,7 +1,9 @@
 package config
 
 import (
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +103,15 @@ func nearestSection(written string) string {
 func (c *Config) set(k key, node ast.Node, at strictyaml.Origin) error {
 	s, isScalar := strictyaml.ScalarOf(node)
 	wrong := func() error { return at.Refuse(k.String(), "wants %s, got %s", k.kind(), strictyaml.Describe(node)) }
+	wrongInt := func() error {
+		if _, err := strconv.Atoi(s.Text); !s.IsInt() || !errors.Is(err, strconv.ErrRange) {
+			return wrong()
+		}
+		if s.Text[0] == '-' {
+			return at.Refuse(k.String(), "is %s, must be at least %d", s.Text, math.MinInt)
+		}
+		return at.Refuse(k.String(), "is %s, must be at most %d", s.Text, math.MaxInt)
+	}
 	_, isList := k.target(c).(*[]Pin)
 	if isScalar == isList || isScalar && s.IsNull() {
 		return wrong()
@@ -110,7 +121,7 @@ func (c *Config) set(k key, node ast.Node, at strictyaml.Origin) error {
 	case *int:
 		n, err := strconv.Atoi(s.Text)
 		if !s.IsInt() || err != nil {
-			return wrong()
+			return wrongInt()
 		}
 		*target = n
 	case *float64:
@@ -128,7 +139,7 @@ func (c *Config) set(k key, node ast.Node, at strictyaml.Origin) error {
 	case *AutoInt:
 		n, err := ParseAutoInt(s.Text)
 		if err != nil || s.Quoted && n != Auto {
-			return wrong()
+			return wrongInt()
 		}
 		*target = n
 	case *Bytes:

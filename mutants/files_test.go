@@ -15,12 +15,12 @@ func inFiles() []mutant {
 	}, {
 		bug: "transformers gets a config.json that is not of the weights", how: "of the usual width of MLPs",
 		file: "config/huggingface.go",
-		old:  `"n_inner": inner,`, new: `"n_inner": nil,`,
+		old:  "inner = &m.FFNHidden", new: "inner = nil",
 		pkg: "./config", run: "^TestWriteHuggingFace$",
 	}, {
 		bug: "transformers gets a config.json that is not of the weights", how: "but was there",
 		file: "cmd/autopar/checkpoint.go",
-		old:  "err = there.Model.Same(want.Model)", new: "_ = want",
+		old:  "err = there.Model.Same(want.Model)", new: "_, _ = there, want",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^huggingface$",
 	}, {
 		bug: "a plan depends on how its options are spelled", how: "on the order of the modules to replicate",

@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"sort"
@@ -43,7 +44,12 @@ func (o Options) slices() int {
 // checkSlices checks that a graph, and that of the evaluation, can have the slices that the options fix.
 func (o Options) checkSlices(g *ir.Graph) error {
 	for _, g := range []*ir.Graph{g, o.Eval} {
-		if _, err := partition.SliceLoss(g, o.LossSlices); err != nil {
+		_, err := partition.SliceLoss(g, o.LossSlices)
+		var bad *partition.PlanError // about the key of a plan
+		if errors.As(err, &bad) {
+			return optionErrorf("loss-slices", "%s", bad.Msg)
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -48,7 +48,7 @@ func (o *SampleOptions) validate() error {
 	}{
 		{"num-samples", o.NumSamples, o.NumSamples >= 1, "at least 1"},
 		{"max-new-tokens", o.MaxNewTokens, o.MaxNewTokens >= 1, "at least 1"},
-		{"temperature", o.Temperature, o.Temperature >= 0 && !math.IsInf(o.Temperature, 1), "at least 0"},
+		{"temperature", o.Temperature, o.Temperature >= 0 && !math.IsInf(o.Temperature, 1), "finite and at least 0"},
 		{"top-k", o.TopK, o.TopK >= 0, "at least 0"},
 	} {
 		if !check.legal {

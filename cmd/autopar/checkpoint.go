@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"github.com/autopar/autopar/checkpoint"
@@ -254,6 +255,9 @@ func (c *checkpointExportCmd) Run(con *console) error {
 		}
 		beside, err := c.beside(cfg.Model)
 		if err != nil {
+			return "", err
+		}
+		if err := os.MkdirAll(filepath.Dir(c.Out), 0o777); err != nil {
 			return "", err
 		}
 		if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout)); err != nil {

@@ -39,10 +39,13 @@ func (o trainingOutput) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// apart refuses an output that is one of the other files that a command reads or writes: it would replace a plan or a
-// configuration that somebody may have edited. flag names the output in the error. Names that are "" or "-" stand for no
-// file; an output to a pipe or terminal replaces nothing.
+// apart refuses an output that cannot be a file, or is one of the other files that a command reads or writes: it would replace a
+// plan or a configuration that somebody may have edited. flag names the output in the error. Names that are "" or "-" stand for
+// no file; an output to a pipe or terminal replaces nothing.
 func apart(flag, out string, others ...string) error {
+	if err := mayBeFile(flag, out); err != nil {
+		return err
+	}
 	info, err := os.Stat(out)
 	regular := err == nil && info.Mode().IsRegular()
 	for _, other := range others {
@@ -62,13 +65,17 @@ func toFile(flag, out string) error {
 	return nil
 }
 
-// notDirectory refuses an output that cannot be written, because it is a directory or in none, before work is done for it.
-func notDirectory(flag, out string) error {
+// mayBeFile refuses an output file that is a directory, or in what is none, before work is done for it. Names that are "" or "-"
+// stand for no file.
+func mayBeFile(flag, out string) error {
+	if out == "" || out == "-" {
+		return nil
+	}
 	if info, err := os.Stat(out); err == nil && info.IsDir() {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
 	}
-	if info, err := os.Stat(filepath.Dir(out)); err != nil || !info.IsDir() {
-		return usagef("%s %s is to be in %s, which is no directory", flag, out, filepath.Dir(out))
+	if at := wholefile.Obstacle(filepath.Dir(out)); at != "" {
+		return usagef("%s %s cannot be written: %s is a file", flag, out, at)
 	}
 	return nil
 }

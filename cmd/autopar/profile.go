@@ -48,7 +48,7 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 	case c.Steps < profile.Turns:
 		return usagef("profile: --steps is %d, must be at least %d", c.Steps, profile.Turns)
 	}
-	if err := notDirectory("profile: -o", c.Out); err != nil {
+	if err := mayBeFile("profile: -o", c.Out); err != nil {
 		return err
 	}
 	con.note("measuring %d s; leave the machine alone", c.Budget)

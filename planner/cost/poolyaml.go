@@ -38,6 +38,9 @@ func loadPools(text string, files *[]string) (*Cluster, error) {
 		}
 		pools = append(pools, Pool{k, devices})
 	}
+	if len(pools) == 1 {
+		return nil, refuse("is of one kind; want %s alone, whose number of devices is that of the ranks", text[:strings.LastIndexByte(text, ':')])
+	}
 	c := Join(text, nil, pools...)
 	if err := c.Validate(); err != nil {
 		return nil, refuse("%s", strings.TrimPrefix(err.Error(), "cluster: "))

@@ -104,7 +104,7 @@ func load(nameOrFile string, isPool bool, files *[]string) (*Cluster, error) {
 	}
 	data, err := infile.Read(nameOrFile, maxCluster)
 	switch {
-	case errors.Is(err, os.ErrNotExist) && strings.Contains(nameOrFile, ":") && !isPool:
+	case errors.Is(err, os.ErrNotExist) && strings.ContainsAny(nameOrFile, ":+") && !isPool:
 		return loadPools(nameOrFile, files)
 	case errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(nameOrFile, `./\`):
 		if name, ok := builtin(nameOrFile); ok {
