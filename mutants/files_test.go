@@ -28,6 +28,16 @@ func inFiles() []mutant {
 		old:  "return slices.Sorted(strings.SplitSeq(set, \"+\"))", new: "return strings.Split(set, \"+\")",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
 	}, {
+		bug: "an error names a flag that was not given", how: "that of the unit instead of a degree's",
+		file: "cmd/autopar/plan.go",
+		old:  `o.flag, o.value = strings.Join(given, " "), fmt.Sprint(product)`, new: "o.value = fmt.Sprint(product)",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
+	}, {
+		bug:  "a plan is searched that cannot be written",
+		file: "cmd/autopar/output.go",
+		old:  "if err := mayBeFile(flag, out); err != nil {", new: `if err := mayBeFile(flag, ""); err != nil {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
 		bug: "one of several files is taken for all", how: "whatever its name says",
 		file: "checkpoint/shards.go",
 		old:  `if m == nil || m[2] == "1" {`, new: `if m == nil || m[2] != "" {`,

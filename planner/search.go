@@ -276,8 +276,7 @@ func (s *searcher) outlines() error {
 	return nil
 }
 
-// emptySpace says why the options leave no outline, by the first of them, in this order, that no
-// degrees can satisfy.
+// emptySpace says why the options leave no outline. First come what no other option can be the cause of.
 func (s *searcher) emptySpace() error {
 	o, blocks := s.opts, s.graphs.blocks
 	units := 1 // where the size of a unit is searched, it may be all devices
@@ -290,6 +289,11 @@ func (s *searcher) emptySpace() error {
 	case units > s.batch:
 		return optionErrorf("runtime-ngpus", "%d is %d units of %d, each with sequences of its own, but the global batch has %d; use runtime-ngpus %d or less, or a larger unit (plan-ngpus)",
 			o.RuntimeNGPUs, units, o.PlanNGPUs, s.batch, s.batch*o.PlanNGPUs)
+	case o.DP*units > s.batch:
+		return optionErrorf("dp", "%d in %d units are more data-parallel ranks than the global batch has sequences, %d; use dp %d or less",
+			o.DP, units, s.batch, max(1, s.batch/units))
+	case o.PP > blocks:
+		return optionErrorf("pp", "%d stages need a block each, the model has %d; use pp %d or less", o.PP, blocks, blocks)
 	case o.ZeROGroup > 0:
 		return s.noGroup(o.ZeROGroup)
 	case o.ZeRO != nil && *o.ZeRO > 0:
@@ -298,17 +302,14 @@ func (s *searcher) emptySpace() error {
 		return optionErrorf("overlap", "needs at least 2 data-parallel ranks; %s has them with %s, nor context-parallel ones", degrees, model)
 	case o.TPRows > 1:
 		return optionErrorf("tp-rows", "is %d, which needs tp of %d or another multiple; %s has it with %s", o.TPRows, 2*o.TPRows, degrees, model)
+	case o.replicate() != "":
+		return optionErrorf("replicate", "is %s, which needs tp of at least 2; %s has it with %s", o.Replicate, degrees, model)
 	case o.BatchParallel == "on":
 		return optionErrorf("batch-parallel", "needs tp of at least 2 and a sequence for each rank of dp x tp; %s has them with %s", degrees, model)
 	case o.SequenceParallel == "on":
 		return optionErrorf("sequence-parallel", "needs tp of at least 2; %s has it with %s", degrees, model)
 	case o.Schedule == partition.Interleaved || o.Interleave > 1:
 		return optionErrorf("interleave", "%s chunks per rank need a pipeline of 2 ranks or more with a block for each chunk; %s has that with %s", degree(o.Interleave), degrees, model)
-	case o.DP*units > s.batch:
-		return optionErrorf("dp", "%d in %d units are more data-parallel ranks than the global batch has sequences, %d; use dp %d or less",
-			o.DP, units, s.batch, max(1, s.batch/units))
-	case o.PP > blocks:
-		return optionErrorf("pp", "%d stages need a block each, the model has %d; use pp %d or less", o.PP, blocks, blocks)
 	}
 	return optionErrorf("plan-ngpus", "%s suits %s", degrees, model)
 }

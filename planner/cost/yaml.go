@@ -103,10 +103,11 @@ func load(nameOrFile string, isPool bool, files *[]string) (*Cluster, error) {
 		return loadBuiltin(nameOrFile)
 	}
 	data, err := infile.Read(nameOrFile, maxCluster)
+	isPath := strings.ContainsAny(nameOrFile, `./\`)
 	switch {
-	case errors.Is(err, os.ErrNotExist) && strings.ContainsAny(nameOrFile, ":+") && !isPool:
+	case errors.Is(err, os.ErrNotExist) && (strings.Contains(nameOrFile, ":") || strings.Contains(nameOrFile, "+") && !isPath) && !isPool:
 		return loadPools(nameOrFile, files)
-	case errors.Is(err, os.ErrNotExist) && !strings.ContainsAny(nameOrFile, `./\`):
+	case errors.Is(err, os.ErrNotExist) && !isPath:
 		if name, ok := builtin(nameOrFile); ok {
 			return loadBuiltin(name)
 		}
