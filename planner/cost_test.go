@@ -187,31 +187,35 @@ func FuzzCosts(f *testing.F) {
 	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
 		f.Add(seed, seed%4 == 3, seed%3 == 1, *extremes || seed%5 == 2, uint8(30))
 	}
-	f.Add(uint64(9100), false, true, true, uint8(14))              // a gradient of which ranks read shares, under a zero-bubble schedule
-	f.Add(uint64(adapterSeeds+121), false, false, false, uint8(9)) // what is put off in the trunk's program stays where it is in that of an outline
-	f.Add(uint64(adapterSeeds+8), false, true, false, uint8(16))   // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
-	f.Add(uint64(adapterSeeds+17), false, true, true, uint8(21))   // recomputation takes keys and values out before the gradient comes in
-	f.Add(uint64(21019), true, true, false, uint8(4))              // what is given to the first block stands after work of its own
-	f.Add(uint64(21077), false, false, true, uint8(27))            // keys and values are gathered beside a product that recomputation leaves to a longer gather
-	f.Add(uint64(61037), false, false, true, uint8(2))             // the sum of all squares lies where the first block's are
-	f.Add(uint64(30148), false, true, false, uint8(10))            // a share of a whole weight's gradient is made from what all ranks have
-	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))    // an update that waits for no norm copies while it waits for others
-	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))   // recomputation fetches weights before the gradient comes
-	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12))  // the loss is summed beside the update of the last block, no block reads it
-	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))   // a weight is exchanged in two steps before the gradient of the block comes in
-	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))  // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
-	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10)) // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
-	f.Add(uint64(97012), false, true, true, uint8(10))             // a stage that receives waits for weights where others have nothing to wait for
-	f.Add(uint64(97044), false, false, false, uint8(6))            // blocks that recompute take less, as other products run beside their collectives
-	f.Add(uint64(98029), false, true, false, uint8(10))            // what an adapter's product reads is kept cut by tokens, not by heads of which a rank has more
-	f.Add(uint64(99001), false, true, false, uint8(4))             // what a pass gives to its stream before it receives anything delays only its waiting
-	f.Add(uint64(100081), false, true, false, uint8(23))           // what delays a position while it waits for its stream delays nothing
-	f.Add(uint64(100099), true, true, false, uint8(22))            // chunks have streams of their own
-	f.Add(uint64(100352), false, false, true, uint8(2))            // with more slices of the loss a head that is whole may be cut another way
-	f.Add(uint64(20117), false, false, true, uint8(10))            // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
-	f.Add(uint64(40098), false, false, true, uint8(8))             // what a stage does with reduced gradients of 16 bits before it adds them up follows what it sends
-	f.Add(uint64(40066), false, false, true, uint8(13))            // with more slices of the loss tensor-parallel ranks share the products of a head that is whole
-	f.Add(uint64(100351), true, true, false, uint8(12))            // the head's gradient of 16 bits is moved before it is reduced, not with a block's
+	f.Add(uint64(9100), false, true, true, uint8(14))               // a gradient of which ranks read shares, under a zero-bubble schedule
+	f.Add(uint64(adapterSeeds+121), false, false, false, uint8(9))  // what is put off in the trunk's program stays where it is in that of an outline
+	f.Add(uint64(adapterSeeds+8), false, true, false, uint8(16))    // a weight is exchanged before the gradient of the block comes in, and after what is recomputed
+	f.Add(uint64(adapterSeeds+17), false, true, true, uint8(21))    // recomputation takes keys and values out before the gradient comes in
+	f.Add(uint64(21019), true, true, false, uint8(4))               // what is given to the first block stands after work of its own
+	f.Add(uint64(21077), false, false, true, uint8(27))             // keys and values are gathered beside a product that recomputation leaves to a longer gather
+	f.Add(uint64(61037), false, false, true, uint8(2))              // the sum of all squares lies where the first block's are
+	f.Add(uint64(30148), false, true, false, uint8(10))             // a share of a whole weight's gradient is made from what all ranks have
+	f.Add(uint64(mixedSeeds+134), false, true, false, uint8(8))     // an update that waits for no norm copies while it waits for others
+	f.Add(uint64(mixedSeeds+141), false, false, false, uint8(4))    // recomputation fetches weights before the gradient comes
+	f.Add(uint64(mixedSeeds+150), false, false, false, uint8(12))   // the loss is summed beside the update of the last block, no block reads it
+	f.Add(uint64(mixedSeeds+1004), false, true, false, uint8(4))    // a weight is exchanged in two steps before the gradient of the block comes in
+	f.Add(uint64(mixedSeeds+4025), false, true, false, uint8(19))   // keys and values are gathered in a row of kernels beside a collective, and elsewhere where attention is recomputed
+	f.Add(uint64(mixedSeeds+4254), false, false, false, uint8(10))  // what an adapter leaves is gathered beside a product of the forward pass, which the trunk makes in parts
+	f.Add(uint64(97012), false, true, true, uint8(10))              // a stage that receives waits for weights where others have nothing to wait for
+	f.Add(uint64(97044), false, false, false, uint8(6))             // blocks that recompute take less, as other products run beside their collectives
+	f.Add(uint64(98029), false, true, false, uint8(10))             // what an adapter's product reads is kept cut by tokens, not by heads of which a rank has more
+	f.Add(uint64(99001), false, true, false, uint8(4))              // what a pass gives to its stream before it receives anything delays only its waiting
+	f.Add(uint64(100081), false, true, false, uint8(23))            // what delays a position while it waits for its stream delays nothing
+	f.Add(uint64(100099), true, true, false, uint8(22))             // chunks have streams of their own
+	f.Add(uint64(100352), false, false, true, uint8(2))             // with more slices of the loss a head that is whole may be cut another way
+	f.Add(uint64(20117), false, false, true, uint8(10))             // tokens' gradients are summed for a table that all hold whole, of which ZeRO cuts the update
+	f.Add(uint64(40098), false, false, true, uint8(8))              // what a stage does with reduced gradients of 16 bits before it adds them up follows what it sends
+	f.Add(uint64(40066), false, false, true, uint8(13))             // with more slices of the loss tensor-parallel ranks share the products of a head that is whole
+	f.Add(uint64(100351), true, true, false, uint8(12))             // the head's gradient of 16 bits is moved before it is reduced, not with a block's
+	f.Add(uint64(softwareSeeds+13), false, false, false, uint8(25)) // software hides collectives of uneven parts beside products
+	f.Add(uint64(softwareSeeds+22), false, false, true, uint8(3))   // the gradient with which the last block begins is gathered as other blocks' are
+	f.Add(uint64(softwareSeeds+42), false, false, true, uint8(2))   // software hides as much of a pass that is in two
+	f.Add(uint64(softwareSeeds+33), false, false, false, uint8(16)) // software hides what no schedule runs beside kernels
 	f.Fuzz(func(t *testing.T, seed uint64, pools, pieces, extreme bool, cases uint8) {
 		kinds := 1
 		if pools {
