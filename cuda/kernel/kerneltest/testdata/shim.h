@@ -29,7 +29,22 @@ struct Group {
 };
 
 struct Exchange { // what the lanes of a warp exchange, double-buffered by turn
-	u64 word[2][32][6];
+	u64 word[2][32];
+};
+
+typedef float Row __attribute__((vector_size(32)));
+
+struct Matrices { // the operands of a warp's mma, of which the last lane to arrive makes the result
+	float a[16][16];
+	Row b[16], c[16];
+
+	void multiply() {
+		for (int i = 0; i < 16; i++) {
+			Row sum = c[i];
+			for (int k = 0; k < 16; k++) sum += a[i][k] * b[k];
+			c[i] = sum;
+		}
+	}
 };
 
 struct Machine {
@@ -37,6 +52,7 @@ struct Machine {
 	void* shared;
 	Group block_group, warps[32];
 	Exchange exchange[32];
+	Matrices matrices[32][2]; // of the warps, double-buffered by turn
 };
 extern Machine machine;
 
@@ -54,11 +70,11 @@ inline int blocks_x() { return machine.blocks[0]; }
 inline void sync_block() { wait(machine.block_group, machine.threads); }
 inline void sync_warp() { wait(machine.warps[machine.thread / 32], 32); }
 
-// exchange shows n words to the warp and returns those of all lanes: lane by lane, six words apart.
-inline const u64 (*exchange(const u64* words, int n))[6] {
+// exchange shows a word to the warp and returns those of all lanes.
+inline const u64* exchange(u64 word) {
 	int warp = machine.thread / 32;
 	auto& turn = machine.exchange[warp].word[machine.warps[warp].turn % 2];
-	for (int i = 0; i < n; i++) turn[machine.thread % 32][i] = words[i];
+	turn[machine.thread % 32] = word;
 	wait(machine.warps[warp], 32);
 	return turn;
 }
@@ -75,14 +91,12 @@ inline float as_float(u32 x) {
 }
 
 inline float shuffle_xor(float x, int mask) {
-	u64 word = as_bits(x);
-	return as_float((u32)exchange(&word, 1)[machine.thread % 32 ^ mask][0]);
+	return as_float((u32)exchange(as_bits(x))[machine.thread % 32 ^ mask]);
 }
 inline u32 ballot(bool bit) {
-	u64 word = bit;
-	auto all = exchange(&word, 1);
+	auto all = exchange(bit);
 	u32 bits = 0;
-	for (int i = 0; i < 32; i++) bits |= (u32)all[i][0] << i;
+	for (int i = 0; i < 32; i++) bits |= (u32)all[i] << i;
 	return bits;
 }
 inline int popcount(u32 x) { return __builtin_popcount(x); }
@@ -141,12 +155,11 @@ template <int n> void copy_wait() {
 }
 
 inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
-	u64 word = (u64)row;
-	if (word % 16) __builtin_trap();
-	auto rows = exchange(&word, 1);
+	if ((u64)row % 16) __builtin_trap();
+	auto rows = exchange((u64)row);
 	int lane = machine.thread % 32, i = lane / 4, j = lane % 4 * 2;
 	for (int m = 0; m < 4; m++) {
-		auto at = [&](int row, int column) { return (u32)((const u16*)rows[8 * m + row][0])[column]; };
+		auto at = [&](int row, int column) { return (u32)((const u16*)rows[8 * m + row])[column]; };
 		r[m] = transposed ? at(j, i) | at(j + 1, i) << 16 : at(i, j) | at(i, j + 1) << 16;
 	}
 	sync_warp(); // nobody may overwrite what others still read
@@ -155,20 +168,20 @@ inline void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, row, 
 inline void load_transposed(u32 (&r)[4], const void* row) { load_matrices(r, row, true); }
 
 // mma: element (row, column) of a is in lane row%8*4 + column%8/2, word row/8 + column/8*2, half column%2; of b (row, column) in
-// lane column*4 + row%8/2, word row/8; of c in lane row%8*4 + column/2, word row/8*2 + column%2. Lanes exchange words as pairs
-// of floats.
+// lane column*4 + row%8/2, word row/8; of c in lane row%8*4 + column/2, word row/8*2 + column%2.
 template <class H> void mma(H, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-	const u32 packed[6] = {a[0], a[1], a[2], a[3], b0, b1};
-	u64 words[6];
-	for (int i = 0; i < 6; i++) words[i] = as_bits(wide(H{(u16)packed[i]})) | (u64)as_bits(wide(H{(u16)(packed[i] >> 16)})) << 32;
-	auto all = (const float (*)[12])exchange(words, 6);
-	int lane = machine.thread % 32;
-	for (int n = 0; n < 4; n++) {
-		int row = lane / 4 + n / 2 * 8, column = lane % 4 * 2 + n % 2;
-		float sum = c[n];
-		for (int k = 0; k < 16; k++) sum += all[row % 8 * 4 + k % 8 / 2][(row / 8 + k / 8 * 2) * 2 + k % 2] * all[column * 4 + k % 8 / 2][(4 + k / 8) * 2 + k % 2];
-		c[n] = sum;
+	Group& warp = machine.warps[machine.thread / 32];
+	Matrices& all = machine.matrices[machine.thread / 32][warp.turn % 2];
+	const u32 b[2] = {b0, b1};
+	int row = machine.thread % 32 / 4, pair = machine.thread % 4 * 2;
+	for (int half = 0; half < 2; half++) {
+		for (int i = 0; i < 4; i++) all.a[row + i % 2 * 8][pair + i / 2 * 8 + half] = wide(H{(u16)(a[i] >> 16 * half)});
+		for (int i = 0; i < 2; i++) all.b[pair + 8 * i + half][row] = wide(H{(u16)(b[i] >> 16 * half)});
+		for (int i = 0; i < 2; i++) all.c[row + 8 * i][pair + half] = c[2 * i + half];
 	}
+	if (warp.arrived == 31) all.multiply();
+	wait(warp, 32);
+	for (int n = 0; n < 4; n++) c[n] = all.c[row + n / 2 * 8][pair + n % 2];
 }
 
 // Products of warpgroups. They are done as late as a device may do them; until then their results
