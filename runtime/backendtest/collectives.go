@@ -170,15 +170,17 @@ func (v *moved) check(t *testing.T, got [][]float32, tensors []runtime.Tensor, w
 	sums := make([]float32, len(want))
 	seen := make([]bool, len(want))
 	for r := range got {
-		eachElement(tensors[r].Slab, func(local, global int) {
-			x := got[r][local]
-			switch {
-			case v.to[axisX].Kind == ir.Partial:
-				sums[global] += x
-			case !seen[global]:
-				sums[global], seen[global] = x, true
-			case math.Float32bits(x) != math.Float32bits(sums[global]):
-				t.Fatalf("rank %d, element %d: got %v, another rank has %v", r, global, x, sums[global])
+		eachRow(tensors[r].Slab, func(local, global, n int) {
+			for _, x := range got[r][local : local+n] {
+				switch {
+				case v.to[axisX].Kind == ir.Partial:
+					sums[global] += x
+				case !seen[global]:
+					sums[global], seen[global] = x, true
+				case math.Float32bits(x) != math.Float32bits(sums[global]):
+					t.Fatalf("rank %d, element %d: got %v, another rank has %v", r, global, x, sums[global])
+				}
+				global++
 			}
 		})
 	}

@@ -8,6 +8,10 @@ import (
 func encode(d ir.DType, x []float32) []byte {
 	size := int(d.Size())
 	b := make([]byte, size*len(x))
+	if d == ir.F32 {
+		copy(b, bytesOf(x))
+		return b
+	}
 	for i, v := range x {
 		d.Write(b[size*i:], v)
 	}

@@ -316,18 +316,18 @@ func (o *opTest) split(t *testing.T, s split, what string) {
 		require.NoError(t, o.device.Launch(k), what)
 		for i, r := range k.Results {
 			got := o.download(t, r, k.Accum[i])
-			eachElement(r.Slab, func(local, global int) {
-				x := got[local]
-				most[i] = max(most[i], math.Abs(x))
-				switch s.results[i].Kind {
-				case ir.Partial:
-					if s.results[i].Reduce == ir.Max {
-						sums[i][global] = max(sums[i][global], x)
-					} else {
-						sums[i][global] += x
+			eachRow(r.Slab, func(local, global, n int) {
+				to := sums[i][global : global+n]
+				for j, x := range got[local : local+n] {
+					most[i] = max(most[i], math.Abs(x))
+					switch {
+					case s.results[i] == ir.PartialOf(ir.Max):
+						to[j] = max(to[j], x)
+					case s.results[i].Kind == ir.Partial:
+						to[j] += x
+					default:
+						to[j] = x
 					}
-				default:
-					sums[i][global] = x
 				}
 			})
 		}
@@ -384,10 +384,7 @@ func (o *opTest) kernel(mesh ir.Mesh, s split, p int) (*runtime.Kernel, int64) {
 
 // fill uploads operands and poisons the rest of the arena. It returns the arena's contents.
 func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
-	memory := make([]float32, bytes/4)
-	for i := range memory {
-		memory[i] = poison
-	}
+	memory := slices.Repeat([]float32{poison}, int(bytes/4))
 	for i, r := range k.Results {
 		if r.DType.Half() && k.Accum[i] {
 			x := make([]float32, r.Slab.Elems())
@@ -405,9 +402,10 @@ func (o *opTest) fill(t *testing.T, k *runtime.Kernel, bytes int64) []float32 {
 			}
 			continue
 		}
-		var floats []float32
-		for _, x := range part(o.args[i].F, whole(a.Slab, o.args[i].F)) {
-			floats = append(floats, float32(x))
+		of := part(o.args[i].F, whole(a.Slab, o.args[i].F))
+		floats := make([]float32, len(of))
+		for j, x := range of {
+			floats[j] = float32(x)
 		}
 		copy(bytesOf(dst), encode(a.DType, floats))
 		for j, x := range part(o.args[i].I, whole(a.Slab, o.args[i].I)) {

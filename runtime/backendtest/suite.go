@@ -125,16 +125,23 @@ func download(t *testing.T, d runtime.Device, at runtime.Tensor) []float32 {
 	return decode(at.DType, b)
 }
 
-// eachElement calls do for every element of a part, with its index in the part and in the whole.
-func eachElement(s ir.Slab, do func(local, global int)) {
-	index := make([]int, len(s.Local))
-	for local := range int(s.Elems()) {
+// eachRow calls do for every run of a part along its last dimension, with the indices of the run's
+// first element in the part and in the whole, and its length.
+func eachRow(s ir.Slab, do func(local, global, n int)) {
+	rows := len(s.Local) - 1
+	if rows < 0 {
+		do(0, 0, 1)
+		return
+	}
+	n := s.Local[rows]
+	index := make([]int, rows)
+	for local := 0; local < int(s.Elems()); local += n {
 		global := 0
 		for d, i := range index {
 			global = global*s.Global[d] + s.Offset[d] + i
 		}
-		do(local, global)
-		for d := len(index) - 1; d >= 0; d-- {
+		do(local, global*s.Global[rows]+s.Offset[rows], n)
+		for d := rows - 1; d >= 0; d-- {
 			if index[d]++; index[d] < s.Local[d] {
 				break
 			}
@@ -146,7 +153,7 @@ func eachElement(s ir.Slab, do func(local, global int)) {
 // part returns the elements of a part.
 func part[E any](whole []E, s ir.Slab) []E {
 	out := make([]E, s.Elems())
-	eachElement(s, func(local, global int) { out[local] = whole[global] })
+	eachRow(s, func(local, global, n int) { copy(out[local:local+n], whole[global:]) })
 	return out
 }
 
