@@ -36,7 +36,7 @@ func inGroupedHeads() []mutant {
 	}, {
 		bug: "heads of other groups share keys", how: "consecutive queries instead of those of one group",
 		file: "ir/interp/attention.go",
-		old:  "scores[j] = qkv.dot(b, h, i, g, j, group+key)", new: "scores[j] = qkv.dot(b, (h+g)%heads, i, g, j, group+key)",
+		old:  "dot(qkv.head(b, i, g, h), qkv.head(b, j, group+key, h))", new: "dot(qkv.head(b, i, g, (h+g)%heads), qkv.head(b, j, group+key, (h+g)%heads))",
 		pkg: "./models/gpt", run: "^TestOracleLogits$",
 	}}
 }

@@ -28,11 +28,17 @@ func (p packed) at(b, t, part, h, d int) int {
 	return (((b*s[1]+t)*s[2]+part)*s[3]+h)*s[4] + d
 }
 
-// dot returns the inner product of the head vectors of two positions.
-func (p packed) dot(b, h, ti, parti, tj, partj int) float64 {
+// head returns the vector of a head in one part of a position.
+func (p packed) head(b, t, part, h int) []float64 {
+	at := p.at(b, t, part, h, 0)
+	return p.F[at:][:p.Shape[4]]
+}
+
+// dot returns an inner product.
+func dot(x, y []float64) float64 {
 	s := 0.0
-	for d := range p.Shape[4] {
-		s += p.F[p.at(b, ti, parti, h, d)] * p.F[p.at(b, tj, partj, h, d)]
+	for d := range x {
+		s += x[d] * y[d]
 	}
 	return s
 }
@@ -55,14 +61,15 @@ func attention(n *ir.Node, in, out []Tensor) error {
 			for h := range heads {
 				for i := range length {
 					for j := range i + 1 {
-						scores[j] = qkv.dot(b, h, i, g, j, group+key) / math.Sqrt(float64(width))
+						scores[j] = dot(qkv.head(b, i, g, h), qkv.head(b, j, group+key, h)) / math.Sqrt(float64(width))
 					}
 					row := ((b*group+g)*heads+h)*length + i
 					lse[row] = logSumExp(scores[:i+1])
 					for j := range i + 1 {
 						p := math.Exp(scores[j]-lse[row]) * m.at(row*length+j)
-						for d := range width {
-							o[(((b*length+i)*group+g)*heads+h)*width+d] += p * qkv.F[qkv.at(b, j, group+value, h, d)]
+						to := o[(((b*length+i)*group+g)*heads+h)*width:]
+						for d, v := range qkv.head(b, j, group+value, h) {
+							to[d] += p * v
 						}
 					}
 				}
@@ -84,30 +91,25 @@ func attentionGrad(n *ir.Node, in, out []Tensor) error {
 	batch, length, group, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.group(), qkv.Shape[3], qkv.Shape[4]
 	m := newMask(n.Attr.(ir.DropoutAttr), in[4], in[5])
 	scale := 1 / math.Sqrt(float64(width))
-	dqkv := out[0].F
+	dqkv := packed{out[0]}
 	for b := range batch {
 		for g := range group {
 			for h := range heads {
 				for i := range length {
 					row := ((b*group+g)*heads+h)*length + i
 					at := (((b*length+i)*group+g)*heads + h) * width // of do_i and o_i
-					doDotO := 0.0
-					for d := range width {
-						doDotO += do[at+d] * o[at+d]
-					}
+					do, q, dq := do[at:][:width], qkv.head(b, i, g, h), dqkv.head(b, i, g, h)
+					doDotO := dot(do, o[at:])
 					for j := range i + 1 {
-						p := math.Exp(qkv.dot(b, h, i, g, j, group+key)*scale - lse[row])
+						k, v := qkv.head(b, j, group+key, h), qkv.head(b, j, group+value, h)
+						dk, dv := dqkv.head(b, j, group+key, h), dqkv.head(b, j, group+value, h)
+						p := math.Exp(dot(q, k)*scale - lse[row])
 						mij := m.at(row*length + j)
-						doDotV := 0.0
+						ds := p * (mij*dot(do, v) - doDotO)
 						for d := range width {
-							doDotV += do[at+d] * qkv.F[qkv.at(b, j, group+value, h, d)]
-						}
-						ds := p * (mij*doDotV - doDotO)
-						for d := range width {
-							q, k, v := qkv.at(b, i, g, h, d), qkv.at(b, j, group+key, h, d), qkv.at(b, j, group+value, h, d)
-							dqkv[q] += ds * qkv.F[k] * scale
-							dqkv[k] += ds * qkv.F[q] * scale
-							dqkv[v] += mij * p * do[at+d]
+							dq[d] += ds * k[d] * scale
+							dk[d] += ds * q[d] * scale
+							dv[d] += mij * p * do[d]
 						}
 					}
 				}
