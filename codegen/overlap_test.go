@@ -44,7 +44,7 @@ func TestVerifyAcceptsOverlap(t *testing.T) {
 
 func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Schedule) {
 	for _, pp := range []int{1, 2, 4} {
-		if schedule == partition.Interleaved && pp == 1 {
+		if schedule == partition.Interleaved && pp != 4 { // two ranks run two of four stages each
 			continue
 		}
 		for _, tp := range []int{1, 2} {
