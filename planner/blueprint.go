@@ -106,7 +106,7 @@ func (b *blueprint) compile(e extent) error {
 	for i := range b.plan.Stages {
 		plan.Stages = append(plan.Stages, b.graphs.scaled(uniform(e, 1).stage(i, 1)))
 	}
-	prog, err := codegen.Draft(b.graph(), &plan, b.batch, b.lone)
+	prog, err := draft(b.graph(), &plan, b.batch, b.lone)
 	if err != nil {
 		return err
 	}

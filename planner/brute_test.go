@@ -431,6 +431,7 @@ func (b *brute) note(p *partition.Plan, peaks []int64) {
 // where no plan fits, or none is legal.
 func (b *brute) compare(seed, k int) (*Result, *Audit) {
 	t := b.t
+	defer keepDrafts(b.g)()
 	b.run()
 	if b.plans > 0 && b.opts.CP == 0 && (b.best == nil || len(b.best.plan.Replicated()) > 0 && !b.best.plan.BatchParallel) {
 		b.everywhere = true

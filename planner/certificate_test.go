@@ -80,6 +80,10 @@ func TestCertificates(t *testing.T) {
 func TestCertificateOptions(t *testing.T) {
 	t.Parallel()
 	const seed = 22
+	model := tiny(4)
+	model.BlockSize = 24
+	g := step(t, model, 4)
+	defer keepDrafts(g)()
 	for k, opts := range []Options{
 		{}, {PlanNGPUs: 4}, {CP: 2}, {TP: 2}, {PP: 2}, {DP: 2}, {MicroBatch: 2}, {Schedule: partition.GPipe}, {Schedule: partition.ZeroBubble},
 		{Schedule: partition.Interleaved}, {Interleave: 2}, {Interleave: 1}, {Recompute: RecomputeFull}, {Recompute: RecomputeSelective}, {Recompute: RecomputePointwise}, {Recompute: RecomputeNone},
@@ -88,9 +92,7 @@ func TestCertificateOptions(t *testing.T) {
 		{Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[_,_]"}}},
 	} {
 		r := rand.New(rand.NewPCG(seed, uint64(k)))
-		model := tiny(4)
-		model.BlockSize = 24
-		p := proven{g: step(t, model, 4), batch: 4, cluster: randomCluster(r)}
+		p := proven{g: g, batch: 4, cluster: randomCluster(r)}
 		opts.RuntimeNGPUs = 4
 		opts.LossSlices = min(1, k%4) // every fourth leaves them open, which makes spaces larger
 		if k%3 > 0 && opts.Offload == "" {

@@ -238,13 +238,13 @@ func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most 
 	}
 	f := s.fewer(of, p, position, most)
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
-	step, err := codegen.Draft(s.graphs.with(blocks), &f.plan, s.batch, of.lone)
+	step, err := draft(s.graphs.with(blocks), &f.plan, s.batch, of.lone)
 	if err != nil {
 		return nil, err
 	}
 	var eval *codegen.Program
 	if s.evals != nil {
-		if eval, err = codegen.Draft(s.evals.with(blocks), &f.plan, s.batch, of.lone); err != nil {
+		if eval, err = draft(s.evals.with(blocks), &f.plan, s.batch, of.lone); err != nil {
 			return nil, fmt.Errorf("planner: evaluation: %w", err)
 		}
 	}
@@ -430,7 +430,7 @@ func mustCompile(err error) {
 // evaluation returns the graphs of the evaluation with few blocks.
 func (s *searcher) evaluation() *shrunken {
 	if s.evals == nil {
-		s.evals = newShrunken(s.opts.Eval)
+		s.evals = shrink(s.opts.Eval)
 	}
 	return s.evals
 }

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -299,7 +298,7 @@ func (l *layouts) time(placements []partition.Placement, dp, tp int) (cost.Picos
 // phases is the time of each phase of a step with one block.
 func (l *layouts) phases(placements []partition.Placement, dp, tp int) (total [ir.NumPhases]cost.Picoseconds, err error) {
 	plan := l.plan(placements, dp, tp)
-	prog, err := codegen.Draft(l.graph, plan, l.batch, plan.Lone(l.batch))
+	prog, err := draft(l.graph, plan, l.batch, plan.Lone(l.batch))
 	if err != nil {
 		return total, err
 	}

@@ -46,6 +46,7 @@ func TestClosestIsExact(t *testing.T) {
 			t: t, g: step(t, model, batch), blocks: x.layers, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
 			limit: x.opts.MemoryLimit, opts: x.opts,
 		}
+		forget := keepDrafts(b.g)
 		b.run()
 		b.everywhere = true
 		b.run()
@@ -61,6 +62,7 @@ func TestClosestIsExact(t *testing.T) {
 			_, err := Search(b.g, batch, b.cluster, b.opts)
 			require.Equal(t, fits, err == nil, "seed %d case %d, in %d bytes: %v", seed, k, limit, err)
 		}
+		forget()
 		if none.AtLeast == none.Needs {
 			require.NotContains(t, err.Error(), "none can need less")
 			sure++

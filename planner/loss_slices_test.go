@@ -19,6 +19,7 @@ func TestLossSlicesArePlanned(t *testing.T) {
 	}
 	g, err := gpt.TrainStep(model, gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, GradClip: 1}, batch, model.BlockSize)
 	require.NoError(t, err)
+	defer keepDrafts(g)()
 	eval, err := gpt.EvalStep(model, batch, model.BlockSize)
 	require.NoError(t, err)
 	for _, name := range []string{"cpu", "h100"} {

@@ -117,6 +117,7 @@ func FuzzCertificates(f *testing.F) {
 func searchIsProven(t *testing.T, seed uint64) (audits []*Audit) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	p := provenJob(t, seed, r)
+	defer keepDrafts(p.g)()
 	for range 1 + r.IntN(2) {
 		if !p.prove(t) {
 			p.checkInfeasible(t)
@@ -151,6 +152,7 @@ func errorIsTrue(t *testing.T, seed uint64) {
 	if r.IntN(2) == 0 {
 		given(r, p)
 	}
+	defer keepDrafts(p.g)()
 	p.checkInfeasible(t)
 }
 
@@ -185,6 +187,7 @@ func optionsAreNoFaster(t *testing.T, seed uint64) {
 	if r.IntN(3) == 0 {
 		given(r, p)
 	}
+	defer keepDrafts(p.g)()
 	for limited := range 2 {
 		free, err := Search(p.g, p.batch, p.cluster, p.opts)
 		if isOption(err) {

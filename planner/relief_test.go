@@ -90,8 +90,8 @@ func TestOffloadWhereMemoryIsShort(t *testing.T) {
 	r := rand.New(rand.NewPCG(seed, 0))
 	offloaded := map[partition.Offload]int{}
 	for k := range 6 {
-		model := tiny(3)
-		g, batch := step(t, model, 4), 4
+		g, batch := step(t, tiny(3), 4), 4
+		forget := keepDrafts(g)
 		c := randomCluster(r)
 		opts := Options{RuntimeNGPUs: 2, PlanNGPUs: 2, TopK: 1, Overlap: []string{"off", ""}[k/3]}
 		free, err := Search(g, batch, c, opts)
@@ -121,6 +121,7 @@ func TestOffloadWhereMemoryIsShort(t *testing.T) {
 				require.Positive(t, got.Prediction.HostBytes[0])
 			}
 		}
+		forget()
 	}
 	t.Logf("%v", offloaded)
 	require.Len(t, offloaded, 3, "none, optimizer and params each win somewhere")

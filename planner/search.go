@@ -231,7 +231,7 @@ func (s *searcher) noProgram() error {
 }
 
 func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searcher {
-	graphs := newShrunken(g)
+	graphs := shrink(g)
 	s := &searcher{
 		opts: opts, cluster: c, contexts: contexts{tokens: sequenceTokens(g)}, refusals: map[outline]error{},
 		blueprints: newBlueprints(graphs, batch), rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), finals: newFinals(),

@@ -31,6 +31,7 @@ func stage(n int) *int { return &n }
 
 func TestOptions(t *testing.T) {
 	g := step(t, tiny(3), 7)
+	defer keepDrafts(g)()
 	h100 := cluster(t, "h100")
 	for _, tt := range []struct {
 		opts Options
@@ -130,6 +131,7 @@ func TestOptions(t *testing.T) {
 // way data parallelism gives way to recomputation and to cutting the model.
 func TestLoweringTheLimit(t *testing.T) {
 	g := step(t, tiny(4), 8)
+	defer keepDrafts(g)()
 	eval, err := gpt.EvalStep(tiny(4), 8, 33)
 	require.NoError(t, err)
 	c := cluster(t, "a100-80g")
@@ -197,6 +199,7 @@ func TestAlternativesAreWorse(t *testing.T) {
 // for and memory is short, too.
 func TestAlternativesAreTheBestOfTheirDegrees(t *testing.T) {
 	g, h100 := step(t, tiny(4), 8), cluster(t, "h100")
+	defer keepDrafts(g)()
 	opts := Options{PlanNGPUs: 8, CP: 1, TP: 2, TopK: 9}
 	for _, opts.MemoryLimit = range []int64{0, 250_000} {
 		res, err := Search(g, 8, h100, opts)

@@ -117,6 +117,9 @@ type shrunken struct {
 	kept   map[int]*ir.Graph
 }
 
+// What a search makes its short graphs and their programs with. Tests keep both, where many searches are of one graph.
+var shrink, draft = newShrunken, codegen.Draft
+
 func newShrunken(g *ir.Graph) *shrunken {
 	s := &shrunken{graph: g, blocks: len(partition.Blocks(g)), scale: 1, kept: map[int]*ir.Graph{}}
 	if s.blocks == 1 {
