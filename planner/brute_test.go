@@ -563,7 +563,7 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	const seed = 6
 	r := rand.New(rand.NewPCG(seed, 0))
 	recomputing, chunks := 0, map[int]int{}
-	for k := range 15 {
+	for k := range 11 {
 		model := tiny(4 + r.IntN(6))
 		model.Bias, model.BlockSize = false, []int{33, 24}[k%2] // with 24 context parallelism of 2 is searched
 		batch := 2 + r.IntN(5)

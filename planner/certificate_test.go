@@ -51,7 +51,7 @@ func (p *proven) prove(t *testing.T) bool {
 // TestCertificates: what the search of random jobs proves is accepted, and is proven for every reason that there is.
 func TestCertificates(t *testing.T) {
 	t.Parallel()
-	cases := 30
+	cases := 23
 	if testing.Short() {
 		cases = 6
 	}
