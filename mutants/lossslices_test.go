@@ -12,7 +12,7 @@ func inLossSlices() []mutant {
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "its weight is copied from the host twice, as with one slice",
 		file: "planner/slices.go",
 		old:  "return codegen.Collective(n.Op) || codegen.HostCopy(n.Op)", new: "return ofTP(n)",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016_case_30$",
 	}, {
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "under gpipe, where the head comes after all forward passes",
 		file: "planner/slices.go",

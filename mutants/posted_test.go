@@ -67,7 +67,7 @@ func inPosted() []mutant {
 		bug: "a bound of cuts is above a plan", how: "a stage waits for the first gradient that it posts",
 		file: "planner/bound.go",
 		old:  "\tstart -= posted\n", new: "",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016$",
+		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016_case_103$",
 	}, {
 		bug: "memory is bounded from above", how: "every block has a place to send from",
 		file: "planner/held.go",
