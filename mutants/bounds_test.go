@@ -39,7 +39,7 @@ func inTheBounds() []mutant {
 		bug: "a step of software that overlaps by itself is mispriced", how: "each rank hides a collective behind its own product",
 		file: "planner/cost/program.go",
 		old:  "at[mesh.Axis(partition.AxisTP)] = 0 // as for", new: "_ = 0 // as for",
-		pkg: "./planner", run: "^FuzzCosts$",
+		pkg: "./planner/cost", run: "^TestBesideProducts$",
 	}, {
 		bug: "a step of software that overlaps by itself is mispriced", how: "the gradient with which the last block begins is of no block",
 		file: "planner/cost/program.go",

@@ -196,27 +196,27 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "whole gradients are summed in the time of their parts", how: "an all-reduce is priced as a reduce-scatter",
 		file: "planner/cost/program.go",
-		old:  "\t\top = m.replicas(op)\n", new: "",
+		old:  "m.collective(m.replicas(n.Op), bytes, inPlace", new: "m.collective(n.Op, bytes, inPlace",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
 		bug: "data-parallel ranks lose no network", how: "whatever their software reduces by",
 		file: "planner/cost/program.go",
-		old:  "if s := m.software.Replicas; s > 0 && replicated(axis)", new: "if s := 0.0; s > 0 && replicated(axis)",
+		old:  "return cmp.Or(m.software.Replicas, 1)", new: "return cmp.Or(0*m.software.Replicas, 1)",
 		pkg: "./planner/cost", run: "^TestReplicas$",
 	}, {
 		bug: "all ranks lose network", how: "as data-parallel ones do",
 		file: "planner/cost/program.go",
-		old:  "s > 0 && replicated(axis) {\n\t\treturn s", new: "s > 0 {\n\t\treturn s",
+		old:  "crossing{hops: share, network: 1})", new: "crossing{hops: share, network: m.beyond()})",
 		pkg: "./planner/cost", run: "^TestReplicas$",
 	}, {
 		bug: "the floor of a data-parallel collective has the whole network", how: "or another one than the collective",
 		file: "planner/cost/program.go",
-		old:  "hops: m.buffered(bytes, partition.AxisDP), network: m.beyond(partition.AxisDP)", new: "hops: m.buffered(bytes, partition.AxisDP), network: 1",
+		old:  "hops: m.buffered(bytes), network: m.beyond()", new: "hops: m.buffered(bytes), network: 1",
 		pkg: "./planner/cost", run: "^TestReplicas$",
 	}, {
 		bug: "groups are compared for tensor parallelism alone", how: "one that is faster for replicas is left out",
 		file: "planner/cost/topology.go",
-		old:  "[]string{partition.AxisTP, partition.AxisDP}", new: "[]string{partition.AxisTP}",
+		old:  "[]float64{1, m.beyond()}", new: "[]float64{1}",
 		pkg: "./planner/cost", run: "^TestNoFasterOfReplicas$",
 	}, {
 		bug:  "DeepSpeed reduces gradients of bfloat16 as it does those of float16",
@@ -231,7 +231,7 @@ func inTheCluster() []mutant {
 	}, {
 		bug: "tensor-parallel ranks have the same parameters", how: "their sums are priced as those of replicas",
 		file: "planner/cost/program.go",
-		old:  "axis != partition.AxisTP && axis != partition.AxisTPR", new: "axis != partition.AxisTPR",
+		old:  "return partition.FollowsBatch(axis)\n", new: "return partition.FollowsBatch(axis) || axis.Name == partition.AxisTP\n",
 		pkg: "./planner/cost", run: "^TestAllReduce$",
 	}, {
 		bug: "rings of slots are taken for what is in flight", how: "of interleaved chunks, in the memory of others' software",

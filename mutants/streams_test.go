@@ -90,7 +90,7 @@ func inTheStreams() []mutant {
 	}, {
 		bug:  "a bucket takes the hops of its last tensor alone",
 		file: "planner/cost/program.go",
-		old:  "share += m.buffered(one, axis)", new: "share = m.buffered(one, axis)",
+		old:  "share += m.share(n, one)", new: "share = m.share(n, one)",
 		pkg: "./planner/cost", run: "^TestBucketInBuffers$",
 	}, {
 		bug:  "bucket priced as its first member",
