@@ -29,6 +29,11 @@ func inGrids() []mutant {
 		old:  "if checkSplit(pr.mesh, to, r.Type.Shape) != nil {", new: "if false {",
 		pkg: "./partition", run: "^TestFewHeadsBetweenTwoAxes$",
 	}, {
+		bug: "a gradient is cut into more parts than it has", how: "over ranks of context and of tensor parallelism",
+		file: "partition/propagate.go",
+		old:  "if sharesReplicas(of) && !sharesReplicas(axis) &&", new: "if of.Name == AxisDP && axis.Name != AxisDP &&",
+		pkg: "./partition", run: "^TestFewRowsBetweenTwoAxes$",
+	}, {
 		bug: "a gradient of 16 bits cut by too few heads has no way to be reduced", how: "a cast is made where its operand lies",
 		file: "partition/rulecost.go",
 		old:  "return !reduced && !roomless", new: "_ = roomless\n\treturn !reduced",

@@ -366,10 +366,11 @@ func (pr *propagator) accumulate(r *ir.Value) error {
 		if checkSplit(pr.mesh, to, r.Type.Shape) != nil {
 			// The op has sharded the same dimension over ranks that are to hold the gradient in another
 			// placement, and the dimension is too short to be sharded by both.
-			dp := pr.mesh.Axis(AxisDP)
-			for a := range pr.mesh.Axes {
-				if a != dp && a != mb && meets(to[a], to[dp]) {
-					to[a] = want[a]
+			for share, of := range pr.mesh.Axes {
+				for a, axis := range pr.mesh.Axes {
+					if sharesReplicas(of) && !sharesReplicas(axis) && a != mb && meets(to[a], to[share]) {
+						to[a] = want[a]
+					}
 				}
 			}
 		}

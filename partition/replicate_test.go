@@ -95,6 +95,33 @@ func TestFewHeadsBetweenTwoAxes(t *testing.T) {
 	}
 }
 
+// TestFewRowsBetweenTwoAxes: the same of an adapter's B, whose gradient is made from what tensor-parallel ranks have cut
+// along the rank of the adapter, as its A is. ZeRO shards that dimension over data-parallel or context-parallel ranks.
+func TestFewRowsBetweenTwoAxes(t *testing.T) {
+	cfg := gpt.Config{
+		NLayer: 1, NHead: 3, NKVHead: 1, NEmbd: 96, FFNHidden: 97, BlockSize: 32, VocabSize: 65, Bias: true, LoRARank: 8, LoRAAlpha: 8, LoRATargets: "mlp",
+		Activation: "gelu", Norm: "rmsnorm", Position: "learned", TieEmbeddings: true, Float: ir.BF16,
+	}
+	g, err := gpt.TrainStep(cfg, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1}, 3, cfg.BlockSize)
+	require.NoError(t, err)
+	for _, cp := range []int{1, 3} {
+		p := newPlan(3/cp, 5, partition.Stage{Last: 1})
+		p.CP, p.PlanNGPUs, p.RuntimeNGPUs, p.MicroBatch = cp, 15, 15, 3
+		p.ZeRO, p.SequenceParallel, p.Placements = 2, true, nil
+		for name, spec := range map[string]string{
+			`mlp\.c_fc\.weight`: "[tp,_]", `mlp\.c_fc\.lora\.a`: "[tp,_]", `mlp\.c_fc\.lora\.b`: "[tp,_]", `mlp\.c_fc\.bias`: "[tp]",
+			`mlp\.c_proj\.weight`: "[tp,_]", `mlp\.c_proj\.lora\.a`: "[_,tp]", `mlp\.c_proj\.lora\.b`: "[tp,_]", `mlp\.c_proj\.bias`: "[tp]",
+			`attn\.c_attn\.weight`: "[_,_,_,_]", `attn\.c_proj\.weight`: "[_,_,_,_]",
+		} {
+			p.Placements = append(p.Placements, partition.Placement{Match: `h\.[0-9]+\.` + name, Spec: spec})
+		}
+		p.Placements = append(p.Placements, partition.Placement{Match: `wte\.weight`, Spec: "[_,tp]"})
+		q, err := partition.Apply(g, p, 3)
+		require.NoError(t, err)
+		require.NoError(t, q.Verify())
+	}
+}
+
 func TestReplicatedText(t *testing.T) {
 	p := &partition.Plan{Placements: replicating("wte", "attn")}
 	require.Equal(t, []string{"attn", "wte"}, p.Replicated())
