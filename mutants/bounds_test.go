@@ -36,10 +36,10 @@ func inTheBounds() []mutant {
 		old:  "n.Results[0].Spec[tp].Kind != ir.Partial\n}", new: "n.Results[0].Spec[tp].Kind == ir.Replicate\n}",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "a step of software that overlaps by itself is mispriced", how: "each rank hides a collective behind its own product",
-		file: "planner/cost/program.go",
-		old:  "at[mesh.Axis(partition.AxisTP)] = 0 // as for", new: "_ = 0 // as for",
-		pkg: "./planner/cost", run: "^TestBesideProducts$",
+		bug: "a step of software that overlaps by itself is mispriced", how: "a rank with fewer sequences hides less and takes longer",
+		file: "planner/cost/crowd.go",
+		old:  "first[mb] = at[mb]", new: "first[mb] = 0",
+		pkg: "./planner/cost", run: "^TestFewerSequencesTakeNoLonger$",
 	}, {
 		bug: "a step of software that overlaps by itself is mispriced", how: "the gradient with which the last block begins is of no block",
 		file: "planner/cost/program.go",
@@ -51,14 +51,9 @@ func inTheBounds() []mutant {
 		old:  "n.Phase == ir.Backward || n.Phase == ir.WeightGrad", new: "n.Phase == ir.Backward",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "a floor above what plans take", how: "in order, a collective counts whole what software hides",
-		file: "planner/beside.go",
-		old:  "one.Beside = 0\n", new: "one.Beside = in.Beside\n",
-		pkg: "./planner", run: "^FuzzCosts$",
-	}, {
 		bug: "software reduces gradients over context-parallel ranks as it sends activations", how: "in 16 bits, each at once",
 		file: "planner/cost/program.go",
-		old:  "return mb < 0 || n.Args[0].Spec[mb].Kind != ir.Shard", new: "_ = mb\n\t\treturn false",
+		old:  "return n.Args[0].Spec[mesh.Axis(partition.AxisMB)].Kind != ir.Shard", new: "return false",
 		pkg: "./planner/cost", run: "^TestGradientsOverContextParallelRanks$",
 	}, {
 		bug: "a floor above what plans take", how: "no order of ranks is nearer than the fastest group of the usual one",

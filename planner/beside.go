@@ -31,24 +31,16 @@ func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTime
 		if parts {
 			inParts = kernels(prices, in.product, mesh)
 		}
-		exposed := func(time, hidden cost.Picoseconds) cost.Picoseconds {
-			slow := prices[0].Slows(time)
-			if parts && in.Parts == 0 { // what each part delays is rounded down
-				slow = max(0, slow-partition.MaxTPPieces)
-			}
-			return max(slow, time-hidden)
+		slow := prices[0].Slows(time)
+		if parts && in.Parts == 0 { // what each part delays is rounded down
+			slow = max(0, slow-partition.MaxTPPieces)
 		}
-		some := exposed(time, max(hides(prices, in, mesh), inParts))
-		beside.add(in, some)
-		switch {
-		case in.Parts > 0: // the kernels beside it are its own other parts, under every schedule
-			time = some
-		case in.Beside > 0 && !prices[0].Straight(): // where the program hides none of it, software may
-			one := *in.Instr
-			one.Beside = 0
-			time = least(prices, &workInstr{Instr: &one, all: []codegen.Instr{one}}, mesh)
+		exposed := max(slow, time-max(hides(prices, in, mesh), inParts))
+		beside.add(in, exposed)
+		if in.Parts > 0 { // the kernels beside it are its own other parts, under every schedule
+			time = exposed
 		}
-		all.add(in, exposed(time, inParts))
+		all.add(in, max(slow, time-inParts))
 	}
 	return [2]workTimes{beside, all}
 }

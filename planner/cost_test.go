@@ -413,7 +413,7 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	if d.cp > 1 && !sh.offload.Moves() {
 		sh.overlap = also(13).IntN(3) > 0
 	}
-	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0)}
+	opts := Options{RuntimeNGPUs: d.plan * units, OverlapTP: onOff(also(5).IntN(3) > 0 && !cluster.Software.AsyncTP)}
 	if pieces {
 		opts.TPPieces = 2 + k%3
 		if d.tp > 1 {

@@ -49,12 +49,13 @@ type Options struct {
 	// BatchParallel is "on" or "off"; empty searches it where it may pay: see [searcher.batched].
 	BatchParallel string
 	// Overlap is "on" or "off": data-parallel communication beside computation. Empty searches it,
-	// or is off if ranks share a device. It is searched only without context parallelism and
-	// offload, and only if all data-parallel ranks run equally many micro-batches.
+	// or is off if ranks share a device. It is searched only without offload, and only if all
+	// data-parallel ranks run equally many micro-batches.
 	Overlap string
 	// OverlapTP is "on" or "off": tensor-parallel collectives beside kernels, in every plan that has
 	// such collectives, except under zero-bubble schedules, which put those kernels off. Empty is on,
-	// or off if ranks share a device. It costs no memory to speak of, so there is nothing to search.
+	// or off if ranks share a device or the cluster's software overlaps by itself. It costs no memory
+	// to speak of, so there is nothing to search.
 	OverlapTP string
 	// OverlapP2P is "on" or "off": stages go on while what their passes send is on its way, in every
 	// plan with several stages. Empty is off if ranks share a device. Else it is on, and off is
@@ -140,7 +141,12 @@ func (o Options) on(c *cost.Cluster, batch int) (Options, error) {
 			*overlap = "off" // else communication would take the time of kernels
 		}
 	}
-	if o.OverlapTP == "" {
+	switch by := c.Software; {
+	case by.AsyncTP && o.OverlapTP == "on":
+		return o, optionErrorf("overlap-tp", "is on, but %s, the software of cluster %s, overlaps tensor parallelism by itself, which its prices have", by.Name, c.Name)
+	case by.AsyncTP:
+		o.OverlapTP = "off"
+	case o.OverlapTP == "":
 		o.OverlapTP = "on"
 	}
 	if n := c.Devices(); n > 0 && o.RuntimeNGPUs > n {

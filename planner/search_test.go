@@ -8,6 +8,7 @@ import (
 
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 func BenchmarkGPT2XL(b *testing.B) {
@@ -225,4 +226,18 @@ func TestFewDegreesAreNoMoreWork(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, res.Alternatives, 2)
 	require.Less(t, res.Stats.PlansConsidered, 1000)
+}
+
+// TestSoftwareOverlapsByItself: plans for software that overlaps tensor parallelism, which its prices have, do not do so again.
+func TestSoftwareOverlapsByItself(t *testing.T) {
+	g, c := step(t, tiny(2), 4), cluster(t, "h100")
+	var err error
+	c.Software, err = cost.LoadSoftware("fused")
+	require.NoError(t, err)
+	found, err := Search(g, 4, c, Options{PlanNGPUs: 2, RuntimeNGPUs: 2, TP: 2})
+	require.NoError(t, err)
+	require.False(t, found.Plan.OverlapTP)
+	require.Zero(t, found.Plan.TPPieces)
+	_, err = Search(g, 4, c, Options{PlanNGPUs: 2, RuntimeNGPUs: 2, OverlapTP: "on"})
+	require.EqualError(t, err, "planner: overlap-tp: is on, but fused, the software of cluster h100, overlaps tensor parallelism by itself, which its prices have")
 }

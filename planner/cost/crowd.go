@@ -14,8 +14,8 @@ import (
 
 // Instr returns the time of an instruction at a position of a mesh, and which part of a [Breakdown] it belongs to.
 // The mesh is the program's, or one that differs from it only in the micro-batch axis. A part of a tensor that is
-// smaller than the part of the first rank in the first micro-batch is never priced higher than that one, whatever
-// tiles are best for it.
+// smaller than the part of the first rank in the same micro-batch, or in the first one, is never priced higher than
+// that one, whatever tiles are best for it and however little of it is hidden.
 func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.atMost(in, mesh, at)
 	if kind != Communication && m.ranksPerCore > 0 {
@@ -26,9 +26,17 @@ func (m *Program) Instr(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picosecon
 
 func (m *Program) atMost(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) (Picoseconds, Kind) {
 	t, kind := m.instr(in, mesh, at)
-	if at != (ir.Coord{}) {
-		first, _ := m.instr(in, mesh, ir.Coord{})
-		t = min(t, first)
+	noMoreThan := func(first ir.Coord) {
+		if at != first {
+			larger, _ := m.instr(in, mesh, first)
+			t = min(t, larger)
+		}
+	}
+	var first ir.Coord
+	noMoreThan(first)
+	if mb := mesh.Axis(partition.AxisMB); at[mb] > 0 {
+		first[mb] = at[mb]
+		noMoreThan(first)
 	}
 	return t, kind
 }

@@ -213,3 +213,33 @@ func TestSoftwareByName(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, cpu.Software, "this project's own kernels")
 }
+
+// TestFewerSequencesTakeNoLonger: of a smaller micro-batch software may hide less of a collective. A rank with fewer sequences
+// takes no longer than the one with the most all the same, in every micro-batch.
+func TestFewerSequencesTakeNoLonger(t *testing.T) {
+	c, err := Load("h100")
+	require.NoError(t, err)
+	c.Software = Software{AsyncTP: true}
+	p := &partition.Plan{PlanNGPUs: 4, RuntimeNGPUs: 4, DP: 2, TP: 2, MicroBatch: 4, Schedule: partition.GPipe, Stages: []partition.Stage{{Last: 1}}}
+	const batch = 13 // 7 sequences, the last micro-batch of 3, and 6, of 2
+	mesh := p.Mesh(batch)
+	dp, mb, tp := mesh.Axis(partition.AxisDP), mesh.Axis(partition.AxisMB), mesh.Axis(partition.AxisTP)
+	for tokens := 1; tokens < 1000; tokens += 7 {
+		value := func(shape ...int) *ir.Value { return &ir.Value{Type: ir.Type{DType: ir.BF16, Shape: shape}} }
+		dy, w, dx, sum := value(batch, tokens, 2048), value(2048, 1024), value(batch, tokens, 1024), value(batch, tokens, 1024)
+		for _, v := range []*ir.Value{dy, dx, sum} {
+			v.Spec[dp], v.Spec[mb] = ir.ShardOn(0), ir.ShardOn(0)
+		}
+		dy.Spec[tp], w.Spec[tp] = ir.ShardOn(2), ir.ShardOn(0)
+		dx.Def = &ir.Node{Op: ir.OpMatMul, Attr: ir.MatMulAttr{Form: ir.MatMulNN, K: 1}, Phase: ir.Backward, Args: []*ir.Value{dy, w}, Results: []*ir.Value{dx}}
+		n := &ir.Node{Op: ir.OpAllReduce, Attr: ir.CommAttr{Axis: partition.AxisTP}, Phase: ir.Backward, Args: dx.Def.Results, Results: []*ir.Value{sum}}
+		m := NewProgram(c, p, mesh)
+		price := func(rank int) Picoseconds {
+			at := ir.Coord{}
+			at[dp], at[mb] = rank, 1
+			time, _ := m.Instr(&codegen.Instr{Node: n}, mesh, at)
+			return time
+		}
+		require.LessOrEqual(t, price(1), price(0), "%d tokens", tokens)
+	}
+}

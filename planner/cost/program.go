@@ -458,8 +458,7 @@ func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, 
 func ofReplicas(n *ir.Node, mesh ir.Mesh) bool {
 	axis := mesh.Axes[mesh.Axis(n.Attr.(ir.CommAttr).Axis)]
 	if axis.Name == partition.AxisCP {
-		mb := mesh.Axis(partition.AxisMB)
-		return mb < 0 || n.Args[0].Spec[mb].Kind != ir.Shard
+		return n.Args[0].Spec[mesh.Axis(partition.AxisMB)].Kind != ir.Shard
 	}
 	return partition.FollowsBatch(axis)
 }
@@ -593,7 +592,6 @@ func (m *Program) unread(n *ir.Node, mesh ir.Mesh, at ir.Coord) Picoseconds {
 // for the input's gradient; an all-gather of what the forward pass made runs beside the product before it. In chunks,
 // a collective also runs beside the product that makes its operand or needs its result, except for one chunk.
 func (m *Program) beside(n *ir.Node, t Picoseconds, mesh ir.Mesh, at ir.Coord) Picoseconds {
-	at[mesh.Axis(partition.AxisTP)] = 0 // as for the bytes: all ranks wait for the one with the largest part
 	def := n.Args[0].Def
 	isProduct, backward := def.Op == ir.OpMatMul, n.Phase == ir.Backward || n.Phase == ir.WeightGrad
 	product := func() Picoseconds {
