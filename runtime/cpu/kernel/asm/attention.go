@@ -37,18 +37,18 @@ func (g *generator) rows() *scoreRows {
 	seen := g.integer("seen")
 	for r := range s.counts {
 		s.counts[r] = g.register()
-		g.VPBROADCASTD(seen.(reg.GPVirtual).As32(), s.counts[r])
-		g.INCQ(seen)
+		g.x86.VPBROADCASTD(seen.(reg.GPVirtual).As32(), s.counts[r])
+		g.x86.INCQ(seen)
 	}
-	g.VMOVUPS(g.table("indices"), s.indices)
+	g.x86.VMOVUPS(g.table("indices"), s.indices)
 	return s
 }
 
 // stride3 converts a stride in numbers to bytes, and returns three times that.
 func (g *generator) stride3(ld reg.Register) reg.Register {
-	g.SHLQ(operand.Imm(2), ld)
-	three := g.GP64()
-	g.LEAQ(operand.Mem{Base: ld, Index: ld, Scale: 2}, three)
+	g.x86.SHLQ(operand.Imm(2), ld)
+	three := g.x86.GP64()
+	g.x86.LEAQ(operand.Mem{Base: ld, Index: ld, Scale: 2}, three)
 	return three
 }
 
@@ -68,54 +68,54 @@ func row(base, ld, ld3 reg.Register, r int) operand.Mem {
 // clears the remaining elements up to m. Both advance the bases.
 func (s *scoreRows) each(body func(r int, counts reg.Register), clear []reg.Register, bases ...reg.Register) {
 	left := s.integer("seen") // of the last row
-	s.ADDQ(operand.Imm(quad-1), left)
-	s.CMPQ(left, s.m)
-	s.CMOVQGT(s.m, left)
+	s.x86.ADDQ(operand.Imm(quad-1), left)
+	s.x86.CMPQ(left, s.m)
+	s.x86.CMOVQGT(s.m, left)
 	loop, rest, zeros, done := s.label("vector"), s.label("rest"), s.label("zeros"), s.label("done")
 	advance := func() {
 		for _, base := range bases {
-			s.ADDQ(operand.Imm(64), base)
+			s.x86.ADDQ(operand.Imm(64), base)
 		}
-		s.SUBQ(operand.Imm(widest), s.m)
+		s.x86.SUBQ(operand.Imm(widest), s.m)
 	}
 	limit := s.register() // beyond m nothing counts
-	s.VPBROADCASTD(s.m.(reg.GPVirtual).As32(), limit)
+	s.x86.VPBROADCASTD(s.m.(reg.GPVirtual).As32(), limit)
 	for r := range s.counts {
-		s.VPMINSD(limit, s.counts[r], s.counts[r])
+		s.x86.VPMINSD(limit, s.counts[r], s.counts[r])
 	}
 	step := s.register()
-	words := s.GP32()
-	s.MOVL(operand.U32(widest), words)
-	s.VPBROADCASTD(words, step)
-	s.Label(loop)
-	s.TESTQ(left, left)
-	s.JLE(to(rest))
+	words := s.x86.GP32()
+	s.x86.MOVL(operand.U32(widest), words)
+	s.x86.VPBROADCASTD(words, step)
+	s.x86.Label(loop)
+	s.x86.TESTQ(left, left)
+	s.x86.JLE(to(rest))
 	for r := range quad {
 		const less = 1
-		counts := s.K()
-		s.VPCMPD(operand.Imm(less), s.counts[r], s.indices, counts)
+		counts := s.x86.K()
+		s.x86.VPCMPD(operand.Imm(less), s.counts[r], s.indices, counts)
 		body(r, counts)
 	}
-	s.VPADDD(step, s.indices, s.indices)
+	s.x86.VPADDD(step, s.indices, s.indices)
 	advance()
-	s.SUBQ(operand.Imm(widest), left)
-	s.JMP(to(loop))
-	s.Label(rest)
+	s.x86.SUBQ(operand.Imm(widest), left)
+	s.x86.JMP(to(loop))
+	s.x86.Label(rest)
 	if len(clear) == 0 {
 		return
 	}
 	zero := s.zeros(1)[0]
-	s.Label(zeros)
-	s.TESTQ(s.m, s.m)
-	s.JLE(to(done))
+	s.x86.Label(zeros)
+	s.x86.TESTQ(s.m, s.m)
+	s.x86.JLE(to(done))
 	for r := range quad {
 		for _, base := range clear {
-			s.VMOVUPS(zero, row(base, s.ld, s.ld3, r))
+			s.x86.VMOVUPS(zero, row(base, s.ld, s.ld3, r))
 		}
 	}
 	advance()
-	s.JMP(to(zeros))
-	s.Label(done)
+	s.x86.JMP(to(zeros))
+	s.x86.Label(done)
 }
 
 func (g *generator) maxRows() {
@@ -126,11 +126,11 @@ func (g *generator) maxRows() {
 		acc[r] = g.constantIn(math.Inf(-1))
 	}
 	s.each(func(r int, counts reg.Register) {
-		g.VMAXPS(row(x, s.ld, s.ld3, r), acc[r], counts, acc[r])
+		g.x86.VMAXPS(row(x, s.ld, s.ld3, r), acc[r], counts, acc[r])
 	}, nil, x)
 	top := g.base("top")
 	for r := range acc {
-		g.VMOVSS(g.across(acc[r], g.VMAXPS).AsX(), operand.Mem{Base: top, Disp: 4 * r})
+		g.x86.VMOVSS(g.across(acc[r], g.x86.VMAXPS).AsX(), operand.Mem{Base: top, Disp: 4 * r})
 	}
 	g.end()
 }
@@ -140,7 +140,7 @@ func (g *generator) fromParam(param string) (values [quad]reg.VecVirtual) {
 	base := g.base(param)
 	for r := range values {
 		values[r] = g.register()
-		g.VBROADCASTSS(operand.Mem{Base: base, Disp: 4 * r}, values[r])
+		g.x86.VBROADCASTSS(operand.Mem{Base: base, Disp: 4 * r}, values[r])
 	}
 	return values
 }
@@ -150,12 +150,12 @@ func (g *generator) fromParam(param string) (values [quad]reg.VecVirtual) {
 func (g *generator) withFactors(rest func(factor func(r int) operand.Mem, bases ...reg.Register)) {
 	f, plain := g.base("f"), g.label("plain")
 	n := g.length("f")
-	g.TESTQ(n, n)
-	g.JZ(to(plain))
+	g.x86.TESTQ(n, n)
+	g.x86.JZ(to(plain))
 	ldf := g.integer("ldf")
 	ldf3 := g.stride3(ldf)
 	rest(func(r int) operand.Mem { return row(f, ldf, ldf3, r) }, f)
-	g.Label(plain)
+	g.x86.Label(plain)
 	rest(nil)
 }
 
@@ -167,19 +167,19 @@ func (g *generator) expRows() {
 		acc := g.zeros(quad)
 		s.each(func(r int, counts reg.Register) {
 			y := g.register()
-			g.VMOVUPS_Z(row(x, s.ld, s.ld3, r), counts, y)
-			g.VFMSUB213PS(shifts[r], scale, y)
+			g.x86.VMOVUPS_Z(row(x, s.ld, s.ld3, r), counts, y)
+			g.x86.VFMSUB213PS(shifts[r], scale, y)
 			y = g.exp(y)
-			g.VMOVAPS_Z(y, counts, y)
-			g.VADDPS(y, acc[r], acc[r])
+			g.x86.VMOVAPS_Z(y, counts, y)
+			g.x86.VADDPS(y, acc[r], acc[r])
 			if factor != nil {
-				g.VMULPS_Z(factor(r), y, counts, y)
+				g.x86.VMULPS_Z(factor(r), y, counts, y)
 			}
-			g.VMOVUPS(y, row(x, s.ld, s.ld3, r))
+			g.x86.VMOVUPS(y, row(x, s.ld, s.ld3, r))
 		}, []reg.Register{x}, append(bases, x)...)
 		sums := g.base("sums")
 		for r := range acc {
-			g.VMOVSS(g.across(acc[r], g.VADDPS).AsX(), operand.Mem{Base: sums, Disp: 4 * r})
+			g.x86.VMOVSS(g.across(acc[r], g.x86.VADDPS).AsX(), operand.Mem{Base: sums, Disp: 4 * r})
 		}
 		g.end()
 	})
@@ -192,23 +192,23 @@ func (g *generator) gradRows() {
 		scale, lse, delta := g.broadcast("scale"), g.fromParam("lse"), g.fromParam("delta")
 		s.each(func(r int, counts reg.Register) {
 			y, grad, kept := g.register(), g.register(), g.register()
-			g.VMOVUPS_Z(row(p, s.ld, s.ld3, r), counts, y)
-			g.VFMSUB213PS(lse[r], scale, y)
+			g.x86.VMOVUPS_Z(row(p, s.ld, s.ld3, r), counts, y)
+			g.x86.VFMSUB213PS(lse[r], scale, y)
 			y = g.exp(y)
-			g.VMOVAPS_Z(y, counts, y)
-			g.VMOVUPS_Z(row(dp, s.ld, s.ld3, r), counts, grad)
+			g.x86.VMOVAPS_Z(y, counts, y)
+			g.x86.VMOVUPS_Z(row(dp, s.ld, s.ld3, r), counts, grad)
 			if factor != nil {
-				g.VMOVUPS_Z(factor(r), counts, kept)
-				g.VMULPS(kept, grad, grad)
-				g.VMULPS(y, kept, kept)
-				g.VMOVUPS(kept, row(p, s.ld, s.ld3, r))
+				g.x86.VMOVUPS_Z(factor(r), counts, kept)
+				g.x86.VMULPS(kept, grad, grad)
+				g.x86.VMULPS(y, kept, kept)
+				g.x86.VMOVUPS(kept, row(p, s.ld, s.ld3, r))
 			} else {
-				g.VMOVUPS(y, row(p, s.ld, s.ld3, r))
+				g.x86.VMOVUPS(y, row(p, s.ld, s.ld3, r))
 			}
-			g.VSUBPS(delta[r], grad, grad)
-			g.VMULPS(scale, y, y)
-			g.VMULPS_Z(y, grad, counts, grad)
-			g.VMOVUPS(grad, row(dp, s.ld, s.ld3, r))
+			g.x86.VSUBPS(delta[r], grad, grad)
+			g.x86.VMULPS(scale, y, y)
+			g.x86.VMULPS_Z(y, grad, counts, grad)
+			g.x86.VMOVUPS(grad, row(dp, s.ld, s.ld3, r))
 		}, []reg.Register{p, dp}, append(bases, p, dp)...)
 		g.end()
 	})

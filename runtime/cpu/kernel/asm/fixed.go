@@ -21,41 +21,41 @@ const (
 func (g *generator) quad(c float64) reg.VecVirtual { return g.quadBits(math.Float64bits(c)) }
 
 func (g *generator) quadBits(bits uint64) reg.VecVirtual {
-	word, y := g.GP64(), g.YMM()
-	g.MOVQ(operand.U64(bits), word)
-	g.VMOVQ(word, y.AsX())
-	g.VPBROADCASTQ(y.AsX(), y)
+	word, y := g.x86.GP64(), g.x86.YMM()
+	g.x86.MOVQ(operand.U64(bits), word)
+	g.x86.VMOVQ(word, y.AsX())
+	g.x86.VPBROADCASTQ(y.AsX(), y)
 	return y
 }
 
 // doubles returns the step's eight elements of x in two registers of float64.
 func (s *step) doubles(x reg.Register) [2]reg.VecVirtual {
-	y, half := s.load(x), s.g.XMM()
-	s.g.VEXTRACTF128(operand.Imm(1), y, half)
-	lo, hi := s.g.YMM(), s.g.YMM()
-	s.g.VCVTPS2PD(y.AsX(), lo)
-	s.g.VCVTPS2PD(half, hi)
+	y, half := s.load(x), s.g.x86.XMM()
+	s.g.x86.VEXTRACTF128(operand.Imm(1), y, half)
+	lo, hi := s.g.x86.YMM(), s.g.x86.YMM()
+	s.g.x86.VCVTPS2PD(y.AsX(), lo)
+	s.g.x86.VCVTPS2PD(half, hi)
 	return [2]reg.VecVirtual{lo, hi}
 }
 
 // doubleParam loads a float64 parameter into all lanes.
 func (g *generator) doubleParam(param string) reg.VecVirtual {
-	b, err := g.Param(param).Resolve()
+	b, err := g.x86.Param(param).Resolve()
 	if err != nil {
 		panic(err)
 	}
-	y := g.YMM()
-	g.VBROADCASTSD(b.Addr, y)
+	y := g.x86.YMM()
+	g.x86.VBROADCASTSD(b.Addr, y)
 	return y
 }
 
 // returnClear stores, as result i, whether the sign bits of all four lanes of flags are clear.
 func (g *generator) returnClear(flags reg.VecVirtual, i int) {
-	signs, clear := g.GP32(), g.GP8()
-	g.VMOVMSKPD(flags, signs)
-	g.TESTL(signs, signs)
-	g.SETEQ(clear)
-	g.Store(clear, g.ReturnIndex(i))
+	signs, clear := g.x86.GP32(), g.x86.GP8()
+	g.x86.VMOVMSKPD(flags, signs)
+	g.x86.TESTL(signs, signs)
+	g.x86.SETEQ(clear)
+	g.x86.Store(clear, g.x86.ReturnIndex(i))
 }
 
 func (g *generator) fixed() {
@@ -73,48 +73,48 @@ func (g *generator) addAsFixed() {
 	flags := g.zeros(1)[0]
 	g.each(g.length("dst"), 1, func(s *step) {
 		for half, y := range s.doubles(x) {
-			g.VMULPD(scale, y, y)
-			large := g.YMM()
-			g.VANDPD(magnitude, y, large)
-			g.VCMPPD(operand.Imm(notLess), limit, large, large)
-			g.VORPD(large, flags, flags)
+			g.x86.VMULPD(scale, y, y)
+			large := g.x86.YMM()
+			g.x86.VANDPD(magnitude, y, large)
+			g.x86.VCMPPD(operand.Imm(notLess), limit, large, large)
+			g.x86.VORPD(large, flags, flags)
 
-			high, whole := g.YMM(), g.YMM()
-			g.VMOVAPD(y, high)
-			g.VFMADD213PD(round, down, high)
-			g.VSUBPD(round, high, whole)
-			g.VFNMADD231PD(up, whole, y)
-			g.VADDPD(round, y, y)
-			g.VPSUBQ(round, y, y)                 // the low half
-			g.VPSLLQ(operand.Imm(32), high, high) // the bits of round are shifted out
-			g.VPADDQ(high, y, y)
+			high, whole := g.x86.YMM(), g.x86.YMM()
+			g.x86.VMOVAPD(y, high)
+			g.x86.VFMADD213PD(round, down, high)
+			g.x86.VSUBPD(round, high, whole)
+			g.x86.VFNMADD231PD(up, whole, y)
+			g.x86.VADDPD(round, y, y)
+			g.x86.VPSUBQ(round, y, y)                 // the low half
+			g.x86.VPSLLQ(operand.Imm(32), high, high) // the bits of round are shifted out
+			g.x86.VPADDQ(high, y, y)
 
 			mem := operand.Mem{Base: dst, Index: s.at, Scale: 2, Disp: vector * half}
-			old, sum := g.YMM(), g.YMM()
+			old, sum := g.x86.YMM(), g.x86.YMM()
 			var mask reg.VecVirtual
 			if s.masked {
-				mask = g.YMM()
+				mask = g.x86.YMM()
 				part := s.mask.(reg.VecVirtual).AsX()
 				if half == 1 {
-					part = g.XMM()
-					g.VEXTRACTF128(operand.Imm(1), s.mask, part)
+					part = g.x86.XMM()
+					g.x86.VEXTRACTF128(operand.Imm(1), s.mask, part)
 				}
-				g.VPMOVSXDQ(part, mask)
-				g.VPMASKMOVQ(mem, mask, old)
+				g.x86.VPMOVSXDQ(part, mask)
+				g.x86.VPMASKMOVQ(mem, mask, old)
 			} else {
-				g.VMOVDQU(mem, old)
+				g.x86.VMOVDQU(mem, old)
 			}
-			g.VPADDQ(old, y, sum)
+			g.x86.VPADDQ(old, y, sum)
 			if s.masked {
-				g.VPMASKMOVQ(sum, mask, mem)
+				g.x86.VPMASKMOVQ(sum, mask, mem)
 			} else {
-				g.VMOVDQU(sum, mem)
+				g.x86.VMOVDQU(sum, mem)
 			}
 			// If both have one sign and the sum the other, it has wrapped.
-			g.VPXOR(sum, old, old)
-			g.VPXOR(sum, y, y)
-			g.VPAND(old, y, y)
-			g.VPOR(y, flags, flags)
+			g.x86.VPXOR(sum, old, old)
+			g.x86.VPXOR(sum, y, y)
+			g.x86.VPAND(old, y, y)
+			g.x86.VPOR(y, flags, flags)
 		}
 	})
 	g.returnClear(flags, 0)
@@ -130,32 +130,32 @@ func (g *generator) fixedSquares() {
 	coarse, fine, flags := sums[0], sums[1], sums[2]
 	g.each(g.length("x"), 1, func(s *step) {
 		for _, y := range s.doubles(x) {
-			g.VMULPD(y, y, y)
-			g.VMULPD(scale, y, y)
-			large := g.YMM()
-			g.VCMPPD(operand.Imm(notLess), limit, y, large)
-			g.VORPD(large, flags, flags)
-			whole, rounded := g.YMM(), g.YMM()
-			g.VADDPD(round, y, whole)
-			g.VSUBPD(round, whole, rounded)
-			g.VSUBPD(rounded, y, y)
-			g.VFMADD213PD(round, scale, y)
-			g.VPSUBQ(round, whole, whole)
-			g.VPADDQ(whole, coarse, coarse)
-			g.VPSUBQ(round, y, y)
-			g.VPADDQ(y, fine, fine)
+			g.x86.VMULPD(y, y, y)
+			g.x86.VMULPD(scale, y, y)
+			large := g.x86.YMM()
+			g.x86.VCMPPD(operand.Imm(notLess), limit, y, large)
+			g.x86.VORPD(large, flags, flags)
+			whole, rounded := g.x86.YMM(), g.x86.YMM()
+			g.x86.VADDPD(round, y, whole)
+			g.x86.VSUBPD(round, whole, rounded)
+			g.x86.VSUBPD(rounded, y, y)
+			g.x86.VFMADD213PD(round, scale, y)
+			g.x86.VPSUBQ(round, whole, whole)
+			g.x86.VPADDQ(whole, coarse, coarse)
+			g.x86.VPSUBQ(round, y, y)
+			g.x86.VPADDQ(y, fine, fine)
 		}
 	})
 	g.returnClear(flags, 2)
 	for i, sum := range sums[:2] {
-		half := g.XMM()
-		g.VEXTRACTI128(operand.Imm(1), sum, half)
-		g.VPADDQ(half, sum.AsX(), sum.AsX())
-		g.VPUNPCKHQDQ(sum.AsX(), sum.AsX(), half)
-		g.VPADDQ(half, sum.AsX(), sum.AsX())
-		total := g.GP64()
-		g.VMOVQ(sum.AsX(), total)
-		g.Store(total, g.ReturnIndex(i))
+		half := g.x86.XMM()
+		g.x86.VEXTRACTI128(operand.Imm(1), sum, half)
+		g.x86.VPADDQ(half, sum.AsX(), sum.AsX())
+		g.x86.VPUNPCKHQDQ(sum.AsX(), sum.AsX(), half)
+		g.x86.VPADDQ(half, sum.AsX(), sum.AsX())
+		total := g.x86.GP64()
+		g.x86.VMOVQ(sum.AsX(), total)
+		g.x86.Store(total, g.x86.ReturnIndex(i))
 	}
 	g.end()
 }

@@ -20,10 +20,11 @@ const (
 // widest is the number of float32 in the widest register: that of AVX-512.
 const widest = 2 * lanes
 
-// generator emits functions. Its methods that are named like instructions are avo's, with operands
-// in Go's order: sources reversed, destination last.
+// generator emits functions.
 type generator struct {
-	*build.Context
+	// x86 has a method for every instruction, with operands in Go's order: sources reversed, destination last. Embedded, it would
+	// cost each type around it thousands of methods, and a build from nothing a tenth of its time.
+	x86       *build.Context
 	constants map[uint32]string // symbol of each constant used, by bits
 	order     []uint32
 	labels    int
@@ -73,22 +74,22 @@ func (g *generator) lanes() int {
 // register returns a new register of the loop's width.
 func (g *generator) register() reg.VecVirtual {
 	if g.wide {
-		return g.ZMM()
+		return g.x86.ZMM()
 	}
-	return g.YMM()
+	return g.x86.YMM()
 }
 
 // function starts a function and documents it.
 func (g *generator) function(name, signature, doc string) {
-	g.Function(name)
-	g.Attributes(attr.NOSPLIT)
-	g.SignatureExpr(signature)
-	g.Doc(name + " " + doc)
+	g.x86.Function(name)
+	g.x86.Attributes(attr.NOSPLIT)
+	g.x86.SignatureExpr(signature)
+	g.x86.Doc(name + " " + doc)
 }
 
 func (g *generator) end() {
-	g.VZEROUPPER()
-	g.RET()
+	g.x86.VZEROUPPER()
+	g.x86.RET()
 }
 
 // label returns a label that is new in this file.
@@ -101,29 +102,29 @@ func to(label string) operand.LabelRef { return operand.LabelRef(label) }
 
 // base loads the address of a slice's first element.
 func (g *generator) base(param string) reg.Register {
-	return g.Load(g.Param(param).Base(), g.GP64())
+	return g.x86.Load(g.x86.Param(param).Base(), g.x86.GP64())
 }
 
 // length loads the length of a slice.
 func (g *generator) length(param string) reg.Register {
-	return g.Load(g.Param(param).Len(), g.GP64())
+	return g.x86.Load(g.x86.Param(param).Len(), g.x86.GP64())
 }
 
 // integer loads an int.
 func (g *generator) integer(param string) reg.Register {
-	return g.Load(g.Param(param), g.GP64())
+	return g.x86.Load(g.x86.Param(param), g.x86.GP64())
 }
 
 // broadcast loads a parameter of 32 bits into all lanes.
 func (g *generator) broadcast(param string) reg.VecVirtual {
 	y := g.register()
-	g.VBROADCASTSS(g.address(param), y)
+	g.x86.VBROADCASTSS(g.address(param), y)
 	return y
 }
 
 // address returns the address of a parameter.
 func (g *generator) address(param string) operand.Mem {
-	b, err := g.Param(param).Resolve()
+	b, err := g.x86.Param(param).Resolve()
 	if err != nil {
 		panic(err)
 	}
@@ -156,17 +157,17 @@ func (g *generator) bits(word uint32) operand.Mem {
 // constantIn returns a register of c in every lane.
 func (g *generator) constantIn(c float64) reg.VecVirtual {
 	y := g.register()
-	g.VMOVUPS(g.constant(c), y)
+	g.x86.VMOVUPS(g.constant(c), y)
 	return y
 }
 
 // tables emits the constants that functions use, and the tables that masks are loaded from.
 func (g *generator) tables() {
 	data := func(name string, words []uint32) {
-		g.StaticGlobal(name)
-		g.DataAttributes(attr.RODATA | attr.NOPTR)
+		g.x86.StaticGlobal(name)
+		g.x86.DataAttributes(attr.RODATA | attr.NOPTR)
 		for i, w := range words {
-			g.AddDatum(4*i, operand.U32(w))
+			g.x86.AddDatum(4*i, operand.U32(w))
 		}
 	}
 	for _, w := range g.order {
@@ -188,20 +189,20 @@ func (g *generator) tables() {
 
 // mask returns a register whose first n lanes are all ones, for n in a register, from 0 to 8. It overwrites n.
 func (g *generator) mask(n reg.Register) reg.VecVirtual {
-	table, y := g.GP64(), g.YMM()
-	g.LEAQ(g.table("masks"), table)
-	g.NEGQ(n)
-	g.VMOVUPS(operand.Mem{Base: table, Index: n, Scale: 4, Disp: vector}, y)
+	table, y := g.x86.GP64(), g.x86.YMM()
+	g.x86.LEAQ(g.table("masks"), table)
+	g.x86.NEGQ(n)
+	g.x86.VMOVUPS(operand.Mem{Base: table, Index: n, Scale: 4, Disp: vector}, y)
 	return y
 }
 
 // bitMask returns a mask register whose first n bits are ones. It overwrites n.
 func (g *generator) bitMask(n reg.Register) reg.Register {
-	bits, mask := g.GP64(), g.K()
-	g.MOVQ(operand.U32(1), bits)
-	g.SHLXQ(n, bits, bits)
-	g.DECQ(bits)
-	g.KMOVW(bits.As32(), mask)
+	bits, mask := g.x86.GP64(), g.x86.K()
+	g.x86.MOVQ(operand.U32(1), bits)
+	g.x86.SHLXQ(n, bits, bits)
+	g.x86.DECQ(bits)
+	g.x86.KMOVW(bits.As32(), mask)
 	return mask
 }
 
@@ -227,7 +228,7 @@ func (s *step) fetch(base reg.Register) {
 		return
 	}
 	s.fetched = append(s.fetched, base)
-	s.g.PREFETCHT0(s.mem(base).Offset(s.g.ahead))
+	s.g.x86.PREFETCHT0(s.mem(base).Offset(s.g.ahead))
 }
 
 // load loads the step's vector of an operand, with zeros beyond its end.
@@ -236,11 +237,11 @@ func (s *step) load(base reg.Register) reg.VecVirtual {
 	s.fetch(base)
 	switch {
 	case !s.masked:
-		s.g.VMOVUPS(s.mem(base), y)
+		s.g.x86.VMOVUPS(s.mem(base), y)
 	case s.g.wide:
-		s.g.VMOVUPS_Z(s.mem(base), s.mask, y)
+		s.g.x86.VMOVUPS_Z(s.mem(base), s.mask, y)
 	default:
-		s.g.VMASKMOVPS(s.mem(base), s.mask, y)
+		s.g.x86.VMASKMOVPS(s.mem(base), s.mask, y)
 	}
 	return y
 }
@@ -249,11 +250,11 @@ func (s *step) store(y reg.VecVirtual, base reg.Register) {
 	s.fetch(base)
 	switch {
 	case !s.masked:
-		s.g.VMOVUPS(y, s.mem(base))
+		s.g.x86.VMOVUPS(y, s.mem(base))
 	case s.g.wide:
-		s.g.VMOVUPS(y, s.mask, s.mem(base))
+		s.g.x86.VMOVUPS(y, s.mask, s.mem(base))
 	default:
-		s.g.VMASKMOVPS(y, s.mask, s.mem(base))
+		s.g.x86.VMASKMOVPS(y, s.mask, s.mem(base))
 	}
 }
 
@@ -261,39 +262,39 @@ func (s *step) store(y reg.VecVirtual, base reg.Register) {
 func (s *step) clip(y reg.VecVirtual) {
 	switch {
 	case s.masked && s.g.wide:
-		s.g.VMOVAPS_Z(y, s.mask, y)
+		s.g.x86.VMOVAPS_Z(y, s.mask, y)
 	case s.masked:
-		s.g.VANDPS(s.mask, y, y)
+		s.g.x86.VANDPS(s.mask, y, y)
 	}
 }
 
 // each emits a loop over n elements: unroll vectors at a time, then one, then the masked tail. It overwrites n.
 func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
 	many, one, tail, done := g.label("many"), g.label("one"), g.label("tail"), g.label("done")
-	at, lanes := g.GP64(), g.lanes()
+	at, lanes := g.x86.GP64(), g.lanes()
 	vector := 4 * lanes
-	g.XORQ(at, at)
+	g.x86.XORQ(at, at)
 	if unroll > 1 {
-		g.Label(many)
-		g.CMPQ(n, operand.Imm(uint64(lanes*unroll)))
-		g.JLT(to(one))
+		g.x86.Label(many)
+		g.x86.CMPQ(n, operand.Imm(uint64(lanes*unroll)))
+		g.x86.JLT(to(one))
 		for part := range unroll {
 			body(&step{g: g, at: at, part: part})
 		}
-		g.ADDQ(operand.U32(uint32(vector*unroll)), at)
-		g.SUBQ(operand.Imm(uint64(lanes*unroll)), n)
-		g.JMP(to(many))
+		g.x86.ADDQ(operand.U32(uint32(vector*unroll)), at)
+		g.x86.SUBQ(operand.Imm(uint64(lanes*unroll)), n)
+		g.x86.JMP(to(many))
 	}
-	g.Label(one)
-	g.CMPQ(n, operand.Imm(uint64(lanes)))
-	g.JLT(to(tail))
+	g.x86.Label(one)
+	g.x86.CMPQ(n, operand.Imm(uint64(lanes)))
+	g.x86.JLT(to(tail))
 	body(&step{g: g, at: at})
-	g.ADDQ(operand.Imm(uint64(vector)), at)
-	g.SUBQ(operand.Imm(uint64(lanes)), n)
-	g.JMP(to(one))
-	g.Label(tail)
-	g.TESTQ(n, n)
-	g.JZ(to(done))
+	g.x86.ADDQ(operand.Imm(uint64(vector)), at)
+	g.x86.SUBQ(operand.Imm(uint64(lanes)), n)
+	g.x86.JMP(to(one))
+	g.x86.Label(tail)
+	g.x86.TESTQ(n, n)
+	g.x86.JZ(to(done))
 	var mask reg.Register
 	if g.wide {
 		mask = g.bitMask(n)
@@ -301,7 +302,7 @@ func (g *generator) each(n reg.Register, unroll int, body func(s *step)) {
 		mask = g.mask(n)
 	}
 	body(&step{g: g, at: at, masked: true, mask: mask})
-	g.Label(done)
+	g.x86.Label(done)
 }
 
 // zeros returns n registers of zeros.
@@ -310,9 +311,9 @@ func (g *generator) zeros(n int) []reg.VecVirtual {
 	for i := range acc {
 		acc[i] = g.register()
 		if g.wide {
-			g.VPXORD(acc[i], acc[i], acc[i])
+			g.x86.VPXORD(acc[i], acc[i], acc[i])
 		} else {
-			g.VXORPS(acc[i], acc[i], acc[i])
+			g.x86.VXORPS(acc[i], acc[i], acc[i])
 		}
 	}
 	return acc
@@ -331,16 +332,16 @@ func fold(acc []reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
 // across combines the lanes of y and returns the result in lane 0.
 func (g *generator) across(y reg.VecVirtual, op func(ops ...operand.Op)) reg.VecVirtual {
 	if g.wide {
-		upper := g.YMM()
-		g.VEXTRACTF64X4(operand.Imm(1), y, upper)
+		upper := g.x86.YMM()
+		g.x86.VEXTRACTF64X4(operand.Imm(1), y, upper)
 		op(upper, y.AsY(), y.AsY())
 	}
-	x, half := y.AsX(), g.XMM()
-	g.VEXTRACTF128(operand.Imm(1), y.AsY(), half)
+	x, half := y.AsX(), g.x86.XMM()
+	g.x86.VEXTRACTF128(operand.Imm(1), y.AsY(), half)
 	op(half, x, x)
-	g.VMOVHLPS(x, x, half)
+	g.x86.VMOVHLPS(x, x, half)
 	op(half, x, x)
-	g.VMOVSHDUP(x, half)
+	g.x86.VMOVSHDUP(x, half)
 	op(half, x, x)
 	return y
 }

@@ -10,13 +10,13 @@ const siluMax = 80
 func (g *generator) sigmoidParts(x reg.VecVirtual) (e, sum reg.VecVirtual) {
 	e = g.register()
 	if g.wide {
-		g.VPXORD(g.bits(1<<31), x, e)
+		g.x86.VPXORD(g.bits(1<<31), x, e)
 	} else {
-		g.VXORPS(g.bits(1<<31), x, e)
+		g.x86.VXORPS(g.bits(1<<31), x, e)
 	}
 	e = g.exp(e)
 	sum = g.register()
-	g.VADDPS(g.constant(1), e, sum)
+	g.x86.VADDPS(g.constant(1), e, sum)
 	return e, sum
 }
 
@@ -26,8 +26,8 @@ func (g *generator) swiglus() {
 	g.each(g.length("y"), 1, func(s *step) {
 		v := s.load(gate)
 		_, sum := g.sigmoidParts(v)
-		g.VDIVPS(sum, v, v)
-		g.VMULPS(s.load(up), v, v)
+		g.x86.VDIVPS(sum, v, v)
+		g.x86.VMULPS(s.load(up), v, v)
 		s.store(v, y)
 	})
 	g.end()
@@ -37,17 +37,17 @@ func (g *generator) swiglus() {
 	gate, up = g.base("gate"), g.base("up")
 	g.each(g.length("dy"), 1, func(s *step) {
 		v := s.load(gate)
-		g.VMAXPS(v, g.constantIn(-siluMax), v) // a NaN, the second source, passes
+		g.x86.VMAXPS(v, g.constantIn(-siluMax), v) // a NaN, the second source, passes
 		e, sum := g.sigmoidParts(v)
 		sigma := g.constantIn(1)
-		g.VDIVPS(sum, sigma, sigma)
-		g.VMULPS(sigma, e, e) // 1 - sigma
-		g.VMULPS(sigma, v, v) // silu
+		g.x86.VDIVPS(sum, sigma, sigma)
+		g.x86.VMULPS(sigma, e, e) // 1 - sigma
+		g.x86.VMULPS(sigma, v, v) // silu
 		d, slope := s.load(dy), s.load(up)
-		g.VFMADD231PS(e, v, sigma) // the derivative of silu
-		g.VMULPS(d, slope, slope)
-		g.VMULPS(sigma, slope, slope)
-		g.VMULPS(d, v, v)
+		g.x86.VFMADD231PS(e, v, sigma) // the derivative of silu
+		g.x86.VMULPS(d, slope, slope)
+		g.x86.VMULPS(sigma, slope, slope)
+		g.x86.VMULPS(d, v, v)
 		s.store(slope, dgate)
 		s.store(v, dup)
 	})
@@ -62,10 +62,10 @@ func (g *generator) rotation() {
 		x, y := s.load(a), s.load(b)
 		c, sn := s.load(cosines), s.load(sines)
 		low, high := g.register(), g.register()
-		g.VMULPS(c, x, low)
-		g.VFNMADD231PS(sn, y, low)
-		g.VMULPS(c, y, high)
-		g.VFMADD231PS(sn, x, high)
+		g.x86.VMULPS(c, x, low)
+		g.x86.VFNMADD231PS(sn, y, low)
+		g.x86.VMULPS(c, y, high)
+		g.x86.VFMADD231PS(sn, x, high)
 		s.store(low, lo)
 		s.store(high, hi)
 	})

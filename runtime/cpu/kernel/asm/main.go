@@ -38,7 +38,7 @@ func main() {
 
 // generate returns the generated files by name.
 func generate() (map[string][]byte, error) {
-	g := &generator{Context: build.NewContext(), constants: map[uint32]string{}}
+	g := &generator{x86: build.NewContext(), constants: map[uint32]string{}}
 	g.product(avx2Tile)
 	g.product(avx512Tile)
 	g.peak(avx2Tile)
@@ -52,7 +52,7 @@ func generate() (map[string][]byte, error) {
 	g.fixed()
 	g.tables()
 
-	file, err := g.Result()
+	file, err := g.x86.Result()
 	if err != nil {
 		return nil, fmt.Errorf("build: %w", err)
 	}

@@ -15,35 +15,35 @@ var expPoly = []float64{1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.166
 func (g *generator) exp(x reg.VecVirtual) reg.VecVirtual {
 	g.bound(x, -87.3, 89)
 	n := g.register()
-	g.VMULPS(g.constant(math.Log2E), x, n)
+	g.x86.VMULPS(g.constant(math.Log2E), x, n)
 	if g.wide {
-		g.VRNDSCALEPS(operand.Imm(8), n, n)
+		g.x86.VRNDSCALEPS(operand.Imm(8), n, n)
 	} else {
-		g.VROUNDPS(operand.Imm(8), n, n)
+		g.x86.VROUNDPS(operand.Imm(8), n, n)
 	}
-	g.VFNMADD231PS(g.constant(0.693359375), n, x)
-	g.VFNMADD231PS(g.constant(-2.12194440e-4), n, x)
+	g.x86.VFNMADD231PS(g.constant(0.693359375), n, x)
+	g.x86.VFNMADD231PS(g.constant(-2.12194440e-4), n, x)
 	y := g.poly(x, expPoly)
-	g.VCVTPS2DQ(n, n)
-	g.VPADDD(g.bits(126), n, n)
-	g.VPSLLD(operand.Imm(23), n, n)
-	g.VMULPS(n, y, y)
-	g.VADDPS(y, y, y)
+	g.x86.VCVTPS2DQ(n, n)
+	g.x86.VPADDD(g.bits(126), n, n)
+	g.x86.VPSLLD(operand.Imm(23), n, n)
+	g.x86.VMULPS(n, y, y)
+	g.x86.VADDPS(y, y, y)
 	return y
 }
 
 // bound has x be at least one number and at most another.
 func (g *generator) bound(x reg.VecVirtual, least, most float64) {
 	// With x as the second source a NaN passes.
-	g.VMAXPS(x, g.constantIn(least), x)
-	g.VMINPS(x, g.constantIn(most), x)
+	g.x86.VMAXPS(x, g.constantIn(least), x)
+	g.x86.VMINPS(x, g.constantIn(most), x)
 }
 
 // poly returns the polynomial of x with the given coefficients, highest power first.
 func (g *generator) poly(x reg.VecVirtual, coefficients []float64) reg.VecVirtual {
 	y := g.constantIn(coefficients[0])
 	for _, c := range coefficients[1:] {
-		g.VFMADD213PS(g.constant(c), x, y)
+		g.x86.VFMADD213PS(g.constant(c), x, y)
 	}
 	return y
 }
@@ -55,11 +55,11 @@ func (g *generator) exponentials() {
 	sums := g.zeros(2)
 	g.each(g.length("dst"), 2, func(s *step) {
 		y := s.load(x)
-		g.VFMSUB213PS(shift, scale, y)
+		g.x86.VFMSUB213PS(shift, scale, y)
 		y = g.exp(y)
 		s.store(y, dst)
 		s.clip(y)
-		g.VADDPS(y, sums[s.part], sums[s.part])
+		g.x86.VADDPS(y, sums[s.part], sums[s.part])
 	})
 	g.returnSum(sums, 0)
 	g.end()
@@ -69,9 +69,9 @@ func (g *generator) exponentials() {
 	shift, mul := g.broadcast("shift"), g.broadcast("mul")
 	g.each(g.length("dst"), 2, func(s *step) {
 		y := s.load(x)
-		g.VSUBPS(shift, y, y)
+		g.x86.VSUBPS(shift, y, y)
 		y = g.exp(y)
-		g.VMULPS(mul, y, y)
+		g.x86.VMULPS(mul, y, y)
 		s.store(y, dst)
 	})
 	g.end()
@@ -94,41 +94,41 @@ const (
 // normalCDF returns Phi(x) and exp(-x*x/2).
 func (g *generator) normalCDF(x reg.VecVirtual) (phi, e reg.VecVirtual) {
 	e = g.register()
-	g.VMULPS(g.constant(-0.5), x, e)
-	g.VMULPS(x, e, e)
+	g.x86.VMULPS(g.constant(-0.5), x, e)
+	g.x86.VMULPS(x, e, e)
 	e = g.exp(e)
 	q, one := g.register(), g.constantIn(1)
 	if g.wide {
-		g.VPANDD(g.bits(math.MaxInt32), x, q)
+		g.x86.VPANDD(g.bits(math.MaxInt32), x, q)
 	} else {
-		g.VANDPS(g.bits(math.MaxInt32), x, q)
+		g.x86.VANDPS(g.bits(math.MaxInt32), x, q)
 	}
-	g.VFMADD213PS(one, g.constantIn(phiScale), q)
-	g.VDIVPS(q, one, q)
+	g.x86.VFMADD213PS(one, g.constantIn(phiScale), q)
+	g.x86.VDIVPS(q, one, q)
 	phi = g.poly(q, phiPoly)
-	g.VMULPS(q, phi, phi)
-	g.VMULPS(e, phi, phi)
+	g.x86.VMULPS(q, phi, phi)
+	g.x86.VMULPS(e, phi, phi)
 	above := g.register()
-	g.VSUBPS(phi, one, above)
+	g.x86.VSUBPS(phi, one, above)
 	if g.wide { // by the sign of x
-		below := g.K()
-		g.VPTESTMD(g.bits(1<<31), x, below)
-		g.VMOVAPS(phi, below, above)
+		below := g.x86.K()
+		g.x86.VPTESTMD(g.bits(1<<31), x, below)
+		g.x86.VMOVAPS(phi, below, above)
 		return above, e
 	}
-	g.VBLENDVPS(x, phi, above, phi)
+	g.x86.VBLENDVPS(x, phi, above, phi)
 	return phi, e
 }
 
 // logistic returns 1/(1 + e) and e = exp(-2u) of the tanh form.
 func (g *generator) logistic(x, square reg.VecVirtual) (s, e reg.VecVirtual) {
 	e = g.constantIn(geluB)
-	g.VFMADD213PS(g.constant(geluA), square, e)
-	g.VMULPS(x, e, e)
+	g.x86.VFMADD213PS(g.constant(geluA), square, e)
+	g.x86.VMULPS(x, e, e)
 	e = g.exp(e)
 	s, one := g.register(), g.constantIn(1)
-	g.VADDPS(one, e, s)
-	g.VDIVPS(s, one, s)
+	g.x86.VADDPS(one, e, s)
+	g.x86.VDIVPS(s, one, s)
 	return s, e
 }
 
@@ -138,7 +138,7 @@ func (g *generator) gelus() {
 	g.each(g.length("y"), 1, func(s *step) {
 		v := s.load(x)
 		phi, _ := g.normalCDF(v)
-		g.VMULPS(v, phi, phi)
+		g.x86.VMULPS(v, phi, phi)
 		s.store(phi, y)
 	})
 	g.end()
@@ -148,9 +148,9 @@ func (g *generator) gelus() {
 	g.each(g.length("dx"), 1, func(s *step) {
 		v := s.load(x)
 		phi, e := g.normalCDF(v)
-		g.VMULPS(g.constant(invSqrt2Pi), v, v)
-		g.VFMADD231PS(e, v, phi)
-		g.VMULPS(s.load(dy), phi, phi)
+		g.x86.VMULPS(g.constant(invSqrt2Pi), v, v)
+		g.x86.VFMADD231PS(e, v, phi)
+		g.x86.VMULPS(s.load(dy), phi, phi)
 		s.store(phi, dx)
 	})
 	g.end()
@@ -159,9 +159,9 @@ func (g *generator) gelus() {
 	y, x = g.base("y"), g.base("x")
 	g.each(g.length("y"), 1, func(s *step) {
 		v, square := s.load(x), g.register()
-		g.VMULPS(v, v, square)
+		g.x86.VMULPS(v, v, square)
 		logistic, _ := g.logistic(v, square)
-		g.VMULPS(v, logistic, logistic)
+		g.x86.VMULPS(v, logistic, logistic)
 		s.store(logistic, y)
 	})
 	g.end()
@@ -171,15 +171,15 @@ func (g *generator) gelus() {
 	g.each(g.length("dx"), 1, func(s *step) {
 		v, square := s.load(x), g.register()
 		g.bound(v, -geluMax, geluMax)
-		g.VMULPS(v, v, square)
+		g.x86.VMULPS(v, v, square)
 		logistic, e := g.logistic(v, square)
 		slope := g.constantIn(3 * geluB)
-		g.VFMADD213PS(g.constant(geluA), square, slope)
-		g.VMULPS(v, slope, slope)
-		g.VMULPS(logistic, e, e)
-		g.VMULPS(logistic, e, e)
-		g.VFNMADD213PS(logistic, e, slope)
-		g.VMULPS(s.load(dy), slope, slope)
+		g.x86.VFMADD213PS(g.constant(geluA), square, slope)
+		g.x86.VMULPS(v, slope, slope)
+		g.x86.VMULPS(logistic, e, e)
+		g.x86.VMULPS(logistic, e, e)
+		g.x86.VFNMADD213PS(logistic, e, slope)
+		g.x86.VMULPS(s.load(dy), slope, slope)
 		s.store(slope, dx)
 	})
 	g.end()
@@ -188,31 +188,31 @@ func (g *generator) gelus() {
 func (g *generator) adamw() {
 	g.function("adamw"+g.set(), "func(w, m, v, grad []float32, c *[9]float32)", "is isa.adamw.")
 	w, m, v, grad := g.base("w"), g.base("m"), g.base("v"), g.base("grad")
-	factors := g.Load(g.Param("c"), g.GP64())
+	factors := g.x86.Load(g.x86.Param("c"), g.x86.GP64())
 	var c [9]reg.VecVirtual
 	for i := range c {
 		c[i] = g.register()
-		g.VBROADCASTSS(operand.Mem{Base: factors, Disp: 4 * i}, c[i])
+		g.x86.VBROADCASTSS(operand.Mem{Base: factors, Disp: 4 * i}, c[i])
 	}
 	gradScale, beta1, gain1, beta2, gain2, decay, rate, rootBias, eps := c[0], c[1], c[2], c[3], c[4], c[5], c[6], c[7], c[8]
 	g.each(g.length("w"), 1, func(s *step) {
 		gi := s.load(grad)
-		g.VMULPS(gradScale, gi, gi)
+		g.x86.VMULPS(gradScale, gi, gi)
 		mi := s.load(m)
-		g.VMULPS(beta1, mi, mi)
-		g.VFMADD231PS(gain1, gi, mi)
+		g.x86.VMULPS(beta1, mi, mi)
+		g.x86.VFMADD231PS(gain1, gi, mi)
 		s.store(mi, m)
 		vi := s.load(v)
-		g.VMULPS(gi, gi, gi)
-		g.VMULPS(beta2, vi, vi)
-		g.VFMADD231PS(gain2, gi, vi)
+		g.x86.VMULPS(gi, gi, gi)
+		g.x86.VMULPS(beta2, vi, vi)
+		g.x86.VFMADD231PS(gain2, gi, vi)
 		s.store(vi, v)
-		g.VSQRTPS(vi, vi)
-		g.VFMADD213PS(eps, rootBias, vi)
-		g.VMULPS(rate, mi, mi)
-		g.VDIVPS(vi, mi, mi)
+		g.x86.VSQRTPS(vi, vi)
+		g.x86.VFMADD213PS(eps, rootBias, vi)
+		g.x86.VMULPS(rate, mi, mi)
+		g.x86.VDIVPS(vi, mi, mi)
 		wi := s.load(w)
-		g.VFMSUB213PS(mi, decay, wi)
+		g.x86.VFMSUB213PS(mi, decay, wi)
 		s.store(wi, w)
 	})
 	g.end()

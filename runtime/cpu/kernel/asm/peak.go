@@ -19,11 +19,11 @@ func (g *generator) peak(s tileShape) {
 		sums[i] = s.zero(g)
 	}
 	loop := g.label("loop")
-	g.Label(loop)
+	g.x86.Label(loop)
 	for _, sum := range sums {
-		g.VFMADD231PS(factor, factor, sum)
+		g.x86.VFMADD231PS(factor, factor, sum)
 	}
-	g.SUBQ(operand.Imm(1), rounds)
-	g.JGT(to(loop))
+	g.x86.SUBQ(operand.Imm(1), rounds)
+	g.x86.JGT(to(loop))
 	g.end()
 }

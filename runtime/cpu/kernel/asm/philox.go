@@ -31,10 +31,10 @@ func (g *generator) philox() *philox {
 	p.schedule()
 	p.threshold, p.scale = g.broadcast("threshold"), g.broadcast("scale")
 	if g.wide {
-		bits := g.GP32()
-		g.MOVL(operand.U32(0xaaaa), bits)
-		p.high = g.K()
-		g.KMOVW(bits, p.high)
+		bits := g.x86.GP32()
+		g.x86.MOVL(operand.U32(0xaaaa), bits)
+		p.high = g.x86.K()
+		g.x86.KMOVW(bits, p.high)
 	}
 	return p
 }
@@ -53,31 +53,31 @@ func (g *generator) dropoutFactors() {
 	dst, n, p := g.base("dst"), g.length("dst"), g.philox()
 	// Two registers of counters at a time, so that neither waits for its multiplications alone.
 	ids := []reg.VecVirtual{g.register(), g.register()}
-	g.VPBROADCASTQ(g.address("block"), ids[0])
-	g.VPADDQ(g.table("counters"+g.set()), ids[0], ids[0])
-	g.VPADDQ(g.table("advance"+g.set()), ids[0], ids[1])
+	g.x86.VPBROADCASTQ(g.address("block"), ids[0])
+	g.x86.VPADDQ(g.table("counters"+g.set()), ids[0], ids[0])
+	g.x86.VPADDQ(g.table("advance"+g.set()), ids[0], ids[1])
 	elements := 2 * g.lanes() // of a register of counters
 	out := func(i int) operand.Mem { return operand.Mem{Base: dst, Disp: 4 * elements * i} }
 
 	loop, last, done := g.label("loop"), g.label("last"), g.label("done")
-	g.Label(loop)
-	g.CMPQ(n, operand.Imm(uint64(2*elements)))
-	g.JLT(to(last))
+	g.x86.Label(loop)
+	g.x86.CMPQ(n, operand.Imm(uint64(2*elements)))
+	g.x86.JLT(to(last))
 	p.factors(ids, out)
 	for _, id := range ids {
 		for range ids {
-			g.VPADDQ(g.table("advance"+g.set()), id, id)
+			g.x86.VPADDQ(g.table("advance"+g.set()), id, id)
 		}
 	}
-	g.ADDQ(operand.U32(uint32(2*elements*4)), dst)
-	g.SUBQ(operand.Imm(uint64(2*elements)), n)
-	g.JMP(to(loop))
-	g.Label(last)
+	g.x86.ADDQ(operand.U32(uint32(2*elements*4)), dst)
+	g.x86.SUBQ(operand.Imm(uint64(2*elements)), n)
+	g.x86.JMP(to(loop))
+	g.x86.Label(last)
 	if g.wide { // otherwise two are the least there is
-		g.TESTQ(n, n)
-		g.JZ(to(done))
+		g.x86.TESTQ(n, n)
+		g.x86.JZ(to(done))
 		p.factors(ids[:1], out)
-		g.Label(done)
+		g.x86.Label(done)
 	}
 	g.end()
 }
@@ -92,44 +92,44 @@ func (g *generator) dropoutRows() {
 	var ids []reg.VecVirtual
 	var rows []reg.Register
 	for range quad {
-		id, row, block, skip := g.register(), g.GP64(), g.GP64(), g.GP64()
-		g.MOVQ(start, block)
-		g.SHRQ(operand.Imm(2), block)
-		g.VPBROADCASTQ(block, id)
-		g.VPADDQ(g.table("counters"+g.set()), id, id)
-		g.MOVQ(start, skip)
-		g.ANDQ(operand.Imm(3), skip)
-		g.NEGQ(skip)
-		g.LEAQ(operand.Mem{Base: dst, Index: skip, Scale: 4, Disp: 4 * scoreAlign}, row)
+		id, row, block, skip := g.register(), g.x86.GP64(), g.x86.GP64(), g.x86.GP64()
+		g.x86.MOVQ(start, block)
+		g.x86.SHRQ(operand.Imm(2), block)
+		g.x86.VPBROADCASTQ(block, id)
+		g.x86.VPADDQ(g.table("counters"+g.set()), id, id)
+		g.x86.MOVQ(start, skip)
+		g.x86.ANDQ(operand.Imm(3), skip)
+		g.x86.NEGQ(skip)
+		g.x86.LEAQ(operand.Mem{Base: dst, Index: skip, Scale: 4, Disp: 4 * scoreAlign}, row)
 		ids, rows = append(ids, id), append(rows, row)
-		g.ADDQ(stride, start)
-		g.LEAQ(operand.Mem{Base: dst, Index: ld, Scale: 4}, dst)
+		g.x86.ADDQ(stride, start)
+		g.x86.LEAQ(operand.Mem{Base: dst, Index: ld, Scale: 4}, dst)
 	}
 	p := g.philox()
 	loop := g.label("loop")
-	g.Label(loop)
+	g.x86.Label(loop)
 	p.factors(ids, func(i int) operand.Mem { return operand.Mem{Base: rows[i]} })
 	for i := range ids {
-		g.VPADDQ(g.table("advance"+g.set()), ids[i], ids[i])
-		g.ADDQ(operand.U32(2*4*widest), rows[i])
+		g.x86.VPADDQ(g.table("advance"+g.set()), ids[i], ids[i])
+		g.x86.ADDQ(operand.U32(2*4*widest), rows[i])
 	}
-	g.SUBQ(operand.Imm(2*widest), n)
-	g.JGT(to(loop))
+	g.x86.SUBQ(operand.Imm(2*widest), n)
+	g.x86.JGT(to(loop))
 	g.end()
 }
 
 // schedule emits the computation of the keys of all rounds.
 func (p *philox) schedule() {
-	p.keys = p.AllocLocal(2 * rounds * 4)
-	seed := p.Load(p.Param("seed"), p.GP64()).(reg.GPVirtual)
+	p.keys = p.x86.AllocLocal(2 * rounds * 4)
+	seed := p.x86.Load(p.x86.Param("seed"), p.x86.GP64()).(reg.GPVirtual)
 	for word, inc := range []uint32{inc0, inc1} {
-		key := p.GP32()
-		p.MOVL(seed.As32(), key)
+		key := p.x86.GP32()
+		p.x86.MOVL(seed.As32(), key)
 		for round := range rounds {
-			p.MOVL(key, p.key(round, word))
-			p.ADDL(operand.U32(inc), key)
+			p.x86.MOVL(key, p.key(round, word))
+			p.x86.ADDL(operand.U32(inc), key)
 		}
-		p.SHRQ(operand.Imm(32), seed)
+		p.x86.SHRQ(operand.Imm(32), seed)
 	}
 }
 
@@ -142,16 +142,16 @@ func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
 		for w := range c[i] {
 			c[i][w] = p.register()
 		}
-		p.VMOVUPS(id, c[i][0])
-		p.VPSRLQ(operand.Imm(32), id, c[i][1])
-		p.VBROADCASTSS(p.address("op"), c[i][2])
-		p.VBROADCASTSS(p.address("step"), c[i][3])
+		p.x86.VMOVUPS(id, c[i][0])
+		p.x86.VPSRLQ(operand.Imm(32), id, c[i][1])
+		p.x86.VBROADCASTSS(p.address("op"), c[i][2])
+		p.x86.VBROADCASTSS(p.address("step"), c[i][3])
 	}
 	for round := range rounds {
 		for i := range c {
 			products := [2]reg.VecVirtual{p.register(), p.register()}
-			p.VPMULUDQ(p.bits(mul0), c[i][0], products[0])
-			p.VPMULUDQ(p.bits(mul1), c[i][2], products[1])
+			p.x86.VPMULUDQ(p.bits(mul0), c[i][0], products[0])
+			p.x86.VPMULUDQ(p.bits(mul1), c[i][2], products[1])
 			c[i][0] = p.mix(products[1], c[i][1], p.key(round, 0))
 			c[i][2] = p.mix(products[0], c[i][3], p.key(round, 1))
 			c[i][1], c[i][3] = products[1], products[0]
@@ -160,10 +160,10 @@ func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
 	for i := range c {
 		p.pair(c[i][0], c[i][1])
 		p.pair(c[i][2], c[i][3])
-		for half, unpack := range []func(ops ...operand.Op){p.VPUNPCKLQDQ, p.VPUNPCKHQDQ} {
+		for half, unpack := range []func(ops ...operand.Op){p.x86.VPUNPCKLQDQ, p.x86.VPUNPCKHQDQ} {
 			words := p.register()
 			unpack(c[i][2], c[i][0], words)
-			p.VMOVUPS(p.kept(words), dst(i).Offset(4*p.lanes()*half))
+			p.x86.VMOVUPS(p.kept(words), dst(i).Offset(4*p.lanes()*half))
 		}
 	}
 }
@@ -171,40 +171,40 @@ func (p *philox) factors(ids []reg.VecVirtual, dst func(i int) operand.Mem) {
 // mix returns the exclusive or of a word, a key and the high half of a product.
 func (p *philox) mix(product, word reg.VecVirtual, key operand.Mem) reg.VecVirtual {
 	high := p.register()
-	p.VPSRLQ(operand.Imm(32), product, high)
+	p.x86.VPSRLQ(operand.Imm(32), product, high)
 	if p.wide {
-		p.VPTERNLOGD_BCST(operand.Imm(0x96), key, word, high)
+		p.x86.VPTERNLOGD_BCST(operand.Imm(0x96), key, word, high)
 		return high
 	}
 	k := p.register()
-	p.VPBROADCASTD(key, k)
-	p.VPXOR(k, word, word)
-	p.VPXOR(word, high, high)
+	p.x86.VPBROADCASTD(key, k)
+	p.x86.VPXOR(k, word, word)
+	p.x86.VPXOR(word, high, high)
 	return high
 }
 
 // pair puts the word in the low half of each lane of b beside that of a.
 func (p *philox) pair(a, b reg.VecVirtual) {
 	if p.wide {
-		p.VPSHUFD(operand.Imm(0xa0), b, p.high, a)
+		p.x86.VPSHUFD(operand.Imm(0xa0), b, p.high, a)
 		return
 	}
-	p.VPSLLQ(operand.Imm(32), b, b)
-	p.VPBLENDD(operand.Imm(0xaa), b, a, a)
+	p.x86.VPSLLQ(operand.Imm(32), b, b)
+	p.x86.VPBLENDD(operand.Imm(0xaa), b, a, a)
 }
 
 // kept returns the scale for words that are not below the threshold and zero for others.
 func (p *philox) kept(words reg.VecVirtual) reg.VecVirtual {
 	if p.wide {
 		const notLess = 5
-		keep := p.K()
-		p.VPCMPUD(operand.Imm(notLess), p.threshold, words, keep)
-		p.VMOVAPS_Z(p.scale, keep, words)
+		keep := p.x86.K()
+		p.x86.VPCMPUD(operand.Imm(notLess), p.threshold, words, keep)
+		p.x86.VMOVAPS_Z(p.scale, keep, words)
 		return words
 	}
 	kept := p.register()
-	p.VPMAXUD(p.threshold, words, kept)
-	p.VPCMPEQD(words, kept, kept)
-	p.VPAND(p.scale, kept, kept)
+	p.x86.VPMAXUD(p.threshold, words, kept)
+	p.x86.VPCMPEQD(words, kept, kept)
+	p.x86.VPAND(p.scale, kept, kept)
 	return kept
 }

@@ -26,17 +26,17 @@ func (s tileShape) bytes() int { return 4 * s.lanes }
 // register returns a new vector register, zero a cleared one.
 func (s tileShape) register(g *generator) reg.VecVirtual {
 	if s.lanes == 16 {
-		return g.ZMM()
+		return g.x86.ZMM()
 	}
-	return g.YMM()
+	return g.x86.YMM()
 }
 
 func (s tileShape) zero(g *generator) reg.VecVirtual {
 	y := s.register(g)
 	if s.lanes == 16 {
-		g.VPXORD(y, y, y)
+		g.x86.VPXORD(y, y, y)
 	} else {
-		g.VXORPS(y, y, y)
+		g.x86.VXORPS(y, y, y)
 	}
 	return y
 }
@@ -50,19 +50,19 @@ func (g *generator) product(s tileShape) {
 	for vectors := 1; vectors <= s.vectors; vectors++ {
 		wider := g.label("wider")
 		if vectors < s.vectors {
-			g.CMPQ(n, operand.Imm(uint64(vectors*s.lanes)))
-			g.JGT(to(wider))
+			g.x86.CMPQ(n, operand.Imm(uint64(vectors*s.lanes)))
+			g.x86.JGT(to(wider))
 		}
 		for rows := 1; rows <= s.rows; rows++ {
 			more := g.label("more")
 			if rows < s.rows {
-				g.CMPQ(m, operand.Imm(uint64(rows)))
-				g.JGT(to(more))
+				g.x86.CMPQ(m, operand.Imm(uint64(rows)))
+				g.x86.JGT(to(more))
 			}
 			g.tile(s, rows, vectors)
-			g.Label(more)
+			g.x86.Label(more)
 		}
-		g.Label(wider)
+		g.x86.Label(wider)
 	}
 }
 
@@ -78,13 +78,13 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 	// Three rows share a base address, from which they are 0, 1 and 2 row strides away.
 	a, rsa, csa := g.base("a"), g.integer("rsa"), g.integer("csa")
 	b, k := g.base("b"), g.integer("k")
-	g.SHLQ(operand.Imm(2), rsa)
-	g.SHLQ(operand.Imm(2), csa)
+	g.x86.SHLQ(operand.Imm(2), rsa)
+	g.x86.SHLQ(operand.Imm(2), csa)
 	bases := []reg.Register{a}
 	for r := 3; r < rows; r += 3 {
-		base := g.GP64()
-		g.LEAQ(operand.Mem{Base: rsa, Index: rsa, Scale: 2}, base)
-		g.ADDQ(bases[len(bases)-1], base)
+		base := g.x86.GP64()
+		g.x86.LEAQ(operand.Mem{Base: rsa, Index: rsa, Scale: 2}, base)
+		g.x86.ADDQ(bases[len(bases)-1], base)
 		bases = append(bases, base)
 	}
 	// The address of an element of a for the term u after the bases. If a is packed, all rows use
@@ -103,7 +103,7 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 		row := make([]reg.VecVirtual, vectors)
 		for v := range row {
 			row[v] = s.register(g)
-			g.VMOVUPS(operand.Mem{Base: b, Disp: s.bytes() * (u*s.vectors + v)}, row[v])
+			g.x86.VMOVUPS(operand.Mem{Base: b, Disp: s.bytes() * (u*s.vectors + v)}, row[v])
 		}
 		// Two rows at a time: in this order the processor divides the multiply-adds evenly between
 		// its two units.
@@ -111,11 +111,11 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 			x := make([]reg.VecVirtual, min(2, rows-r))
 			for i := range x {
 				x[i] = s.register(g)
-				g.VBROADCASTSS(element(r+i, u), x[i])
+				g.x86.VBROADCASTSS(element(r+i, u), x[i])
 			}
 			for v := range row {
 				for i := range x {
-					g.VFMADD231PS(row[v], x[i], sums[r+i][v])
+					g.x86.VFMADD231PS(row[v], x[i], sums[r+i][v])
 				}
 			}
 		}
@@ -125,81 +125,81 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 	// multiply-add units.
 	terms := func(unroll int, element func(r, u int) operand.Mem, step int, moved ...reg.Register) {
 		many, few := g.label("many"), g.label("few")
-		g.SUBQ(operand.Imm(uint64(unroll)), k)
-		g.JLT(to(few))
-		g.Label(many)
+		g.x86.SUBQ(operand.Imm(uint64(unroll)), k)
+		g.x86.JLT(to(few))
+		g.x86.Label(many)
 		for u := range unroll {
 			term(u, element)
 		}
 		for _, base := range moved {
-			g.ADDQ(operand.U32(uint32(unroll*step)), base)
+			g.x86.ADDQ(operand.U32(uint32(unroll*step)), base)
 		}
-		g.ADDQ(operand.U32(uint32(unroll*s.vectors*s.bytes())), b)
-		g.SUBQ(operand.Imm(uint64(unroll)), k)
-		g.JGE(to(many))
-		g.Label(few)
-		g.ADDQ(operand.Imm(uint64(unroll)), k)
+		g.x86.ADDQ(operand.U32(uint32(unroll*s.vectors*s.bytes())), b)
+		g.x86.SUBQ(operand.Imm(uint64(unroll)), k)
+		g.x86.JGE(to(many))
+		g.x86.Label(few)
+		g.x86.ADDQ(operand.Imm(uint64(unroll)), k)
 	}
 	one, done := g.label("one"), g.label("done")
 	if rows == s.rows { // the others are edges
 		apart := g.label("apart")
-		g.CMPQ(csa, operand.Imm(4))
-		g.JNE(to(apart))
+		g.x86.CMPQ(csa, operand.Imm(4))
+		g.x86.JNE(to(apart))
 		terms(4, strided(4), 4, bases...)
-		g.JMP(to(one))
-		g.Label(apart)
-		g.CMPQ(csa, operand.Imm(uint64(4*rows)))
-		g.JNE(to(one))
+		g.x86.JMP(to(one))
+		g.x86.Label(apart)
+		g.x86.CMPQ(csa, operand.Imm(uint64(4*rows)))
+		g.x86.JNE(to(one))
 		terms(4, packed, 4*rows, a)
 		for r, base := range bases[1:] {
-			g.LEAQ(operand.Mem{Base: a, Disp: 12 * (r + 1)}, base)
+			g.x86.LEAQ(operand.Mem{Base: a, Disp: 12 * (r + 1)}, base)
 		}
 	}
-	g.Label(one)
-	g.TESTQ(k, k)
-	g.JZ(to(done))
+	g.x86.Label(one)
+	g.x86.TESTQ(k, k)
+	g.x86.JZ(to(done))
 	term(0, strided(0))
 	for _, base := range bases {
-		g.ADDQ(csa, base)
+		g.x86.ADDQ(csa, base)
 	}
-	g.ADDQ(operand.U32(uint32(s.vectors*s.bytes())), b)
-	g.DECQ(k)
-	g.JMP(to(one))
-	g.Label(done)
+	g.x86.ADDQ(operand.U32(uint32(s.vectors*s.bytes())), b)
+	g.x86.DECQ(k)
+	g.x86.JMP(to(one))
+	g.x86.Label(done)
 
 	// The last vector of a row may be partly outside; the others are whole.
 	n := g.integer("n")
 	if vectors > 1 {
-		g.SUBQ(operand.Imm(uint64(s.lanes*(vectors-1))), n)
+		g.x86.SUBQ(operand.Imm(uint64(s.lanes*(vectors-1))), n)
 	}
-	acc, add := g.Load(g.Param("acc"), g.GP8()), g.label("add")
+	acc, add := g.x86.Load(g.x86.Param("acc"), g.x86.GP8()), g.label("add")
 	if s.lanes == 16 {
-		bits, mask := g.GP64(), g.K()
-		g.MOVQ(operand.U32(1), bits)
-		g.SHLXQ(n, bits, bits)
-		g.DECQ(bits)
-		g.KMOVW(bits.As32(), mask)
-		g.TESTB(acc, acc)
-		g.JNZ(to(add))
+		bits, mask := g.x86.GP64(), g.x86.K()
+		g.x86.MOVQ(operand.U32(1), bits)
+		g.x86.SHLXQ(n, bits, bits)
+		g.x86.DECQ(bits)
+		g.x86.KMOVW(bits.As32(), mask)
+		g.x86.TESTB(acc, acc)
+		g.x86.JNZ(to(add))
 		g.output(s, sums, false, mask)
-		g.Label(add)
+		g.x86.Label(add)
 		g.output(s, sums, true, mask)
 		return
 	}
 	whole, addWhole := g.label("whole"), g.label("addWhole")
-	g.CMPQ(n, operand.Imm(uint64(s.lanes)))
-	g.JEQ(to(whole))
+	g.x86.CMPQ(n, operand.Imm(uint64(s.lanes)))
+	g.x86.JEQ(to(whole))
 	mask := g.mask(n)
-	g.TESTB(acc, acc)
-	g.JNZ(to(add))
+	g.x86.TESTB(acc, acc)
+	g.x86.JNZ(to(add))
 	g.output(s, sums, false, mask)
-	g.Label(add)
+	g.x86.Label(add)
 	g.output(s, sums, true, mask)
-	g.Label(whole)
-	g.TESTB(acc, acc)
-	g.JNZ(to(addWhole))
+	g.x86.Label(whole)
+	g.x86.TESTB(acc, acc)
+	g.x86.JNZ(to(addWhole))
 	g.output(s, sums, false, nil)
-	g.Label(addWhole)
+	g.x86.Label(addWhole)
 	g.output(s, sums, true, nil)
 }
 
@@ -207,33 +207,33 @@ func (g *generator) tile(s tileShape, rows, vectors int) {
 // each row through mask unless that is nil.
 func (g *generator) output(s tileShape, sums [][]reg.VecVirtual, add bool, mask reg.Register) {
 	c, ldc := g.base("c"), g.integer("ldc")
-	g.SHLQ(operand.Imm(2), ldc)
+	g.x86.SHLQ(operand.Imm(2), ldc)
 	for r, row := range sums {
 		if r > 0 {
-			g.ADDQ(ldc, c)
+			g.x86.ADDQ(ldc, c)
 		}
 		for v, sum := range row {
 			mem := operand.Mem{Base: c, Disp: s.bytes() * v}
 			if mask == nil || v < len(row)-1 {
 				if add {
-					g.VADDPS(mem, sum, sum)
+					g.x86.VADDPS(mem, sum, sum)
 				}
-				g.VMOVUPS(sum, mem)
+				g.x86.VMOVUPS(sum, mem)
 				continue
 			}
 			if add {
 				old := s.register(g)
 				if s.lanes == 16 {
-					g.VMOVUPS_Z(mem, mask, old)
+					g.x86.VMOVUPS_Z(mem, mask, old)
 				} else {
-					g.VMASKMOVPS(mem, mask, old)
+					g.x86.VMASKMOVPS(mem, mask, old)
 				}
-				g.VADDPS(old, sum, sum)
+				g.x86.VADDPS(old, sum, sum)
 			}
 			if s.lanes == 16 {
-				g.VMOVUPS(sum, mask, mem)
+				g.x86.VMOVUPS(sum, mask, mem)
 			} else {
-				g.VMASKMOVPS(sum, mask, mem)
+				g.x86.VMASKMOVPS(sum, mask, mem)
 			}
 		}
 	}
@@ -249,51 +249,51 @@ func (g *generator) packs() {
 	for vectors := 1; vectors <= widest; vectors++ {
 		wider := g.label("wider")
 		if vectors < widest {
-			g.CMPQ(width, operand.Imm(uint64(vectors*lanes)))
-			g.JGT(to(wider))
+			g.x86.CMPQ(width, operand.Imm(uint64(vectors*lanes)))
+			g.x86.JGT(to(wider))
 		}
 		g.packRows(vectors)
-		g.Label(wider)
+		g.x86.Label(wider)
 	}
 
 	g.function("packColsAVX2", "func(dst, src []float32, ld, k, width int)",
 		"sets dst[q*width+j] = src[j*ld+q] for q < k and j < 8: eight columns of isa.packCols.")
 	dst, src, ld, k := g.base("dst"), g.base("src"), g.integer("ld"), g.integer("k")
 	width = g.integer("width")
-	g.SHLQ(operand.Imm(2), ld)
-	g.SHLQ(operand.Imm(2), width)
+	g.x86.SHLQ(operand.Imm(2), ld)
+	g.x86.SHLQ(operand.Imm(2), width)
 	many, tail, done := g.label("many"), g.label("tail"), g.label("done")
-	g.Label(many)
-	g.CMPQ(k, operand.Imm(lanes))
-	g.JLT(to(tail))
+	g.x86.Label(many)
+	g.x86.CMPQ(k, operand.Imm(lanes))
+	g.x86.JLT(to(tail))
 	for _, y := range g.transpose(g.loadRows(src, ld, nil)) {
-		g.VMOVUPS(y, operand.Mem{Base: dst})
-		g.ADDQ(width, dst)
+		g.x86.VMOVUPS(y, operand.Mem{Base: dst})
+		g.x86.ADDQ(width, dst)
 	}
-	g.ADDQ(operand.Imm(vector), src)
-	g.SUBQ(operand.Imm(lanes), k)
-	g.JMP(to(many))
-	g.Label(tail)
-	g.TESTQ(k, k)
-	g.JZ(to(done))
-	count := g.GP64()
-	g.MOVQ(k, count)
+	g.x86.ADDQ(operand.Imm(vector), src)
+	g.x86.SUBQ(operand.Imm(lanes), k)
+	g.x86.JMP(to(many))
+	g.x86.Label(tail)
+	g.x86.TESTQ(k, k)
+	g.x86.JZ(to(done))
+	count := g.x86.GP64()
+	g.x86.MOVQ(k, count)
 	mask := g.mask(count)
 	for _, y := range g.transpose(g.loadRows(src, ld, mask)) {
-		g.VMOVUPS(y, operand.Mem{Base: dst})
-		g.ADDQ(width, dst)
-		g.DECQ(k)
-		g.JZ(to(done))
+		g.x86.VMOVUPS(y, operand.Mem{Base: dst})
+		g.x86.ADDQ(width, dst)
+		g.x86.DECQ(k)
+		g.x86.JZ(to(done))
 	}
-	g.Label(done)
+	g.x86.Label(done)
 	g.end()
 }
 
 func (g *generator) packRows(vectors int) {
 	dst, src, ld, k := g.base("dst"), g.base("src"), g.integer("ld"), g.integer("k")
 	width := g.integer("width")
-	g.SHLQ(operand.Imm(2), ld)
-	g.SHLQ(operand.Imm(2), width)
+	g.x86.SHLQ(operand.Imm(2), ld)
+	g.x86.SHLQ(operand.Imm(2), width)
 	masks := make([]reg.VecVirtual, vectors)
 	for v := range masks {
 		masks[v] = g.maskOf("n", v)
@@ -304,54 +304,54 @@ func (g *generator) packRows(vectors int) {
 			if v%2 == 0 { // a row that is used later: rows are too far apart for the hardware prefetcher
 				ahead := mem
 				ahead.Index, ahead.Scale = ld, 8
-				g.PREFETCHT0(ahead)
+				g.x86.PREFETCHT0(ahead)
 			}
-			y := g.YMM()
-			g.VMASKMOVPS(mem, mask, y)
+			y := g.x86.YMM()
+			g.x86.VMASKMOVPS(mem, mask, y)
 			store(v, y)
 		}
 	}
 	loop, last := g.label("row"), g.label("last")
-	g.Label(loop)
-	g.DECQ(k)
-	g.JZ(to(last))
-	row(func(v int, y reg.VecVirtual) { g.VMOVUPS(y, operand.Mem{Base: dst, Disp: vector * v}) })
-	g.ADDQ(ld, src)
-	g.ADDQ(width, dst)
-	g.JMP(to(loop))
-	g.Label(last) // others write beyond their end, where the next row then follows
+	g.x86.Label(loop)
+	g.x86.DECQ(k)
+	g.x86.JZ(to(last))
+	row(func(v int, y reg.VecVirtual) { g.x86.VMOVUPS(y, operand.Mem{Base: dst, Disp: vector * v}) })
+	g.x86.ADDQ(ld, src)
+	g.x86.ADDQ(width, dst)
+	g.x86.JMP(to(loop))
+	g.x86.Label(last) // others write beyond their end, where the next row then follows
 	row(func(v int, y reg.VecVirtual) {
-		g.VMASKMOVPS(y, g.maskOf("width", v), operand.Mem{Base: dst, Disp: vector * v})
+		g.x86.VMASKMOVPS(y, g.maskOf("width", v), operand.Mem{Base: dst, Disp: vector * v})
 	})
 	g.end()
 }
 
 // maskOf returns the mask of vector number v, for the number of elements in a parameter.
 func (g *generator) maskOf(count string, v int) reg.VecVirtual {
-	n, bound := g.integer(count), g.GP64()
-	g.SUBQ(operand.Imm(uint64(v*lanes)), n)
-	g.XORQ(bound, bound)
-	g.CMPQ(n, bound)
-	g.CMOVQLT(bound, n)
-	g.MOVQ(operand.U32(lanes), bound)
-	g.CMPQ(n, bound)
-	g.CMOVQGT(bound, n)
+	n, bound := g.integer(count), g.x86.GP64()
+	g.x86.SUBQ(operand.Imm(uint64(v*lanes)), n)
+	g.x86.XORQ(bound, bound)
+	g.x86.CMPQ(n, bound)
+	g.x86.CMOVQLT(bound, n)
+	g.x86.MOVQ(operand.U32(lanes), bound)
+	g.x86.CMPQ(n, bound)
+	g.x86.CMOVQGT(bound, n)
 	return g.mask(n)
 }
 
 // loadRows loads a vector from each of eight rows.
 func (g *generator) loadRows(src, ld reg.Register, mask reg.Register) [lanes]reg.VecVirtual {
 	var rows [lanes]reg.VecVirtual
-	p := g.GP64()
-	g.MOVQ(src, p)
+	p := g.x86.GP64()
+	g.x86.MOVQ(src, p)
 	for r := range rows {
-		rows[r] = g.YMM()
+		rows[r] = g.x86.YMM()
 		if mask == nil {
-			g.VMOVUPS(operand.Mem{Base: p}, rows[r])
+			g.x86.VMOVUPS(operand.Mem{Base: p}, rows[r])
 		} else {
-			g.VMASKMOVPS(operand.Mem{Base: p}, mask, rows[r])
+			g.x86.VMASKMOVPS(operand.Mem{Base: p}, mask, rows[r])
 		}
-		g.ADDQ(ld, p)
+		g.x86.ADDQ(ld, p)
 	}
 	return rows
 }
@@ -360,21 +360,21 @@ func (g *generator) loadRows(src, ld reg.Register, mask reg.Register) [lanes]reg
 func (g *generator) transpose(rows [lanes]reg.VecVirtual) [lanes]reg.VecVirtual {
 	var pairs, quads, cols [lanes]reg.VecVirtual
 	for i := 0; i < lanes; i += 2 {
-		pairs[i], pairs[i+1] = g.YMM(), g.YMM()
-		g.VUNPCKLPS(rows[i+1], rows[i], pairs[i])
-		g.VUNPCKHPS(rows[i+1], rows[i], pairs[i+1])
+		pairs[i], pairs[i+1] = g.x86.YMM(), g.x86.YMM()
+		g.x86.VUNPCKLPS(rows[i+1], rows[i], pairs[i])
+		g.x86.VUNPCKHPS(rows[i+1], rows[i], pairs[i+1])
 	}
 	for i := 0; i < lanes; i += 4 {
 		for j := range 2 {
-			quads[i+2*j], quads[i+2*j+1] = g.YMM(), g.YMM()
-			g.VSHUFPS(operand.Imm(0x44), pairs[i+2+j], pairs[i+j], quads[i+2*j])
-			g.VSHUFPS(operand.Imm(0xee), pairs[i+2+j], pairs[i+j], quads[i+2*j+1])
+			quads[i+2*j], quads[i+2*j+1] = g.x86.YMM(), g.x86.YMM()
+			g.x86.VSHUFPS(operand.Imm(0x44), pairs[i+2+j], pairs[i+j], quads[i+2*j])
+			g.x86.VSHUFPS(operand.Imm(0xee), pairs[i+2+j], pairs[i+j], quads[i+2*j+1])
 		}
 	}
 	for i := range lanes / 2 {
-		cols[i], cols[i+4] = g.YMM(), g.YMM()
-		g.VPERM2F128(operand.Imm(0x20), quads[i+4], quads[i], cols[i])
-		g.VPERM2F128(operand.Imm(0x31), quads[i+4], quads[i], cols[i+4])
+		cols[i], cols[i+4] = g.x86.YMM(), g.x86.YMM()
+		g.x86.VPERM2F128(operand.Imm(0x20), quads[i+4], quads[i], cols[i])
+		g.x86.VPERM2F128(operand.Imm(0x31), quads[i+4], quads[i], cols[i+4])
 	}
 	return cols
 }

@@ -16,7 +16,7 @@ func (g *generator) vectors() {
 	for _, f := range []struct {
 		name string
 		op   func(ops ...operand.Op)
-	}{{"add", g.VADDPS}, {"mul", g.VMULPS}, {"max", g.VMAXPS}} {
+	}{{"add", g.x86.VADDPS}, {"mul", g.x86.VMULPS}, {"max", g.x86.VMAXPS}} {
 		g.function(f.name+g.set(), "func(dst, a, b []float32)", "is isa."+f.name+".")
 		dst, a, b := g.base("dst"), g.base("a"), g.base("b")
 		g.each(g.length("dst"), unrolled, func(s *step) {
@@ -31,7 +31,7 @@ func (g *generator) vectors() {
 	dst, x, factor := g.base("dst"), g.base("x"), g.broadcast("s")
 	g.each(g.length("dst"), unrolled, func(s *step) {
 		y := s.load(x)
-		g.VMULPS(factor, y, y)
+		g.x86.VMULPS(factor, y, y)
 		s.store(y, dst)
 	})
 	g.end()
@@ -40,7 +40,7 @@ func (g *generator) vectors() {
 	dst, x, factor = g.base("dst"), g.base("x"), g.broadcast("s")
 	g.each(g.length("dst"), unrolled, func(s *step) {
 		y, z := s.load(dst), s.load(x)
-		g.VFMADD231PS(factor, z, y)
+		g.x86.VFMADD231PS(factor, z, y)
 		s.store(y, dst)
 	})
 	g.end()
@@ -52,7 +52,7 @@ func (g *generator) reductions() {
 	a, b := g.base("a"), g.base("b")
 	acc := g.zeros(unrolled)
 	g.each(g.length("a"), unrolled, func(s *step) {
-		g.VFMADD231PS(s.load(a), s.load(b), acc[s.part])
+		g.x86.VFMADD231PS(s.load(a), s.load(b), acc[s.part])
 	})
 	g.returnSum(acc, 0)
 	g.end()
@@ -61,7 +61,7 @@ func (g *generator) reductions() {
 	x := g.base("x")
 	acc = g.zeros(unrolled)
 	g.each(g.length("x"), unrolled, func(s *step) {
-		g.VADDPS(s.load(x), acc[s.part], acc[s.part])
+		g.x86.VADDPS(s.load(x), acc[s.part], acc[s.part])
 	})
 	g.returnSum(acc, 0)
 	g.end()
@@ -72,9 +72,9 @@ func (g *generator) reductions() {
 	acc = g.zeros(unrolled)
 	g.each(g.length("x"), unrolled, func(s *step) {
 		y := s.load(x)
-		g.VSUBPS(mean, y, y)
+		g.x86.VSUBPS(mean, y, y)
 		s.clip(y)
-		g.VFMADD231PS(y, y, acc[s.part])
+		g.x86.VFMADD231PS(y, y, acc[s.part])
 	})
 	g.returnSum(acc, 0)
 	g.end()
@@ -83,18 +83,18 @@ func (g *generator) reductions() {
 	x = g.base("x")
 	least := g.constantIn(math.Inf(-1))
 	for i := range acc {
-		acc[i] = g.YMM()
-		g.VMOVAPS(least, acc[i])
+		acc[i] = g.x86.YMM()
+		g.x86.VMOVAPS(least, acc[i])
 	}
 	g.each(g.length("x"), unrolled, func(s *step) {
 		y := s.load(x)
 		if s.masked {
-			g.VBLENDVPS(s.mask, y, least, y)
+			g.x86.VBLENDVPS(s.mask, y, least, y)
 		}
-		g.VMAXPS(y, acc[s.part], acc[s.part])
+		g.x86.VMAXPS(y, acc[s.part], acc[s.part])
 	})
-	top := g.across(fold(acc, g.VMAXPS), g.VMAXPS)
-	g.Store(top.AsX(), g.ReturnIndex(0))
+	top := g.across(fold(acc, g.x86.VMAXPS), g.x86.VMAXPS)
+	g.x86.Store(top.AsX(), g.x86.ReturnIndex(0))
 	g.end()
 
 	for _, f := range []struct {
@@ -105,27 +105,27 @@ func (g *generator) reductions() {
 		x := g.base("x")
 		acc := g.zeros(2 * unrolled)
 		g.each(g.length("x"), unrolled, func(s *step) {
-			y, half := s.load(x), g.XMM()
-			g.VEXTRACTF128(operand.Imm(1), y, half)
-			lo, hi := g.YMM(), g.YMM()
-			g.VCVTPS2PD(y.AsX(), lo)
-			g.VCVTPS2PD(half, hi)
+			y, half := s.load(x), g.x86.XMM()
+			g.x86.VEXTRACTF128(operand.Imm(1), y, half)
+			lo, hi := g.x86.YMM(), g.x86.YMM()
+			g.x86.VCVTPS2PD(y.AsX(), lo)
+			g.x86.VCVTPS2PD(half, hi)
 			for i, d := range []reg.VecVirtual{lo, hi} {
 				sum := acc[2*s.part+i]
 				if f.square {
-					g.VFMADD231PD(d, d, sum)
+					g.x86.VFMADD231PD(d, d, sum)
 				} else {
-					g.VADDPD(d, sum, sum)
+					g.x86.VADDPD(d, sum, sum)
 				}
 			}
 		})
-		total := fold(acc, g.VADDPD)
-		half := g.XMM()
-		g.VEXTRACTF128(operand.Imm(1), total, half)
-		g.VADDPD(half, total.AsX(), total.AsX())
-		g.VUNPCKHPD(total.AsX(), total.AsX(), half)
-		g.VADDPD(half, total.AsX(), total.AsX())
-		g.Store(total.AsX(), g.ReturnIndex(0))
+		total := fold(acc, g.x86.VADDPD)
+		half := g.x86.XMM()
+		g.x86.VEXTRACTF128(operand.Imm(1), total, half)
+		g.x86.VADDPD(half, total.AsX(), total.AsX())
+		g.x86.VUNPCKHPD(total.AsX(), total.AsX(), half)
+		g.x86.VADDPD(half, total.AsX(), total.AsX())
+		g.x86.Store(total.AsX(), g.x86.ReturnIndex(0))
 		g.end()
 	}
 
@@ -133,70 +133,70 @@ func (g *generator) reductions() {
 	dst, ld := g.base("dst"), g.integer("ld")
 	x = g.base("x")
 	n := g.length("dst")
-	g.SHLQ(operand.Imm(2), ld)
+	g.x86.SHLQ(operand.Imm(2), ld)
 	// All rows of four vectors of columns, then of one, then of the rest.
 	columns := func(vectors int, mask reg.Register) {
 		sums := g.zeros(vectors)
-		p, rows := g.GP64(), g.integer("rows")
-		g.MOVQ(x, p)
+		p, rows := g.x86.GP64(), g.integer("rows")
+		g.x86.MOVQ(x, p)
 		loop, done := g.label("row"), g.label("done")
-		g.Label(loop)
-		g.TESTQ(rows, rows)
-		g.JZ(to(done))
+		g.x86.Label(loop)
+		g.x86.TESTQ(rows, rows)
+		g.x86.JZ(to(done))
 		for v, sum := range sums {
 			mem := operand.Mem{Base: p, Disp: vector * v}
 			if mask == nil {
-				g.VADDPS(mem, sum, sum)
+				g.x86.VADDPS(mem, sum, sum)
 				continue
 			}
-			y := g.YMM()
-			g.VMASKMOVPS(mem, mask, y)
-			g.VADDPS(y, sum, sum)
+			y := g.x86.YMM()
+			g.x86.VMASKMOVPS(mem, mask, y)
+			g.x86.VADDPS(y, sum, sum)
 		}
-		g.ADDQ(ld, p)
-		g.DECQ(rows)
-		g.JMP(to(loop))
-		g.Label(done)
+		g.x86.ADDQ(ld, p)
+		g.x86.DECQ(rows)
+		g.x86.JMP(to(loop))
+		g.x86.Label(done)
 		for v, sum := range sums {
 			mem := operand.Mem{Base: dst, Disp: vector * v}
 			if mask == nil {
-				g.VADDPS(mem, sum, sum)
-				g.VMOVUPS(sum, mem)
+				g.x86.VADDPS(mem, sum, sum)
+				g.x86.VMOVUPS(sum, mem)
 				continue
 			}
-			y := g.YMM()
-			g.VMASKMOVPS(mem, mask, y)
-			g.VADDPS(y, sum, sum)
-			g.VMASKMOVPS(sum, mask, mem)
+			y := g.x86.YMM()
+			g.x86.VMASKMOVPS(mem, mask, y)
+			g.x86.VADDPS(y, sum, sum)
+			g.x86.VMASKMOVPS(sum, mask, mem)
 		}
-		g.ADDQ(operand.U32(uint32(vectors*vector)), dst)
-		g.ADDQ(operand.U32(uint32(vectors*vector)), x)
+		g.x86.ADDQ(operand.U32(uint32(vectors*vector)), dst)
+		g.x86.ADDQ(operand.U32(uint32(vectors*vector)), x)
 	}
 	many, one, tail, done := g.label("many"), g.label("one"), g.label("tail"), g.label("done")
-	g.Label(many)
-	g.CMPQ(n, operand.Imm(unrolled*lanes))
-	g.JLT(to(one))
+	g.x86.Label(many)
+	g.x86.CMPQ(n, operand.Imm(unrolled*lanes))
+	g.x86.JLT(to(one))
 	columns(unrolled, nil)
-	g.SUBQ(operand.Imm(unrolled*lanes), n)
-	g.JMP(to(many))
-	g.Label(one)
-	g.CMPQ(n, operand.Imm(lanes))
-	g.JLT(to(tail))
+	g.x86.SUBQ(operand.Imm(unrolled*lanes), n)
+	g.x86.JMP(to(many))
+	g.x86.Label(one)
+	g.x86.CMPQ(n, operand.Imm(lanes))
+	g.x86.JLT(to(tail))
 	columns(1, nil)
-	g.SUBQ(operand.Imm(lanes), n)
-	g.JMP(to(one))
-	g.Label(tail)
-	g.TESTQ(n, n)
-	g.JZ(to(done))
+	g.x86.SUBQ(operand.Imm(lanes), n)
+	g.x86.JMP(to(one))
+	g.x86.Label(tail)
+	g.x86.TESTQ(n, n)
+	g.x86.JZ(to(done))
 	columns(1, g.mask(n))
-	g.Label(done)
+	g.x86.Label(done)
 	g.end()
 }
 
 // returnSum stores the sum of all lanes of the accumulators as result number i.
 func (g *generator) returnSum(acc []reg.VecVirtual, i int) {
-	total := g.across(fold(acc, g.VADDPS), g.VADDPS)
-	g.Store(total.AsX(), g.ReturnIndex(i))
+	total := g.across(fold(acc, g.x86.VADDPS), g.x86.VADDPS)
+	g.x86.Store(total.AsX(), g.x86.ReturnIndex(i))
 }
 
 // normalization emits the loops of layer norm, the softmax gradient and their like: rows with row-wide scalars.
@@ -207,7 +207,7 @@ func (g *generator) normalization() {
 	g.each(g.length("y"), 2, func(s *step) {
 		hat := s.normalized(x, mean, rstd)
 		out := s.load(b)
-		g.VFMADD231PS(s.load(w), hat, out)
+		g.x86.VFMADD231PS(s.load(w), hat, out)
 		s.store(out, y)
 	})
 	g.end()
@@ -218,9 +218,9 @@ func (g *generator) normalization() {
 	sums, products := g.zeros(2), g.zeros(2)
 	g.each(g.length("dy"), 2, func(s *step) {
 		hat, d := s.normalized(x, mean, rstd), s.load(dy)
-		g.VMULPS(s.load(w), d, d)
-		g.VADDPS(d, sums[s.part], sums[s.part])
-		g.VFMADD231PS(d, hat, products[s.part]) // d is zero beyond the end
+		g.x86.VMULPS(s.load(w), d, d)
+		g.x86.VADDPS(d, sums[s.part], sums[s.part])
+		g.x86.VFMADD231PS(d, hat, products[s.part]) // d is zero beyond the end
 	})
 	g.returnSum(sums, 0)
 	g.returnSum(products, 1)
@@ -232,9 +232,9 @@ func (g *generator) normalization() {
 	shift, slope := g.broadcast("meanG"), g.broadcast("meanGX")
 	g.each(g.length("dx"), 2, func(s *step) {
 		hat, d := s.normalized(x, mean, rstd), s.load(dy)
-		g.VFMSUB132PS(s.load(w), shift, d)
-		g.VFNMADD231PS(slope, hat, d)
-		g.VMULPS(rstd, d, d)
+		g.x86.VFMSUB132PS(s.load(w), shift, d)
+		g.x86.VFNMADD231PS(slope, hat, d)
+		g.x86.VMULPS(rstd, d, d)
 		s.store(d, dx)
 	})
 	g.end()
@@ -245,9 +245,9 @@ func (g *generator) normalization() {
 	g.each(g.length("dw"), 2, func(s *step) {
 		hat, d := s.normalized(x, mean, rstd), s.load(dy)
 		sum := s.load(dw)
-		g.VFMADD231PS(d, hat, sum)
+		g.x86.VFMADD231PS(d, hat, sum)
 		s.store(sum, dw)
-		g.VADDPS(s.load(db), d, d)
+		g.x86.VADDPS(s.load(db), d, d)
 		s.store(d, db)
 	})
 	g.end()
@@ -257,9 +257,9 @@ func (g *generator) normalization() {
 	delta, scale := g.broadcast("delta"), g.broadcast("scale")
 	g.each(g.length("ds"), 2, func(s *step) {
 		prob, grad := s.load(p), s.load(dp)
-		g.VMULPS(scale, prob, prob)
-		g.VSUBPS(delta, grad, grad)
-		g.VMULPS(prob, grad, grad)
+		g.x86.VMULPS(scale, prob, prob)
+		g.x86.VSUBPS(delta, grad, grad)
+		g.x86.VMULPS(prob, grad, grad)
 		s.store(grad, ds)
 	})
 	g.end()
@@ -268,7 +268,7 @@ func (g *generator) normalization() {
 // normalized returns (x - mean) * rstd.
 func (s *step) normalized(x reg.Register, mean, rstd reg.VecVirtual) reg.VecVirtual {
 	y := s.load(x)
-	s.g.VSUBPS(mean, y, y)
-	s.g.VMULPS(rstd, y, y)
+	s.g.x86.VSUBPS(mean, y, y)
+	s.g.x86.VMULPS(rstd, y, y)
 	return y
 }
