@@ -62,6 +62,9 @@ func (c *profileCmd) Run(ctx context.Context, con *console) error {
 	defer m.Close()
 	var check *check
 	for turn := range profile.Turns {
+		if turn > 0 && !c.Check && m.Spent() {
+			break
+		}
 		if err := m.Turn(ctx); err != nil {
 			return err
 		}

@@ -59,6 +59,7 @@ type Measurement struct {
 	result Result // without what is fitted
 	cores  int
 	steps  []*running
+	budget time.Duration // how long all may take
 	turn   time.Duration // how long a turn may take
 	round  time.Duration // how long the last round took: one step of each workload
 }
@@ -67,7 +68,7 @@ type Measurement struct {
 // all in about the given time. The caller closes the measurement.
 func Begin(ctx context.Context, budget time.Duration) (*Measurement, error) {
 	cores := goruntime.GOMAXPROCS(0)
-	m := &Measurement{cores: cores, turn: budget * 9 / 10 / Turns}
+	m := &Measurement{cores: cores, budget: budget, turn: budget * 9 / 10 / Turns}
 	m.result = Result{When: time.Now().UTC().Truncate(time.Second), Machine: machine(cores), Load: load()}
 	begin := time.Now()
 	r := &m.result
@@ -96,6 +97,9 @@ func Begin(ctx context.Context, budget time.Duration) (*Measurement, error) {
 func (m *Measurement) Turn(ctx context.Context) error {
 	return m.each(ctx, max(1, int(m.turn/m.round)-1))
 }
+
+// Spent reports whether the measurement has taken the time that it was given. On a slow machine a turn alone may.
+func (m *Measurement) Spent() bool { return m.result.Took >= m.budget }
 
 // each times steps steps of each workload, after one that warms the caches.
 func (m *Measurement) each(ctx context.Context, steps int) error {
