@@ -283,8 +283,8 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor takes a bucket for its first collective", how: "the others may be of what data-parallel ranks share",
 		file: "planner/floor.go",
-		old:  "w.shares(all)", new: "w.shares(all[:1])",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105$",
+		old:  "for i := range all {\n\t\tn := all[i].Node\n\t\tofBatch", new: "for i := range all[:1] {\n\t\tn := all[i].Node\n\t\tofBatch",
+		pkg: "./planner", run: "^TestSharesOfBuckets$",
 	}, {
 		bug: "a floor takes the update of the first position for that of all", how: "data-parallel ranks of others may lie nearer",
 		file: "planner/floor.go",

@@ -22,7 +22,7 @@ func inLossSlices() []mutant {
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "more slices of a head that is whole communicate as fewer do",
 		file: "planner/slices.go",
 		old:  " && p.skel.outline.split == split{}", new: "",
-		pkg: "./planner", run: "^FuzzCosts$",
+		pkg: "./planner", run: "^TestSlicesBesideAModuleThatIsWhole$",
 	}, {
 		bug: "a plan with the loss in slices is taken for larger than it is", how: "a gradient is whole until the update, as with one slice",
 		file: "planner/slices.go",

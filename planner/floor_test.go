@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -279,5 +280,32 @@ func TestPartsInACacheAreBounded(t *testing.T) {
 		require.NoError(t, err)
 		o := outline{degrees: d, chunks: 1, sharding: sharding{sequence: true, pieces: 4, split: split{replicate: "attn"}}}
 		requireBounded(t, newSearcher(step(t, model, batch), batch, c, opts), o, batch, partition.ZeroBubble)
+	}
+}
+
+// TestSharesOfBuckets: the time of a bucket depends on the number of data-parallel ranks if one of its collectives works on
+// what they share, whichever it is.
+func TestSharesOfBuckets(t *testing.T) {
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisDP, Size: 4}, {Name: partition.AxisTP, Size: 2}, {Name: partition.AxisMB, Size: 8, Time: true}}}
+	gather := func(dp ir.Placement) codegen.Instr {
+		v := &ir.Value{Type: ir.Type{DType: ir.F32, Shape: []int{16, 16}}, Spec: ir.ShardSpec{dp, ir.ShardOn(1)}}
+		r := &ir.Value{Type: v.Type, Spec: ir.ShardSpec{dp}}
+		return codegen.Instr{Node: &ir.Node{Op: ir.OpAllGather, Attr: ir.CommAttr{Axis: partition.AxisTP, Dim: 1}, Args: []*ir.Value{v}, Results: []*ir.Value{r}}}
+	}
+	whole, share := gather(ir.Placement{}), gather(ir.ShardOn(0))
+	w := &work{mesh: mesh}
+	for _, x := range []struct {
+		bucket []codegen.Instr
+		shared bool
+	}{
+		{[]codegen.Instr{whole}, false},
+		{[]codegen.Instr{share}, true},
+		{[]codegen.Instr{whole, share}, true},
+		{[]codegen.Instr{share, whole}, true},
+		{[]codegen.Instr{whole, whole}, false},
+	} {
+		ofBatch, shared := w.shares(x.bucket)
+		require.False(t, ofBatch)
+		require.Equal(t, x.shared, shared)
 	}
 }

@@ -96,16 +96,7 @@ func TestSlicesOfAHeadThatIsWhole(t *testing.T) {
 		o := outline{degrees: d, sharding: sharding{sequence: true, split: split{replicate: "attn+wte"}, slices: 1}, chunks: 1}
 		cut := evenCut(s.graphs.blocks, d.pp, func(int) extent { return kept })
 		for _, size := range []int{1, 4, 8} {
-			of := func(slices int) *pipeline {
-				o := o
-				o.slices = slices
-				skel, err := s.skeleton(o)
-				require.NoError(t, err)
-				p := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
-				p.stages = skel.times(size, partition.OneFOneB)
-				return p
-			}
-			one, two := of(1), of(2)
+			one, two := inSlices(t, s, o, 1, size), inSlices(t, s, o, 2, size)
 			require.LessOrEqual(t, one.time(cut)-one.inHead(), two.time(cut), "%+v, micro-batches of %d", d, size)
 			refined, err := s.refined(&pending{outline: o}, size, partition.OneFOneB, nil)
 			require.NoError(t, err)
@@ -116,6 +107,40 @@ func TestSlicesOfAHeadThatIsWhole(t *testing.T) {
 		}
 	}
 	require.Positive(t, faster)
+}
+
+// TestSlicesBesideAModuleThatIsWhole: where tensor-parallel ranks hold attention whole, they may communicate less with more slices
+// of the loss.
+func TestSlicesBesideAModuleThatIsWhole(t *testing.T) {
+	const batch = 16
+	model := gpt.Config{
+		NLayer: 3, NHead: 12, NKVHead: 12, NEmbd: 768, BlockSize: 32, VocabSize: 65,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	a10g := cluster(t, "a10g")
+	a10g.IntraNode.Bandwidth /= 100
+	opts, err := Options{RuntimeNGPUs: 2}.on(a10g, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, a10g, opts)
+	o := outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 2, pp: 1}, sharding: sharding{split: split{replicate: "attn"}}, chunks: 1}
+	cut := evenCut(s.graphs.blocks, 1, func(int) extent { return kept })
+	for _, size := range []int{1, 2, 4} {
+		two, four := inSlices(t, s, o, 2, size), inSlices(t, s, o, 4, size)
+		require.LessOrEqual(t, two.time(cut)-two.inHead(), four.time(cut), "micro-batches of %d", size)
+		if size == 1 {
+			require.Less(t, four.time(cut), two.time(cut))
+		}
+	}
+}
+
+// inSlices is the pipeline of an outline with the loss in so many slices, for micro-batches of a size.
+func inSlices(t *testing.T, s *searcher, o outline, slices, size int) *pipeline {
+	o.slices = slices
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(size), size, partition.OneFOneB)
+	p.stages = skel.times(size, partition.OneFOneB)
+	return p
 }
 
 // TestSlicesAfterALayout: an interleaved pipeline whose bound says that it fits, and whose layout says that it does not, leads to
