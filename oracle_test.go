@@ -76,7 +76,7 @@ func (r reference) load(prog *codegen.Program, exec *runtime.Executor) {
 			if s.Attr.State {
 				continue
 			}
-			name, _, _ := r.config.HFName(s.Name)
+			name := r.config.Stored(s.Name, gpt.NanoGPT)[0].Name
 			require.NoError(r.t, exec.WriteShard(s, cutOut(r.floats(name), s.Slab)))
 		}
 	}
@@ -159,7 +159,7 @@ func TestAgainstPyTorch(t *testing.T) {
 						continue
 					}
 					param := n.Args[0].Def.Name
-					name, _, _ := r.config.HFName(param)
+					name := r.config.Stored(param, gpt.NanoGPT)[0].Name
 					want := r.floats("grad." + name)
 					got := make([]float32, len(want))
 					require.NoError(t, exec.ReadOutput(prog, "grad "+param, got))
@@ -181,11 +181,11 @@ func TestAgainstPyTorch(t *testing.T) {
 					bound = 2e-5
 				}
 				for name, got := range gather(t, prog, exec) {
-					hf, _, _ := r.config.HFName(name)
-					if hf == "" {
+					stored := r.config.Stored(name, gpt.NanoGPT)
+					if stored == nil {
 						continue // a moment
 					}
-					want := r.floats("after50." + hf)
+					want := r.floats("after50." + stored[0].Name)
 					if strings.HasSuffix(name, "c_attn.bias") {
 						// The keys' bias has no gradient but rounding: the file has noise.
 						third := len(got) / 3

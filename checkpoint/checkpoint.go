@@ -21,7 +21,7 @@
 // the tensor and the numbers.
 //
 // Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's
-// GPT-2, as one safetensors file. Files of torch.save can be read too, and several files by their
+// GPT-2 and Llama, as one safetensors file. Files of torch.save can be read too, and several files by their
 // index.
 package checkpoint
 

@@ -12,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 )
 
 // sharded writes the tensors of a file to two files and an index of them.
@@ -43,7 +44,7 @@ func writeIndex(t *testing.T, path string, in map[string]string) {
 
 // TestOneOfSeveral: a file that has a part of the weights is not said to lack the rest.
 func TestOneOfSeveral(t *testing.T) {
-	index, _ := sharded(t, export(t, HuggingFace))
+	index, _ := sharded(t, export(t, gpt.GPT2))
 	part := filepath.Join(filepath.Dir(index), "model-00002-of-00002.safetensors")
 	requireRefused := func(want string) {
 		_, err := WeightsConfig(part)
@@ -58,13 +59,13 @@ func TestOneOfSeveral(t *testing.T) {
 	requireRefused("is one of 2 files that have the weights together; give their index, model.safetensors.index.json, which is not beside it")
 
 	alone := filepath.Join(t.TempDir(), "model-00001-of-00001.safetensors")
-	require.NoError(t, os.Rename(export(t, HuggingFace), alone))
+	require.NoError(t, os.Rename(export(t, gpt.GPT2), alone))
 	requireNumbered(t, alone, tinyModel())
 }
 
 // TestShards: weights in several files are those of one file.
 func TestShards(t *testing.T) {
-	for _, layout := range []Layout{NanoGPT, HuggingFace} {
+	for _, layout := range []gpt.Layout{gpt.NanoGPT, gpt.GPT2} {
 		index, _ := sharded(t, export(t, layout))
 		cfg, err := WeightsConfig(index)
 		require.NoError(t, err)
@@ -94,9 +95,9 @@ func TestShards(t *testing.T) {
 	require.NoError(t, err)
 	defer parts.Close()
 	for _, p := range parameters(torchModel()) {
-		want, err := readFloats(whole, p, ir.Whole(irShape(torchModel(), p)))
+		want, err := readFloats(whole, p, ir.Whole(torchModel().Stored(p, gpt.NanoGPT)[0].Of))
 		require.NoError(t, err)
-		got, err := readFloats(parts, p, ir.Whole(irShape(torchModel(), p)))
+		got, err := readFloats(parts, p, ir.Whole(torchModel().Stored(p, gpt.NanoGPT)[0].Of))
 		require.NoError(t, err)
 		require.Equal(t, want, got, p)
 	}
@@ -115,7 +116,7 @@ func TestShardsAreChecked(t *testing.T) {
 		`names "model.safetensors.index.json", want`: func(in map[string]string) { in[table] = "model.safetensors.index.json" },
 		`it has no weight_map`:                       func(in map[string]string) { clear(in) },
 	} {
-		index, in := sharded(t, export(t, HuggingFace))
+		index, in := sharded(t, export(t, gpt.GPT2))
 		change(in)
 		writeIndex(t, index, in)
 		_, err := OpenWeights(index, tinyModel())
@@ -124,7 +125,7 @@ func TestShardsAreChecked(t *testing.T) {
 		require.Equal(t, index, bad.File)
 		require.ErrorContains(t, err, want)
 	}
-	index, _ := sharded(t, export(t, HuggingFace))
+	index, _ := sharded(t, export(t, gpt.GPT2))
 	require.NoError(t, os.WriteFile(index, []byte("{"), 0o644))
 	_, err := OpenWeights(index, tinyModel())
 	require.ErrorContains(t, err, "is no index of weights files")

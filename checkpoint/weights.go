@@ -21,15 +21,6 @@ import (
 	"github.com/autopar/autopar/models/gpt"
 )
 
-// Layout says how a weights file stores the four projections of a block.
-type Layout string
-
-// The layouts. Names are the same in both.
-const (
-	NanoGPT     Layout = "nanogpt"     // out x in, as torch.nn.Linear
-	HuggingFace Layout = "huggingface" // in x out, as Conv1D of GPT2LMHeadModel
-)
-
 const headName = "lm_head.weight"
 
 // tensorFile is the content of a weights file: a [safetensors.File], a [torchfile.File], or several in
@@ -41,17 +32,25 @@ type tensorFile interface {
 	Metadata() map[string]string
 }
 
-// Weights is an open file of a GPT's weights, by nanoGPT's names or HuggingFace's. The file is
-// safetensors, or what torch.save writes: the weights alone, or nanoGPT's ckpt.pt, whose optimizer
-// state is not read. It may also be HuggingFace's index of several such files.
+// Weights is an open file of a GPT's weights, by nanoGPT's names or by those of HuggingFace's GPT-2 or
+// Llama. The file is safetensors, or what torch.save writes: the weights alone, or nanoGPT's ckpt.pt,
+// whose optimizer state is not read. It may also be HuggingFace's index of several such files.
 type Weights struct {
 	path   string
 	closer io.Closer
 	file   tensorFile
 	cfg    gpt.Config
 	wrap   string // that begins every name: see [wrapping]
-	prefix string // of names other than the head's: wrap and "transformer.", or wrap alone in files of the Hub
-	layout Layout
+	prefix string // of names other than the head's: wrap and what models call their trunk, or wrap alone in files of the trunk
+	layout gpt.Layout
+}
+
+// trunk returns what begins the names of all tensors but the head's in a layout.
+func trunk(l gpt.Layout) string {
+	if l == gpt.Llama {
+		return "model."
+	}
+	return "transformer."
 }
 
 // OpenWeights opens a weights file for a model of the given configuration. The layout follows from
@@ -60,14 +59,20 @@ type Weights struct {
 // absent; if present it must equal the token table, to which it is tied. Of a position table longer
 // than the model's block size only the beginning is read.
 func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
-	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if _, err := cfg.InTransformers(); err != nil {
 		return nil, err
 	}
 	w, err := openWeights(path, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err := w.check(); err != nil {
+	if err = cfg.Fits(w.layout); err == nil {
+		err = w.check()
+	}
+	if err != nil {
 		w.Close()
 		return nil, err
 	}
@@ -75,7 +80,7 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 }
 
 func openWeights(path string, cfg gpt.Config) (*Weights, error) {
-	w := &Weights{path: path, cfg: cfg, layout: NanoGPT}
+	w := &Weights{path: path, cfg: cfg, layout: gpt.NanoGPT}
 	if isIndex(path) {
 		f, err := openShards(path)
 		if err != nil {
@@ -98,14 +103,21 @@ func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 		w.closer, w.file = r, f
 	}
 	w.wrap = wrapping(w.file.Names())
-	w.prefix = w.wrap
-	if slices.ContainsFunc(w.file.Names(), func(n string) bool { return strings.HasPrefix(n, w.wrap+"transformer.") }) {
-		w.prefix += "transformer."
+	if w.prefix = w.wrap; w.has("model.layers.") || w.has("layers.") {
+		w.layout = gpt.Llama
+	}
+	if w.has(trunk(w.layout)) {
+		w.prefix += trunk(w.layout)
 	}
 	if info, err := w.file.Info(w.prefix + "h.0.attn.c_attn.weight"); err == nil && len(info.Shape) == 2 && info.Shape[1] == 3*info.Shape[0] {
-		w.layout = HuggingFace
+		w.layout = gpt.GPT2
 	}
 	return w, nil
+}
+
+// has reports whether a name begins so.
+func (w *Weights) has(beginning string) bool {
+	return slices.ContainsFunc(w.file.Names(), func(n string) bool { return strings.HasPrefix(n, w.wrap+beginning) })
 }
 
 // cannotOpen is the error of a weights file that cannot be opened. Of a directory it names the file of
@@ -177,33 +189,34 @@ func (w *Weights) Paths() []string {
 // Close closes the file.
 func (w *Weights) Close() error { return w.closer.Close() }
 
-// bufferForm matches the causal masks that HuggingFace's files have besides the weights.
-var bufferForm = regexp.MustCompile(`\.attn\.(bias|masked_bias)$`)
+// bufferForm matches the causal masks and angles that HuggingFace's files have besides the weights.
+var bufferForm = regexp.MustCompile(`\.attn\.(bias|masked_bias)$|\.rotary_emb\.inv_freq$`)
 
 func (w *Weights) check() error {
 	known := map[string]bool{}
 	for _, p := range parameters(w.cfg) {
-		name, want := w.stored(p)
-		known[name] = true
-		info, err := w.file.Info(name)
-		if err != nil {
-			return errorf(w.path, name, "is missing; the model wants it with shape %v", want)
-		}
-		got := slices.Clone(info.Shape)
-		if p == "wpe.weight" && len(got) == 2 {
-			got[0] = min(got[0], want[0])
-		}
-		if !slices.Equal(got, want) {
-			return errorf(w.path, name, "has shape %v, the model wants %v", info.Shape, want)
-		}
-		switch info.DType {
-		case safetensors.F32, safetensors.F16, safetensors.BF16:
-		default:
-			return errorf(w.path, name, "is %s, want F32, F16 or BF16", info.DType)
+		for _, s := range w.stored(p) {
+			known[s.Name] = true
+			info, err := w.file.Info(s.Name)
+			if err != nil {
+				return errorf(w.path, s.Name, "is missing; the model wants it with shape %v", s.Shape)
+			}
+			got := slices.Clone(info.Shape)
+			if p == "wpe.weight" && len(got) == 2 {
+				got[0] = min(got[0], s.Shape[0])
+			}
+			if !slices.Equal(got, s.Shape) {
+				return errorf(w.path, s.Name, "has shape %v, the model wants %v", info.Shape, s.Shape)
+			}
+			switch info.DType {
+			case safetensors.F32, safetensors.F16, safetensors.BF16:
+			default:
+				return errorf(w.path, s.Name, "is %s, want F32, F16 or BF16", info.DType)
+			}
 		}
 	}
 	for _, name := range w.file.Names() {
-		if !known[name] && name != w.wrap+headName && !bufferForm.MatchString(name) {
+		if !known[name] && !(w.cfg.TieEmbeddings && name == w.wrap+headName) && !bufferForm.MatchString(name) {
 			return errorf(w.path, name, "is not a tensor of this model (%d layers, bias %v)", w.cfg.NLayer, w.cfg.Bias)
 		}
 	}
@@ -212,8 +225,12 @@ func (w *Weights) check() error {
 
 // checkStated compares the model with what the tensors do not show, if the file states it: the
 // number of heads, and in a file of [ExportWeights] the activation. HuggingFace's config.json says
-// tanh, whereas nanoGPT takes the exact GELU.
+// tanh, whereas nanoGPT takes the exact GELU. Of a Llama it is the number of heads and the base of
+// the angles.
 func (w *Weights) checkStated() error {
+	if w.layout == gpt.Llama {
+		return w.checkLlama()
+	}
 	meta := w.file.Metadata()
 	stated := w.cfg
 	if _, err := w.heads(&stated); err != nil {
@@ -233,6 +250,9 @@ func (w *Weights) checkStated() error {
 
 // checkHead compares the head with the token table, if the file has both.
 func (w *Weights) checkHead() error {
+	if !w.cfg.TieEmbeddings {
+		return nil
+	}
 	head, err := w.file.Tensor(w.wrap + headName)
 	if errors.Is(err, safetensors.ErrNotFound) {
 		return nil
@@ -240,7 +260,7 @@ func (w *Weights) checkHead() error {
 	if err != nil {
 		return &Error{File: w.path, Err: err}
 	}
-	name, _ := w.stored("wte.weight")
+	name := w.stored("wte.weight")[0].Name
 	table, err := w.file.Tensor(name)
 	if err != nil {
 		return &Error{File: w.path, Err: err}
@@ -251,87 +271,112 @@ func (w *Weights) checkHead() error {
 	return nil
 }
 
-// stored returns the name and shape that a parameter has in the file.
-func (w *Weights) stored(param string) (string, []int) {
-	name, transpose, shape := w.cfg.HFName(param)
-	if transpose && w.layout == HuggingFace {
-		shape = []int{shape[1], shape[0]}
+// stored returns the tensors that have a parameter in the file.
+func (w *Weights) stored(param string) []gpt.Stored {
+	all := w.cfg.Stored(param, w.layout)
+	for i := range all {
+		if all[i].Name == headName {
+			all[i].Name = w.wrap + headName
+		} else {
+			all[i].Name = w.prefix + strings.TrimPrefix(all[i].Name, trunk(w.layout))
+		}
 	}
-	return w.prefix + strings.TrimPrefix(name, "transformer."), shape
+	return all
 }
 
 // Read implements [Reader].
 func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
-	hf, transpose, shape := w.cfg.HFName(param)
-	if hf == "" {
-		return errorf(w.path, param, "is not a weight of a GPT-2")
+	stored := w.stored(param)
+	if stored == nil {
+		return errorf(w.path, param, "is not a weight of a %s", map[bool]string{false: "GPT-2", true: "Llama"}[w.layout == gpt.Llama])
 	}
-	if ir.Elems(shape) != ir.Elems(slab.Global) {
-		return errorf(w.path, param, "has shape %v, want %v", shape, slab.Global)
+	if ir.Elems(stored[0].Of) != ir.Elems(slab.Global) {
+		return errorf(w.path, param, "has shape %v, want %v", stored[0].Of, slab.Global)
 	}
-	name, _ := w.stored(param)
-	tensor, err := w.file.Tensor(name)
-	if err != nil {
-		return &Error{File: w.path, Tensor: name, Err: err}
-	}
-	values, err := tensor.Float32s()
-	if err != nil {
-		return &Error{File: w.path, Tensor: name, Err: err}
-	}
-	values = values[:ir.Elems(shape)] // the rest of a longer position table is not used
-	if transpose && w.layout == HuggingFace {
-		values = transposed(values, shape[1], shape[0])
+	whole := make([]float32, ir.Elems(slab.Global))
+	for _, s := range stored {
+		tensor, err := w.file.Tensor(s.Name)
+		if err != nil {
+			return &Error{File: w.path, Tensor: s.Name, Err: err}
+		}
+		values, err := tensor.Float32s()
+		if err != nil {
+			return &Error{File: w.path, Tensor: s.Name, Err: err}
+		}
+		eachRun(s, func(at, of, n int) { copy(whole[of:of+n], values[at:]) }) // the rest of a longer position table is not used
 	}
 	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
-			dtype.Write(dst[dtype.Size()*int64(a+i):], values[b+i])
+			dtype.Write(dst[dtype.Size()*int64(a+i):], whole[b+i])
 		}
 	})
 	return nil
 }
 
-// transposed returns a rows x cols matrix as cols x rows.
-func transposed(x []float32, rows, cols int) []float32 {
-	y := make([]float32, len(x))
-	for r := range rows {
-		for c := range cols {
-			y[c*rows+r] = x[r*cols+c]
+// eachRun calls f for every run of elements that a tensor has in the order of the parameter: n elements, from at on in the tensor
+// and from of on in the parameter.
+func eachRun(s gpt.Stored, f func(at, of, n int)) {
+	shape := slices.Clone(s.Of)
+	stride := int(ir.Elems(shape[1:]))
+	shape[0] = s.To - s.From
+	strides := make([]int, len(shape))
+	for d, n := len(shape)-1, 1; d >= 0; d-- {
+		strides[d], n = n, n*shape[d]
+	}
+	n, outer := 1, len(s.Order)
+	for ; outer > 0 && strides[s.Order[outer-1]] == n; outer-- {
+		n *= shape[s.Order[outer-1]]
+	}
+	index := make([]int, outer)
+	for at, of := 0, s.From*stride; ; at += n {
+		f(at, of, n)
+		d := outer - 1
+		for ; d >= 0; d-- {
+			dim := s.Order[d]
+			index[d]++
+			of += strides[dim]
+			if index[d] < shape[dim] {
+				break
+			}
+			of -= index[d] * strides[dim]
+			index[d] = 0
+		}
+		if d < 0 {
+			return
 		}
 	}
-	return y
 }
 
 // ExportWeights writes the weights of a model, with adapters merged and without optimizer state, to
-// one safetensors file that nanoGPT or HuggingFace can read. The metadata has the sizes of the
-// model, so that the file can be used without a gpt.yaml.
-func ExportWeights(path string, from Reader, cfg gpt.Config, layout Layout) error {
-	if err := errors.Join(cfg.Validate(), cfg.GPT2()); err != nil {
+// one safetensors file of a layout. The metadata has the sizes of the model, so that the file can be
+// used without a gpt.yaml.
+func ExportWeights(path string, from Reader, cfg gpt.Config, layout gpt.Layout) error {
+	if err := errors.Join(cfg.Validate(), cfg.Fits(layout)); err != nil {
 		return err
 	}
-	if layout != NanoGPT && layout != HuggingFace {
-		return fmt.Errorf("checkpoint: no layout %q; there are %s and %s", layout, NanoGPT, HuggingFace)
-	}
-	out := Weights{cfg: cfg, prefix: "transformer.", layout: layout}
 	var infos []safetensors.Info
 	for _, p := range parameters(cfg) {
-		name, shape := out.stored(p)
-		infos = append(infos, safetensors.Info{Name: name, DType: safetensors.F32, Shape: shape})
+		for _, s := range cfg.Stored(p, layout) {
+			infos = append(infos, safetensors.Info{Name: s.Name, DType: safetensors.F32, Shape: s.Shape})
+		}
 	}
 	w, err := safetensors.Create(path, infos, metadata(cfg))
 	if err != nil {
 		return err
 	}
 	defer w.Close()
-	for i, p := range parameters(cfg) {
-		values, err := readFloats(Folded(from, cfg), p, ir.Whole(irShape(cfg, p)))
+	for _, p := range parameters(cfg) {
+		stored := cfg.Stored(p, layout)
+		whole, err := readFloats(Folded(from, cfg), p, ir.Whole(stored[0].Of))
 		if err != nil {
 			return err
 		}
-		if _, transpose, shape := cfg.HFName(p); transpose && layout == HuggingFace {
-			values = transposed(values, shape[0], shape[1])
-		}
-		if err := w.Write(safetensors.FromFloat32s(infos[i].Name, infos[i].Shape, values)); err != nil {
-			return err
+		for _, s := range stored {
+			values := make([]float32, ir.Elems(s.Shape))
+			eachRun(s, func(at, of, n int) { copy(values[at:at+n], whole[of:]) })
+			if err := w.Write(safetensors.FromFloat32s(s.Name, s.Shape, values)); err != nil {
+				return err
+			}
 		}
 	}
 	return w.Commit()
@@ -345,34 +390,26 @@ func parameters(cfg gpt.Config) []string {
 		}
 		return []string{module + ".weight"}
 	}
-	names := []string{"wte.weight", "wpe.weight"}
+	names := []string{"wte.weight"}
+	if cfg.Position == gpt.Learned {
+		names = append(names, "wpe.weight")
+	}
 	for i := range cfg.NLayer {
 		for _, m := range []string{"ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"} {
 			names = append(names, withBias(fmt.Sprintf("h.%d.%s", i, m))...)
 		}
 	}
-	return append(names, withBias("ln_f")...)
-}
-
-// irShape is the shape of a parameter in the graph, where heads are a dimension of their own.
-func irShape(cfg gpt.Config, param string) []int {
-	_, _, shape := cfg.HFName(param)
-	nh, d := cfg.NHead, cfg.HeadDim()
-	switch {
-	case strings.HasSuffix(param, "attn.c_attn.weight"):
-		return []int{3, nh, d, shape[1]}
-	case strings.HasSuffix(param, "attn.c_attn.bias"):
-		return []int{3, nh, d}
-	case strings.HasSuffix(param, "attn.c_proj.weight"):
-		return []int{shape[0], nh, d}
+	names = append(names, withBias("ln_f")...)
+	if !cfg.TieEmbeddings {
+		names = append(names, headName)
 	}
-	return shape
+	return names
 }
 
 // metadata states the sizes of a model by the keys of gpt.yaml. HuggingFace's loader requires the
 // format.
 func metadata(cfg gpt.Config) map[string]string {
-	return map[string]string{
+	all := map[string]string{
 		"format":     "pt",
 		"n_layer":    strconv.Itoa(cfg.NLayer),
 		"n_head":     strconv.Itoa(cfg.NHead),
@@ -382,6 +419,17 @@ func metadata(cfg gpt.Config) map[string]string {
 		"bias":       strconv.FormatBool(cfg.Bias),
 		"activation": cfg.Activation,
 	}
+	if cfg.Position == gpt.RoPE {
+		maps.Copy(all, map[string]string{
+			"n_kv_head":      strconv.Itoa(cfg.KVHeads()),
+			"ffn_hidden":     strconv.Itoa(cfg.FFN()),
+			"norm":           cfg.Norm,
+			"position":       cfg.Position,
+			"rope_theta":     strconv.FormatFloat(cfg.Theta(), 'g', -1, 64),
+			"tie_embeddings": strconv.FormatBool(cfg.TieEmbeddings),
+		})
+	}
+	return all
 }
 
 // blockForm matches the parameters of a block, by its number.
@@ -392,13 +440,16 @@ var blockForm = regexp.MustCompile(`^h\.(\d+)\.(ln_1|attn\.c_attn|attn\.c_proj|l
 // metadata (as [ExportWeights] writes it), from nanoGPT's model_args (whose activation is the exact
 // GELU), or from a config.json in the same directory. Sizes that these state must agree with the
 // tensors. A tensor of no block that is stated, far from the others, is none of the model:
-// [OpenWeights] names it.
+// [OpenWeights] names it. The configuration of a Llama is what its metadata or config.json states.
 func WeightsConfig(path string) (gpt.Config, error) {
 	w, err := openWeights(path, gpt.Config{})
 	if err != nil {
 		return gpt.Config{}, err
 	}
 	defer w.Close()
+	if w.layout == gpt.Llama {
+		return w.llamaConfig()
+	}
 	cfg := gpt.DefaultConfig()
 	cfg.NLayer, cfg.Dropout, cfg.Bias = 0, 0, false
 	blocks := map[int]bool{}
@@ -469,7 +520,7 @@ func (w *Weights) ffn() (width int, ok bool) {
 	if err != nil || len(info.Shape) != 2 {
 		return 0, false
 	}
-	return info.Shape[map[Layout]int{NanoGPT: 0, HuggingFace: 1}[w.layout]], true
+	return info.Shape[map[gpt.Layout]int{gpt.NanoGPT: 0, gpt.GPT2: 1}[w.layout]], true
 }
 
 // agrees compares what a config.json states with the sizes of the tensors, which are in cfg. What is
@@ -519,7 +570,7 @@ func (w *Weights) heads(cfg *gpt.Config) (*config.Config, error) {
 		}
 		return nil, nil
 	}
-	beside := filepath.Join(filepath.Dir(w.path), "config.json")
+	beside := w.besideConfig()
 	hf, err := config.Load(beside, nil)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errorf(w.path, "", "says nothing of the number of heads: it states no n_head, and there is no %s", beside)

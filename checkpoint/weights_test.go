@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -37,7 +38,7 @@ func (n numbered) Read(name string, _ ir.DType, slab ir.Slab, dst []byte) error 
 	return nil
 }
 
-func export(t *testing.T, layout Layout) string {
+func export(t *testing.T, layout gpt.Layout) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "model.safetensors")
 	require.NoError(t, ExportWeights(path, numbered{}, tinyModel(), layout))
@@ -77,7 +78,7 @@ func requireNumbered(t *testing.T, path string, cfg gpt.Config) {
 	require.NoError(t, err)
 	defer w.Close()
 	for _, p := range parameters(cfg) {
-		shape := irShape(cfg, p)
+		shape := cfg.Stored(p, gpt.NanoGPT)[0].Of
 		want, err := readFloats(numbered{}, p, ir.Whole(shape))
 		require.NoError(t, err)
 		got, err := readFloats(w, p, ir.Whole(shape))
@@ -94,7 +95,7 @@ func requireNumbered(t *testing.T, path string, cfg gpt.Config) {
 
 func TestWeightsRoundTrip(t *testing.T) {
 	cfg := tinyModel()
-	for _, layout := range []Layout{NanoGPT, HuggingFace} {
+	for _, layout := range []gpt.Layout{gpt.NanoGPT, gpt.GPT2} {
 		t.Run(string(layout), func(t *testing.T) {
 			path := export(t, layout)
 			requireNumbered(t, path, cfg)
@@ -103,8 +104,8 @@ func TestWeightsRoundTrip(t *testing.T) {
 			require.Equal(t, cfg, got)
 		})
 	}
-	nano, meta := tensors(t, export(t, NanoGPT))
-	hf, _ := tensors(t, export(t, HuggingFace))
+	nano, meta := tensors(t, export(t, gpt.NanoGPT))
+	hf, _ := tensors(t, export(t, gpt.GPT2))
 	require.Equal(t, "pt", meta["format"])
 	require.NotContains(t, nano, headName)
 	require.Equal(t, []int{36, 12}, nano["transformer.h.0.attn.c_attn.weight"].Shape)
@@ -121,7 +122,7 @@ func TestWeightsRoundTrip(t *testing.T) {
 func TestWidthOfMLPs(t *testing.T) {
 	cfg := tinyModel()
 	cfg.FFNHidden = 20
-	for _, layout := range []Layout{NanoGPT, HuggingFace} {
+	for _, layout := range []gpt.Layout{gpt.NanoGPT, gpt.GPT2} {
 		path := filepath.Join(t.TempDir(), "model.safetensors")
 		require.NoError(t, ExportWeights(path, numbered{}, cfg, layout))
 		got, err := WeightsConfig(path)
@@ -134,7 +135,7 @@ func TestWidthOfMLPs(t *testing.T) {
 // TestForeignFiles: what other programs write: names without a prefix, a tied head, masks, half
 // precision, a longer position table.
 func TestForeignFiles(t *testing.T) {
-	path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
+	path := rewritten(t, export(t, gpt.GPT2), nil, func(all map[string]safetensors.Tensor) {
 		for name, x := range maps.Clone(all) {
 			delete(all, name)
 			x.Name = strings.TrimPrefix(name, "transformer.")
@@ -180,7 +181,7 @@ func TestForeignFiles(t *testing.T) {
 // TestWrappedModels: DistributedDataParallel and torch.compile put a word before every name.
 func TestWrappedModels(t *testing.T) {
 	wrapped := func(by string, but string) string {
-		return rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", "activation": gpt.GELUTanh}, func(all map[string]safetensors.Tensor) {
+		return rewritten(t, export(t, gpt.NanoGPT), map[string]string{"n_head": "3", "activation": gpt.GELUTanh}, func(all map[string]safetensors.Tensor) {
 			head := all["transformer.wte.weight"]
 			head.Name = headName
 			all[headName] = head
@@ -232,7 +233,7 @@ func TestWrongWeights(t *testing.T) {
 		}, `"lm_head.weight": differs from transformer.wte.weight`},
 	} {
 		t.Run(what, func(t *testing.T) {
-			_, err := OpenWeights(rewritten(t, export(t, NanoGPT), nil, test.change), tinyModel())
+			_, err := OpenWeights(rewritten(t, export(t, gpt.NanoGPT), nil, test.change), tinyModel())
 			var bad *Error
 			require.ErrorAs(t, err, &bad)
 			require.ErrorContains(t, err, test.want)
@@ -244,7 +245,7 @@ func TestWrongWeights(t *testing.T) {
 	} {
 		cfg := tinyModel()
 		change(&cfg)
-		_, err := OpenWeights(export(t, NanoGPT), cfg)
+		_, err := OpenWeights(export(t, gpt.NanoGPT), cfg)
 		require.ErrorContains(t, err, want)
 	}
 	_, err := OpenWeights(filepath.Join(t.TempDir(), "none"), tinyModel())
@@ -261,19 +262,18 @@ func TestWrongWeights(t *testing.T) {
 			all["transformer.wpe.weight"] = safetensors.FromFloat32s("transformer.wpe.weight", []int{1, 1, 1}, []float32{1})
 		},
 	} {
-		_, err := WeightsConfig(rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3"}, change))
+		_, err := WeightsConfig(rewritten(t, export(t, gpt.NanoGPT), map[string]string{"n_head": "3"}, change))
 		require.ErrorAs(t, err, &bad, what)
 	}
 	for _, heads := range []string{"x", "0", "5"} {
-		_, err := WeightsConfig(rewritten(t, export(t, NanoGPT), map[string]string{"n_head": heads}, func(map[string]safetensors.Tensor) {}))
+		_, err := WeightsConfig(rewritten(t, export(t, gpt.NanoGPT), map[string]string{"n_head": heads}, func(map[string]safetensors.Tensor) {}))
 		require.ErrorAs(t, err, &bad, heads)
 	}
-	require.Error(t, ExportWeights(filepath.Join(t.TempDir(), "x"), numbered{}, tinyModel(), "keras"))
 }
 
-// What nanoGPT's and HuggingFace's GPT-2 cannot express is refused by name, in both directions.
-func TestOnlyGPT2IsExchanged(t *testing.T) {
-	path := export(t, NanoGPT)
+// What neither GPT-2 nor Llama can express is refused by name, in both directions.
+func TestWhatIsNotExchanged(t *testing.T) {
+	path := export(t, gpt.NanoGPT)
 	for _, tt := range []struct {
 		key    string
 		change func(*gpt.Config)
@@ -287,8 +287,90 @@ func TestOnlyGPT2IsExchanged(t *testing.T) {
 		tt.change(&cfg)
 		_, err := OpenWeights(path, cfg)
 		require.ErrorContains(t, err, tt.key+" is not GPT-2")
-		err = ExportWeights(filepath.Join(t.TempDir(), "out"), numbered{}, cfg, HuggingFace)
+		err = ExportWeights(filepath.Join(t.TempDir(), "out"), numbered{}, cfg, gpt.GPT2)
 		require.ErrorContains(t, err, tt.key+" is not GPT-2")
+	}
+	for key, change := range map[string]func(*gpt.Config){
+		"activation: gelu":  func(c *gpt.Config) { c.Activation = gpt.GELU },
+		"norm: layernorm":   func(c *gpt.Config) { c.Norm = gpt.LayerNorm },
+		"position: learned": func(c *gpt.Config) { c.Position = gpt.Learned },
+		"bias: true":        func(c *gpt.Config) { c.Bias = true },
+	} {
+		cfg := tinyLlama()
+		change(&cfg)
+		_, err := OpenWeights(path, cfg)
+		require.ErrorContains(t, err, key+" is not Llama")
+		err = ExportWeights(filepath.Join(t.TempDir(), "out"), numbered{}, cfg, gpt.Llama)
+		require.ErrorContains(t, err, key+" is not Llama")
+	}
+}
+
+// tinyLlama has grouped queries, and no two sizes alike.
+func tinyLlama() gpt.Config {
+	return gpt.Config{
+		NLayer: 2, NHead: 6, NKVHead: 3, NEmbd: 24, FFNHidden: 20, BlockSize: 5, VocabSize: 7,
+		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 5000,
+	}
+}
+
+// TestLlamaWeights: a Llama's weights are read as they were written, whatever its heads and its head; the metadata states it, and a
+// config.json beside the file where there is none.
+func TestLlamaWeights(t *testing.T) {
+	for _, change := range []func(*gpt.Config){
+		func(*gpt.Config) {},
+		func(c *gpt.Config) { c.NKVHead = 6 },
+		func(c *gpt.Config) { c.NKVHead, c.TieEmbeddings = 1, true },
+	} {
+		cfg := tinyLlama()
+		change(&cfg)
+		path := filepath.Join(t.TempDir(), "model.safetensors")
+		require.NoError(t, ExportWeights(path, numbered{}, cfg, gpt.Llama))
+		requireRead := func(path string) {
+			got, err := WeightsConfig(path)
+			require.NoError(t, err)
+			require.NoError(t, cfg.Same(got))
+			w, err := OpenWeights(path, got)
+			require.NoError(t, err)
+			defer w.Close()
+			for _, p := range parameters(cfg) {
+				whole := ir.Whole(cfg.Stored(p, gpt.Llama)[0].Of)
+				want, err := readFloats(numbered{}, p, whole)
+				require.NoError(t, err)
+				got, err := readFloats(w, p, whole)
+				require.NoError(t, err)
+				require.Equal(t, want, got, p)
+			}
+		}
+		requireRead(path)
+
+		all, _ := tensors(t, path)
+		for k := range cfg.NHead { // head k of the queries is in group k / G
+			x, err := all["model.layers.1.self_attn.q_proj.weight"].Float32s()
+			require.NoError(t, err)
+			group := cfg.QueryGroup()
+			at := (k%group*cfg.KVHeads() + k/group) * cfg.HeadDim() * cfg.NEmbd
+			want, err := readFloats(numbered{}, "h.1.attn.c_attn.weight", ir.Whole([]int{group + 2, cfg.KVHeads(), cfg.HeadDim(), cfg.NEmbd}))
+			require.NoError(t, err)
+			require.Equal(t, want[at], x[k*cfg.HeadDim()*cfg.NEmbd])
+		}
+
+		foreign := rewritten(t, path, nil, func(map[string]safetensors.Tensor) {})
+		_, err := WeightsConfig(foreign)
+		require.ErrorContains(t, err, "says nothing of the number of heads")
+		beside := filepath.Join(filepath.Dir(foreign), "config.json")
+		require.NoError(t, os.WriteFile(beside, config.HuggingFace(cfg), 0o600))
+		requireRead(foreign)
+		other := cfg
+		other.RopeTheta = 1e4
+		_, err = OpenWeights(foreign, other)
+		require.ErrorContains(t, err, "is of a model with rope_theta 5000, not 10000")
+		other = cfg
+		other.NHead, other.NKVHead = 2*cfg.NHead, 2*cfg.KVHeads()
+		_, err = OpenWeights(path, other)
+		require.ErrorContains(t, err, "is of a model with n_head 6, not 12")
+		require.NoError(t, os.WriteFile(beside, []byte(`{"model_type": "llama", "rms_norm_eps": 1e-6}`), 0o600))
+		_, err = OpenWeights(foreign, cfg)
+		require.ErrorContains(t, err, "config.json:1: rms_norm_eps: is 1e-06, only 1e-05 is supported")
 	}
 }
 
@@ -315,7 +397,7 @@ func TestTorchFiles(t *testing.T) {
 			require.NoError(t, err)
 			values, err := x.Float32s()
 			require.NoError(t, err)
-			got, err := readFloats(w, p, ir.Whole(irShape(cfg, p)))
+			got, err := readFloats(w, p, ir.Whole(cfg.Stored(p, gpt.NanoGPT)[0].Of))
 			require.NoError(t, err)
 			require.Equal(t, values, got, "%s of %s", p, name)
 		}
@@ -349,11 +431,11 @@ func TestTorchFiles(t *testing.T) {
 // TestStatedSizes: the sizes that a file states must be those of its tensors.
 func TestStatedSizes(t *testing.T) {
 	for key, want := range map[string]string{"n_layer": "2", "n_embd": "12", "block_size": "5", "vocab_size": "7", "bias": "true"} {
-		path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", key: "4"}, func(map[string]safetensors.Tensor) {})
+		path := rewritten(t, export(t, gpt.NanoGPT), map[string]string{"n_head": "3", key: "4"}, func(map[string]safetensors.Tensor) {})
 		_, err := WeightsConfig(path)
 		require.ErrorContains(t, err, path+": says "+key+" 4, but its tensors are of "+want)
 	}
-	path := rewritten(t, export(t, NanoGPT), map[string]string{"n_head": "3", "dropout": "x"}, func(map[string]safetensors.Tensor) {})
+	path := rewritten(t, export(t, gpt.NanoGPT), map[string]string{"n_head": "3", "dropout": "x"}, func(map[string]safetensors.Tensor) {})
 	_, err := WeightsConfig(path)
 	require.ErrorContains(t, err, `dropout is "x", want a number`)
 }
@@ -361,7 +443,7 @@ func TestStatedSizes(t *testing.T) {
 // TestConfigBeside: what a config.json beside the weights states must be so in the tensors. What it leaves out, or has as null,
 // says nothing.
 func TestConfigBeside(t *testing.T) {
-	path := rewritten(t, export(t, HuggingFace), nil, func(map[string]safetensors.Tensor) {})
+	path := rewritten(t, export(t, gpt.GPT2), nil, func(map[string]safetensors.Tensor) {})
 	beside := filepath.Join(filepath.Dir(path), "config.json")
 	read := func(stated string) (gpt.Config, error) {
 		require.NoError(t, os.WriteFile(beside, []byte(`{"n_head": 3, `+stated+`}`), 0o644))
@@ -390,7 +472,7 @@ func TestConfigBeside(t *testing.T) {
 // are not said to be missing.
 func TestExtraTensorIsNamed(t *testing.T) {
 	for _, name := range []string{"transformer.h.7.x", "transformer.h.7.ln_1.weight"} {
-		path := rewritten(t, export(t, HuggingFace), nil, func(all map[string]safetensors.Tensor) {
+		path := rewritten(t, export(t, gpt.GPT2), nil, func(all map[string]safetensors.Tensor) {
 			all[name] = safetensors.FromFloat32s(name, []int{12}, make([]float32, 12))
 		})
 		require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), []byte(`{"n_head": 3, "n_layer": 2}`), 0o644))

@@ -5,7 +5,7 @@
 // order. Every layer passes the same checks: an unknown key, a wrong type, a quoted 'False', a null
 // or a duplicate is an *Error that names the file, the line, section.key and the nearest valid key.
 // The tags of the structs below say once what a key may hold; decoding, printing (Marshal) and
-// documentation (Reference) derive from them. The config.json of a HuggingFace GPT-2 model is
+// documentation (Reference) derive from them. The config.json of a HuggingFace GPT-2 or Llama is
 // accepted in place of YAML.
 //
 // Reading accepts every legal value. Validate refuses values that contradict each other, or that
@@ -124,7 +124,7 @@ func Default() *Config {
 // parser's time grows faster than its input.
 const maxSize = 64 << 10
 
-// Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 model, and applies overrides of the form
+// Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 or Llama, and applies overrides of the form
 // section.key=value in order. It does not call Validate. A file that cannot be read gives an *Error too.
 func Load(path string, overrides []string) (*Config, error) {
 	data, err := infile.Read(path, maxSize)

@@ -2,10 +2,13 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -40,38 +43,53 @@ func activations() [][2]string {
 	return [][2]string{{"gelu_new", gpt.GELUTanh}, {"gelu_pytorch_tanh", gpt.GELUTanh}, {"gelu", gpt.GELU}}
 }
 
-// HuggingFace returns the config.json with which transformers' GPT2LMHeadModel computes what this model does, once adapters are
-// part of its float32 weights. The model must be a GPT-2: see [gpt.Config.GPT2]. Texts begin and end with GPT-2's token if the
-// vocabulary is GPT-2's, as it is or padded by nanoGPT; in any other that token is unknown, and null, because left out it would be
-// GPT-2's.
+// HuggingFace returns the config.json with which transformers computes what this model does, once adapters are part of its float32
+// weights: that of a GPT2LMHeadModel or a LlamaForCausalLM, as [gpt.Config.InTransformers] says. Texts begin and end with GPT-2's
+// token if the vocabulary is GPT-2's, as it is or padded by nanoGPT; in any other that token is unknown, and null, because left out
+// it would be the class's default.
 func HuggingFace(m gpt.Config) []byte {
-	var inner, endOfText *int
-	if m.FFNHidden > 0 {
-		inner = &m.FFNHidden
-	}
+	var endOfText *int
 	if m.VocabSize == 50257 || m.VocabSize == 50304 {
 		endOfText = new(50256)
 	}
-	i := slices.IndexFunc(activations(), func(a [2]string) bool { return a[1] == m.Activation })
-	text, err := json.MarshalIndent(map[string]any{
-		"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2", "torch_dtype": "float32",
-		"n_layer": m.NLayer, "n_head": m.NHead, "n_embd": m.NEmbd, "n_inner": inner, "n_positions": m.BlockSize, "vocab_size": m.VocabSize,
-		"activation_function": activations()[i][0], "layer_norm_epsilon": normEpsilon, "initializer_range": initStd,
-		"resid_pdrop": m.Dropout, "embd_pdrop": m.Dropout, "attn_pdrop": m.Dropout, "tie_word_embeddings": m.TieEmbeddings,
-		"bos_token_id": endOfText, "eos_token_id": endOfText,
-	}, "", "  ")
+	members := map[string]any{"torch_dtype": "float32", "vocab_size": m.VocabSize, "initializer_range": initStd,
+		"tie_word_embeddings": m.TieEmbeddings, "bos_token_id": endOfText, "eos_token_id": endOfText}
+	if l, _ := m.InTransformers(); l == gpt.Llama {
+		maps.Copy(members, map[string]any{
+			"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama",
+			"num_hidden_layers": m.NLayer, "num_attention_heads": m.NHead, "num_key_value_heads": m.KVHeads(), "hidden_size": m.NEmbd,
+			"intermediate_size": m.FFN(), "max_position_embeddings": m.BlockSize, "rope_theta": m.Theta(),
+			"hidden_act": "silu", "rms_norm_eps": normEpsilon, "attention_bias": false, "mlp_bias": false,
+		})
+	} else {
+		var inner *int
+		if m.FFNHidden > 0 {
+			inner = &m.FFNHidden
+		}
+		i := slices.IndexFunc(activations(), func(a [2]string) bool { return a[1] == m.Activation })
+		maps.Copy(members, map[string]any{
+			"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2",
+			"n_layer": m.NLayer, "n_head": m.NHead, "n_embd": m.NEmbd, "n_inner": inner, "n_positions": m.BlockSize,
+			"activation_function": activations()[i][0], "layer_norm_epsilon": normEpsilon,
+			"resid_pdrop": m.Dropout, "embd_pdrop": m.Dropout, "attn_pdrop": m.Dropout,
+		})
+	}
+	text, err := json.MarshalIndent(members, "", "  ")
 	if err != nil {
 		panic("BUG: config: " + err.Error())
 	}
 	return append(text, '\n')
 }
 
-// decodeHuggingFace lays transformers' GPT2Config over c.Model. A missing key has that class's default. Keys that would
-// change the function computed in a way that this model does not have are refused; keys about generation are not ours.
+// decodeHuggingFace lays transformers' GPT2Config or LlamaConfig over c.Model. A missing key has that class's default. Keys that
+// would change the function computed in a way that this model does not have are refused; keys about generation are not ours.
 func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	members, err := jsonMembers(file, data)
 	if err != nil {
 		return err
+	}
+	if string(members["model_type"].value) == `"llama"` {
+		return c.decodeLlama(members)
 	}
 
 	model := gpt.DefaultConfig()
@@ -83,12 +101,8 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		epsilon, initRange    = normEpsilon, initStd
 		scale                 = true
 		scaleByLayer, cross   bool
-		known                 int
 	)
-	for _, field := range []struct {
-		theirs, ours string // ours is empty for what only has to be checked
-		into         any
-	}{
+	fields := []field{
 		{"model_type", "", &modelType},
 		{"n_layer", "n_layer", &model.NLayer},
 		{"n_head", "n_head", &model.NHead},
@@ -107,38 +121,25 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		{"scale_attn_weights", "", &scale},
 		{"scale_attn_by_inverse_layer_idx", "", &scaleByLayer},
 		{"add_cross_attention", "", &cross},
-	} {
-		m, given := members[field.theirs]
-		if !given {
-			continue
-		}
-		known++
-		_, nullable := field.into.(**int)
-		if err := json.Unmarshal(m.value, field.into); err != nil || string(m.value) == "null" && !nullable {
-			return m.at.Refuse(field.theirs, "cannot be %s", m.value)
-		}
-		if field.ours != "" {
-			c.remember("model."+field.ours, m.at)
-		}
 	}
-
+	known, err := c.read(fields, members)
+	if err != nil {
+		return err
+	}
 	if known == 0 { // some other JSON, a plan.json perhaps
 		return &Error{File: file, Line: 1, Msg: "has none of the keys of a GPT-2's config.json; wants these, or sections " + strings.Join(sectionNames(), ", ")}
 	}
-	for _, fixed := range []struct {
-		key       string
-		got, want any
-	}{
-		{"model_type", modelType, "gpt2"},
+	if modelType != "gpt2" {
+		return members["model_type"].at.Refuse("model_type", "is %v, only gpt2 and llama are supported", modelType)
+	}
+	if err := refuseOther(members, []fixed{
 		{"layer_norm_epsilon", epsilon, normEpsilon},
 		{"initializer_range", initRange, initStd},
 		{"scale_attn_weights", scale, true},
 		{"scale_attn_by_inverse_layer_idx", scaleByLayer, false},
 		{"add_cross_attention", cross, false},
-	} {
-		if fixed.got != fixed.want {
-			return members[fixed.key].at.Refuse(fixed.key, "is %v, only %v is supported", fixed.got, fixed.want)
-		}
+	}); err != nil {
+		return err
 	}
 	if resid != embd || resid != attn {
 		return strictyaml.Origin{File: file, Line: members["resid_pdrop"].at.Line}.Refuse("resid_pdrop",
@@ -168,6 +169,126 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		return members["activation_function"].at.Refuse("activation_function", "is %q, wants %s or %s", activation, strings.Join(names[:last], ", "), names[last])
 	}
 	c.Model = model
+	return nil
+}
+
+// decodeLlama is decodeHuggingFace of a LlamaConfig.
+func (c *Config) decodeLlama(members map[string]member) error {
+	model := gpt.Config{
+		NLayer: 32, NHead: 32, NEmbd: 4096, FFNHidden: 11008, BlockSize: 2048, VocabSize: 32000,
+		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 10000,
+	}
+	var (
+		activation            = "silu"
+		kvHeads, headDim      *int
+		epsilon, initRange    = 1e-6, initStd
+		dropout               float64
+		attnBias, mlpBias     bool
+		scaling, ropeSettings *rope
+	)
+	if _, err := c.read([]field{
+		{"num_hidden_layers", "n_layer", &model.NLayer},
+		{"num_attention_heads", "n_head", &model.NHead},
+		{"num_key_value_heads", "n_kv_head", &kvHeads},
+		{"hidden_size", "n_embd", &model.NEmbd},
+		{"intermediate_size", "ffn_hidden", &model.FFNHidden},
+		{"max_position_embeddings", "block_size", &model.BlockSize},
+		{"vocab_size", "vocab_size", &model.VocabSize},
+		{"rope_theta", "rope_theta", &model.RopeTheta},
+		{"tie_word_embeddings", "tie_embeddings", &model.TieEmbeddings},
+		{"hidden_act", "", &activation},
+		{"head_dim", "", &headDim},
+		{"rms_norm_eps", "", &epsilon},
+		{"initializer_range", "", &initRange},
+		{"attention_dropout", "", &dropout},
+		{"attention_bias", "", &attnBias},
+		{"mlp_bias", "", &mlpBias},
+		{"rope_scaling", "", &scaling},
+		{"rope_parameters", "", &ropeSettings},
+	}, members); err != nil {
+		return err
+	}
+	for key, r := range map[string]*rope{"rope_scaling": scaling, "rope_parameters": ropeSettings} {
+		if r == nil {
+			continue
+		}
+		if kind := cmp.Or(r.Type, r.Old, "default"); kind != "default" {
+			return members[key].at.Refuse(key, "is of type %s, only default is supported", kind)
+		}
+		if r.Theta != 0 {
+			model.RopeTheta = r.Theta
+		}
+	}
+	if err := refuseOther(members, []fixed{
+		{"hidden_act", activation, "silu"},
+		{"rms_norm_eps", epsilon, normEpsilon},
+		{"initializer_range", initRange, initStd},
+		{"attention_dropout", dropout, 0.0},
+		{"attention_bias", attnBias, false},
+		{"mlp_bias", mlpBias, false},
+	}); err != nil {
+		return err
+	}
+	if headDim != nil && *headDim*model.NHead != model.NEmbd {
+		return members["head_dim"].at.Refuse("head_dim", "is %d, only hidden_size %d over num_attention_heads %d is supported", *headDim, model.NEmbd, model.NHead)
+	}
+	if kvHeads != nil && *kvHeads != model.NHead {
+		model.NKVHead = *kvHeads
+	}
+	c.Model = model
+	return nil
+}
+
+// rope is how transformers writes what positions rotate by: in rope_scaling, or since version 5 in rope_parameters.
+type rope struct {
+	Type  string  `json:"rope_type"`
+	Old   string  `json:"type"`
+	Theta float64 `json:"rope_theta"`
+}
+
+// field is a key of transformers, and ours for what it says, which is empty for what only has to be checked.
+type field struct {
+	theirs, ours string
+	into         any
+}
+
+// read reads the fields that are given and returns how many those are.
+func (c *Config) read(fields []field, members map[string]member) (known int, err error) {
+	for _, f := range fields {
+		m, given := members[f.theirs]
+		if !given {
+			continue
+		}
+		known++
+		nullable := reflect.TypeOf(f.into).Elem().Kind() == reflect.Pointer
+		if err := json.Unmarshal(m.value, f.into); err != nil || string(m.value) == "null" && !nullable {
+			return 0, m.at.Refuse(f.theirs, "cannot be %s", m.value)
+		}
+		if f.ours != "" {
+			c.remember("model."+f.ours, m.at)
+		}
+	}
+	return known, nil
+}
+
+// fixed is a key with its value and the only one that is supported.
+type fixed struct {
+	key       string
+	got, want any
+}
+
+func refuseOther(members map[string]member, all []fixed) error {
+	for _, f := range all {
+		if f.got == f.want {
+			continue
+		}
+		if m, given := members[f.key]; given {
+			return m.at.Refuse(f.key, "is %v, only %v is supported", f.got, f.want)
+		}
+		for _, m := range members { // the class's default is another
+			return strictyaml.Origin{File: m.at.File, Line: 1}.Refuse(f.key, "is missing, which means %v; only %v is supported", f.got, f.want)
+		}
+	}
 	return nil
 }
 

@@ -56,7 +56,14 @@ func TestHuggingFaceConfig(t *testing.T) {
 
 func TestHuggingFaceRefusals(t *testing.T) {
 	for _, tc := range []struct{ json, want string }{
-		{`{"model_type": "llama"}`, "config.json:1: model_type: is llama, only gpt2 is supported"},
+		{`{"model_type": "bert"}`, "config.json:1: model_type: is bert, only gpt2 and llama are supported"},
+		{`{"model_type": "llama"}`, "config.json:1: rms_norm_eps: is missing, which means 1e-06; only 1e-05 is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "gelu"}`, "hidden_act: is gelu, only silu is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "attention_bias": true}`, "attention_bias: is true, only false is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "rope_scaling": {"type": "linear", "factor": 2}}`, "rope_scaling: is of type linear, only default is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}`, "rope_parameters: is of type llama3, only default is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "head_dim": 64}`, "head_dim: is 64, only hidden_size 4096 over num_attention_heads 32 is supported"},
+		{"{\"model_type\": \"llama\",\n\"hidden_size\": null}", "config.json:2: hidden_size: cannot be null"},
 		{"{\n\"n_layer\": \"six\"}", `config.json:2: n_layer: cannot be "six"`},
 		{`{"n_layer": null}`, "n_layer: cannot be null"},
 		{`{"n_layer": 1.5}`, "n_layer: cannot be 1.5"},
@@ -85,6 +92,27 @@ func TestHuggingFaceRefusals(t *testing.T) {
 	c, err := Parse("config.json", []byte("{\n\"n_head\": 5,\n\"n_embd\": 48}"), nil)
 	require.NoError(t, err)
 	require.EqualError(t, c.Validate(), "config.json:3: model.n_embd: 48 does not divide by n_head 5")
+}
+
+// TestHuggingFaceLlama: what is written of a Llama is read as the same model, as is what transformers 5 writes.
+func TestHuggingFaceLlama(t *testing.T) {
+	for _, preset := range []string{"llama-2-7b", "llama-2-70b", "llama-3-8b"} {
+		want, err := gpt.Preset(preset)
+		require.NoError(t, err)
+		c, err := Parse("config.json", HuggingFace(want), nil)
+		require.NoError(t, err)
+		require.NoError(t, c.Validate())
+		require.NoError(t, want.Same(c.Model))
+	}
+	c, err := Parse("config.json", []byte(`{"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+		"num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 2048, "vocab_size": 49152, "rms_norm_eps": 1e-05, "tie_word_embeddings": true,
+		"rope_scaling": null, "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0}}`), nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Validate())
+	require.Equal(t, gpt.Config{
+		NLayer: 30, NHead: 9, NKVHead: 3, NEmbd: 576, FFNHidden: 1536, BlockSize: 2048, VocabSize: 49152,
+		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 100000, TieEmbeddings: true,
+	}, c.Model)
 }
 
 // TestWriteHuggingFace: what is written is read as the same model. Tokens are stated where they are known.

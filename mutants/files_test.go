@@ -257,5 +257,35 @@ func inFiles() []mutant {
 		file: "cmd/autopar/plan.go",
 		old:  "notDumped(\"plan: --dump-dir\", c.DumpDir, append(read, c.Out, c.Certificate, c.LP)...),", new: "notDumped(\"plan: --dump-dir\", c.DumpDir, read...),",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
+	}, {
+		bug:  "queries of a Llama that share keys are those of other groups",
+		file: "models/gpt/hf.go",
+		old:  "0, groups, 1, 0, 2, 3)", new: "0, groups)",
+		pkg: "./train", run: "^TestLlamaOfTransformers$",
+	}, {
+		bug:  "heads of a Llama leave attention in another order",
+		file: "models/gpt/hf.go",
+		old:  "s.Shape = []int{C, C}; groups > 1 {", new: "s.Shape = []int{C, C}; groups < 1 {",
+		pkg: "./train", run: "^TestLlamaOfTransformers$",
+	}, {
+		bug:  "a Llama's gate and up projections change places",
+		file: "models/gpt/hf.go",
+		old:  `part("mlp.gate_proj", 0, 1), part("mlp.up_proj", 1, 2)`, new: `part("mlp.up_proj", 0, 1), part("mlp.gate_proj", 1, 2)`,
+		pkg: "./train", run: "^TestLlamaOfTransformers$",
+	}, {
+		bug: "positions of a Llama rotate by what its config.json says no word of", how: "transformers 5 states the base elsewhere",
+		file: "config/huggingface.go",
+		old:  "if r.Theta != 0 {", new: "if r.Theta < 0 {",
+		pkg: "./train", run: "^TestLlamaOfTransformers$",
+	}, {
+		bug:  "a Llama is trained with another base of its angles than it was",
+		file: "checkpoint/llama.go",
+		old:  "case stated.Theta() != w.cfg.Theta():", new: "case false:",
+		pkg: "./checkpoint", run: "^TestLlamaWeights$",
+	}, {
+		bug:  "scaled positions of a Llama pass for plain ones",
+		file: "config/huggingface.go",
+		old:  `kind != "default" {`, new: `kind == "none" {`,
+		pkg: "./config", run: "^TestHuggingFaceRefusals$",
 	}}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
@@ -95,7 +96,7 @@ func TestProcessesBeginAlike(t *testing.T) {
 		train(t, tinyConfig(t, dir, fmt.Sprint("train.seed=", i)), plan, RunOptions{Out: runs[i], Steps: 2})
 		c, err := checkpoint.Open(runs[i])
 		require.NoError(t, err)
-		require.NoError(t, checkpoint.ExportWeights(files[i], c, cfg.Model, checkpoint.NanoGPT))
+		require.NoError(t, checkpoint.ExportWeights(files[i], c, cfg.Model, gpt.NanoGPT))
 		require.NoError(t, c.Close())
 	}
 	for what, opts := range map[string]func(rank int) RunOptions{

@@ -19,7 +19,7 @@ type referenceReader struct {
 }
 
 func (r referenceReader) Read(param string, _ ir.DType, _ ir.Slab, dst []byte) error {
-	name, _, _ := r.cfg.HFName(param)
+	name := r.cfg.Stored(param, gpt.NanoGPT)[0].Name
 	x, err := r.file.Tensor(name)
 	if err != nil {
 		return err
@@ -56,5 +56,26 @@ func TestLlamaDecodes(t *testing.T) {
 		next, err := d.next(t.Context(), ids[:p+1])
 		require.NoError(t, err)
 		require.InDeltaSlice(t, full[p*V:(p+1)*V], next, 1e-5, "position %d", p)
+	}
+}
+
+// TestLlamaOfTransformers: a Llama that transformers saved chooses the tokens that it chooses there.
+func TestLlamaOfTransformers(t *testing.T) {
+	const dir = "../testdata/oracle/transformers/"
+	cfg, _, weights, err := openModel(dir + "model.safetensors")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, weights.Close()) })
+	d, err := newDecoder(cfg, weights, cfg.BlockSize)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, d.Close()) })
+	f, err := safetensors.Open(dir + "greedy.safetensors")
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, f.Close()) })
+	prompt, want := ints(t, f, "prompt"), ints(t, f, "greedy")
+	opts := SampleOptions{}
+	got, err := d.generate(t.Context(), prompt, len(want), opts.chooser(0))
+	require.NoError(t, err)
+	for i, id := range want {
+		require.Equal(t, int(id), got[len(prompt)+i], "token %d", i)
 	}
 }

@@ -98,7 +98,7 @@ func TestAdapters(t *testing.T) {
 	require.InDelta(t, is.Val, folded.Val, 1e-6)
 	require.InDelta(t, is.Train, folded.Train, 1e-6)
 	file := filepath.Join(dir, "model.safetensors")
-	require.NoError(t, checkpoint.ExportWeights(file, with, cfg.Model, checkpoint.HuggingFace))
+	require.NoError(t, checkpoint.ExportWeights(file, with, cfg.Model, gpt.GPT2))
 	weights, err := checkpoint.OpenWeights(file, plain.Model)
 	require.NoError(t, err)
 	t.Cleanup(func() { weights.Close() })

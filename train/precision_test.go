@@ -10,6 +10,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/models/gpt"
 )
 
 // TestResumeInHalfPrecision: a run that stops and continues has the same bits, in every precision.
@@ -97,7 +98,7 @@ func TestOtherPrecision(t *testing.T) {
 		require.Equal(t, float32(ir.BF16.Round(float64(master[i]))), ir.BF16.Read(raw[2*i:]))
 	}
 	file := filepath.Join(t.TempDir(), "model.safetensors")
-	require.NoError(t, checkpoint.ExportWeights(file, ck, cfg.Model, checkpoint.NanoGPT))
+	require.NoError(t, checkpoint.ExportWeights(file, ck, cfg.Model, gpt.NanoGPT))
 	for _, from := range []string{out, file} {
 		var text bytes.Buffer
 		require.NoError(t, Sample(t.Context(), SampleOptions{From: from, Start: "ab", NumSamples: 1, MaxNewTokens: 12, Temperature: 1, DataDir: dir}, &text))

@@ -550,7 +550,7 @@ func TestDiverged(t *testing.T) {
 
 	// A gradient can overflow even if the loss does not.
 	file := filepath.Join(t.TempDir(), "large.safetensors")
-	require.NoError(t, checkpoint.ExportWeights(file, large{first.Checkpoint, t}, cfg.Model, checkpoint.NanoGPT))
+	require.NoError(t, checkpoint.ExportWeights(file, large{first.Checkpoint, t}, cfg.Model, gpt.NanoGPT))
 	_, err = newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), RunOptions{InitFrom: file})
 	require.ErrorAs(t, err, &diverged)
 	require.Equal(t, "grad_norm", diverged.Quantity)
@@ -650,7 +650,7 @@ func TestInitFrom(t *testing.T) {
 	require.NoError(t, err)
 	defer c.Close()
 	file := filepath.Join(t.TempDir(), "model.safetensors")
-	require.NoError(t, checkpoint.ExportWeights(file, c, cfg.Model, checkpoint.HuggingFace))
+	require.NoError(t, checkpoint.ExportWeights(file, c, cfg.Model, gpt.GPT2))
 
 	other := tinyConfig(t, textData(t), "optimizer.decay_lr=false", "optimizer.learning_rate=3e-3", "train.seed=7")
 	var losses []Losses

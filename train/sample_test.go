@@ -228,7 +228,7 @@ func TestSample(t *testing.T) {
 	c, err := checkpoint.Open(out)
 	require.NoError(t, err)
 	defer c.Close()
-	for _, layout := range []checkpoint.Layout{checkpoint.NanoGPT, checkpoint.HuggingFace} {
+	for _, layout := range []gpt.Layout{gpt.NanoGPT, gpt.GPT2} {
 		require.NoError(t, checkpoint.ExportWeights(file, c, cfg.Model, layout))
 		require.Equal(t, texts, sample(func(o *SampleOptions) { o.From, o.DataDir = file, dir }))
 	}

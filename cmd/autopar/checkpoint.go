@@ -172,7 +172,7 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 
 // checkpointImportCmd makes a checkpoint from the weights of other programs.
 type checkpointImportCmd struct {
-	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
+	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's, or of a Llama, by HuggingFace's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
 	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`
 	Out    toDir  `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
 }
@@ -226,7 +226,7 @@ func (c *checkpointImportCmd) config() (*config.Config, error) {
 type checkpointExportCmd struct {
 	fromDir
 	Out    string `short:"o" required:"" placeholder:"FILE" help:"Safetensors file to write. With one that is named model.safetensors, in the layout huggingface, config.json is written beside it, which from_pretrained of transformers wants too."`
-	Layout string `enum:"huggingface,nanogpt" default:"huggingface" help:"huggingface (in x out, as GPT2LMHeadModel reads it) or nanogpt (out x in)."`
+	Layout string `enum:"huggingface,nanogpt" default:"huggingface" help:"huggingface (as GPT2LMHeadModel, in x out, or LlamaForCausalLM reads it) or nanogpt (out x in)."`
 }
 
 // Example is shown by --help.
@@ -250,7 +250,8 @@ func (c *checkpointExportCmd) Run(con *console) error {
 		if err != nil {
 			return "", err
 		}
-		if err := cfg.Model.GPT2(); err != nil {
+		layout, err := c.layout(cfg.Model)
+		if err != nil {
 			return "", err
 		}
 		beside, err := c.beside(cfg.Model)
@@ -260,7 +261,7 @@ func (c *checkpointExportCmd) Run(con *console) error {
 		if err := os.MkdirAll(filepath.Dir(c.Out), 0o777); err != nil {
 			return "", err
 		}
-		if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, checkpoint.Layout(c.Layout)); err != nil {
+		if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, layout); err != nil {
 			return "", err
 		}
 		if beside != "" {
@@ -269,17 +270,25 @@ func (c *checkpointExportCmd) Run(con *console) error {
 			}
 			con.note("wrote %s", beside)
 		}
-		if !cfg.Model.Bias && c.Layout == string(checkpoint.HuggingFace) {
+		if !cfg.Model.Bias && layout == gpt.GPT2 {
 			con.note("GPT2LMHeadModel has biases, which this model does not: transformers says that they are missing, and makes them 0")
 		}
 		return c.Out, nil
 	})
 }
 
+// layout returns the layout that the weights of a model are written in. The model must fit it.
+func (c *checkpointExportCmd) layout(model gpt.Config) (gpt.Layout, error) {
+	if c.Layout == string(gpt.NanoGPT) {
+		return gpt.NanoGPT, model.Fits(gpt.NanoGPT)
+	}
+	return model.InTransformers()
+}
+
 // beside returns the path of the config.json to write beside the weights; "" for none, if transformers would not read these, or if it
 // is there. One of another model is refused.
 func (c *checkpointExportCmd) beside(model gpt.Config) (string, error) {
-	if c.Layout != string(checkpoint.HuggingFace) || filepath.Base(c.Out) != "model.safetensors" {
+	if c.Layout == string(gpt.NanoGPT) || filepath.Base(c.Out) != "model.safetensors" {
 		return "", nil
 	}
 	path := filepath.Join(filepath.Dir(c.Out), "config.json")

@@ -48,7 +48,7 @@ type Globals struct {
 
 // yamlArgs are the arguments of a command that reads a gpt.yaml.
 type yamlArgs struct {
-	Config string   `arg:"" name:"gpt.yaml" help:"Model and training configuration, or the config.json of a HuggingFace GPT-2."`
+	Config string   `arg:"" name:"gpt.yaml" help:"Model and training configuration, or the config.json of a HuggingFace GPT-2 or Llama."`
 	Set    []string `sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of the YAML. May be repeated."`
 }
 

@@ -60,10 +60,10 @@ func loadOracle(t *testing.T, name string) oracle {
 // the parameter's shape.
 func (o oracle) named(t *testing.T, prefix string, p *ir.Value) interp.Tensor {
 	t.Helper()
-	name, _, shape := o.config.HFName(p.Name())
-	x, ok := o.tensors[prefix+name]
-	require.True(t, ok, "%s%s", prefix, name)
-	require.Equal(t, shape, x.Shape, name)
+	stored := o.config.Stored(p.Name(), NanoGPT)[0]
+	x, ok := o.tensors[prefix+stored.Name]
+	require.True(t, ok, "%s%s", prefix, stored.Name)
+	require.Equal(t, stored.Shape, x.Shape, stored.Name)
 	return interp.Floats(x.F, p.Type.Shape...)
 }
 

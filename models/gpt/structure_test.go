@@ -305,36 +305,72 @@ func TestInit(t *testing.T) {
 	}
 }
 
-func TestHFNames(t *testing.T) {
+func TestStored(t *testing.T) {
 	c := odd(true, 0)
 	g := trainStep(t, c, adamW, 1, 1)
-	var transposed []string
+	var turned []string
 	seen := map[string]bool{}
 	for _, p := range g.Params() {
-		name, transpose, shape := c.HFName(p.Name())
+		stored := c.Stored(p.Name(), GPT2)
 		if p.Def.Attr.(ir.ParamAttr).State {
-			require.Empty(t, name, p.Name())
+			require.Empty(t, stored, p.Name())
 			continue
 		}
-		require.Equal(t, "transformer."+p.Name(), name)
-		require.Equal(t, p.Type.Elems(), ir.Elems(shape), name)
-		require.Equal(t, p.Def.Attr.(ir.ParamAttr).Decay, len(shape) == 2, "nanoGPT decays what has two dimensions: %s", name)
-		require.False(t, seen[name])
-		seen[name] = true
-		if transpose {
-			transposed = append(transposed, strings.TrimPrefix(name, "transformer.h.1."))
+		require.Len(t, stored, 1)
+		s, nano := stored[0], c.Stored(p.Name(), NanoGPT)[0]
+		require.Equal(t, "transformer."+p.Name(), s.Name)
+		require.Equal(t, s.Name, nano.Name)
+		require.Equal(t, p.Type.Shape, s.Of)
+		require.Equal(t, p.Type.Elems(), ir.Elems(s.Shape), s.Name)
+		require.Equal(t, p.Def.Attr.(ir.ParamAttr).Decay, len(s.Shape) == 2, "nanoGPT decays what has two dimensions: %s", s.Name)
+		require.False(t, seen[s.Name])
+		seen[s.Name] = true
+		if !slices.IsSorted(s.Order) {
+			turned = append(turned, strings.TrimPrefix(s.Name, "transformer.h.1."))
+			require.Equal(t, []int{nano.Shape[1], nano.Shape[0]}, s.Shape)
 		}
+		require.True(t, slices.IsSorted(nano.Order))
 	}
-	transposed = slices.DeleteFunc(transposed, func(s string) bool { return strings.HasPrefix(s, "transformer.") })
-	require.Equal(t, []string{"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}, transposed)
+	turned = slices.DeleteFunc(turned, func(s string) bool { return strings.HasPrefix(s, "transformer.") })
+	require.Equal(t, []string{"attn.c_attn.weight", "attn.c_proj.weight", "mlp.c_fc.weight", "mlp.c_proj.weight"}, turned)
 
-	_, _, shape := c.HFName("h.2.attn.c_attn.bias")
-	require.Equal(t, []int{45}, shape)
-	_, _, shape = c.HFName("h.2.mlp.c_proj.weight")
-	require.Equal(t, []int{15, 17}, shape)
+	require.Equal(t, []int{45}, c.Stored("h.2.attn.c_attn.bias", GPT2)[0].Shape)
+	require.Equal(t, []int{17, 15}, c.Stored("h.2.mlp.c_proj.weight", GPT2)[0].Shape)
 	for _, name := range []string{"lm_head.weight", "h.0.attn.bias", "h.0.attn.masked_bias", "h.0.ln_1", "h.0.ln_f.weight", "ln_1.weight", "weight", ""} {
-		got, _, _ := c.HFName(name)
-		require.Empty(t, got, "%q", name)
+		require.Empty(t, c.Stored(name, GPT2), "%q", name)
+	}
+}
+
+// TestStoredLlama: each parameter of a Llama, with grouped queries or without, is in one to three tensors, each element in one.
+func TestStoredLlama(t *testing.T) {
+	for _, kvHeads := range []int{6, 2, 1} {
+		c := Config{
+			NLayer: 2, NHead: 6, NKVHead: kvHeads, NEmbd: 24, FFNHidden: 20, BlockSize: 8, VocabSize: 11,
+			Activation: SwiGLU, Norm: RMSNorm, Position: RoPE,
+		}
+		var names []string
+		for _, p := range trainStep(t, c, adamW, 1, 1).Params() {
+			if p.Def.Attr.(ir.ParamAttr).State {
+				continue
+			}
+			from := 0
+			for _, s := range c.Stored(p.Name(), Llama) {
+				names = append(names, s.Name)
+				require.Equal(t, p.Type.Shape, s.Of, s.Name)
+				require.Equal(t, from, s.From)
+				from = s.To
+				require.Equal(t, ir.Elems(s.Of)/int64(s.Of[0])*int64(s.To-s.From), ir.Elems(s.Shape), s.Name)
+				require.Len(t, s.Order, len(s.Of))
+			}
+			require.Equal(t, p.Type.Shape[0], from, p.Name())
+		}
+		require.Subset(t, names, []string{
+			"model.embed_tokens.weight", "model.layers.1.input_layernorm.weight", "model.layers.1.self_attn.q_proj.weight",
+			"model.layers.1.self_attn.k_proj.weight", "model.layers.1.self_attn.v_proj.weight", "model.layers.1.self_attn.o_proj.weight",
+			"model.layers.1.post_attention_layernorm.weight", "model.layers.1.mlp.gate_proj.weight", "model.layers.1.mlp.up_proj.weight",
+			"model.layers.1.mlp.down_proj.weight", "model.norm.weight", "lm_head.weight",
+		})
+		require.Len(t, names, 3+9*2)
 	}
 }
 
