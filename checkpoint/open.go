@@ -78,6 +78,9 @@ func lastOf(root, but string) string {
 // file that names the newest one, so it also finds those that saving would remove though that file is damaged or missing.
 func Holds(dir string) string { return lastOf(filepath.Join(dir, rootDir), "") }
 
+// Is reports whether a directory is itself a checkpoint, and not the DIR of a run that has some.
+func Is(dir string) bool { return whole(dir) }
+
 // whole reports whether a directory has a manifest, which is written last and removed first.
 func whole(dir string) bool {
 	_, err := os.Stat(filepath.Join(dir, manifestFile))

@@ -60,7 +60,7 @@ func (d toDir) check() error {
 	if d == "" {
 		return usagef("checkpoint: -o is empty, want the name of a directory")
 	}
-	if err := mayBeDirectory("checkpoint: -o", string(d)); err != nil {
+	if err := mayBeRun("checkpoint: -o", string(d)); err != nil {
 		return err
 	}
 	if train.Writing(string(d)) {

@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"syscall"
 
+	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/export"
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/wholefile"
 )
@@ -86,6 +88,15 @@ func mayBeDirectory(flag, dir string) error {
 		return usagef("%s %s cannot be a directory: %s is a file", flag, dir, at)
 	}
 	return nil
+}
+
+// mayBeRun refuses the directory of a run if it cannot be a directory, or is a checkpoint. Checkpoints that a run saved in it would
+// not be found again, because the one that it is comes first, and would be removed together with it.
+func mayBeRun(flag, dir string) error {
+	if err := mayBeDirectory(flag, dir); err != nil || !checkpoint.Is(dir) {
+		return err
+	}
+	return usagef("%s %s is a checkpoint, want the directory of a run: autopar checkpoint merge %s -o DIR makes one to go on from", flag, dir, export.Quote(dir))
 }
 
 // followed returns the path that a path stands for: itself, or what it names as a link.

@@ -59,11 +59,14 @@ func (c *runCmd) check(command string) error {
 
 // directory returns the directory that a run of a plan writes to.
 func (c *runCmd) directory(command string, doc *planner.Document) (string, error) {
-	if c.Out != "" {
-		return c.Out, mayBeDirectory(command+": --out", c.Out)
+	out, named := c.Out, command+": --out"
+	if out == "" {
+		out, named = doc.Config.Train.OutDir, command+": train.out_dir"
 	}
-	out := doc.Config.Train.OutDir
-	return out, mayBeDirectory(command+": train.out_dir", out)
+	if doc.Config.Train.EvalOnly { // nothing is written, and a checkpoint may be evaluated
+		return out, mayBeDirectory(named, out)
+	}
+	return out, mayBeRun(named, out)
 }
 
 // join connects to the other processes of the run, if a launcher's environment variables say that there are some. peers is nil
