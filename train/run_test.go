@@ -123,6 +123,21 @@ func TestResumeSaysWhatChanged(t *testing.T) {
 		require.Contains(t, log, "changed since: "+change+"\n")
 	}
 	require.Equal(t, 4, strings.Count(log, "changed since"))
+	require.NotContains(t, log, "data.sampling")
+}
+
+// TestResumeSaysWhatIsPassedOver: with another global batch some sequences of an epoch are left out or drawn again.
+func TestResumeSaysWhatIsPassedOver(t *testing.T) {
+	dir, out := textData(t), t.TempDir()
+	run := func(batch, steps int) string {
+		cfg := tinyConfig(t, dir, "data.sampling=without_replacement", fmt.Sprint("batch.global=", batch))
+		_, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: steps, Resume: steps > 2})
+		return log
+	}
+	run(7, 2)
+	require.NotContains(t, run(7, 3), "data.sampling")
+	require.Contains(t, run(9, 4), "\ndata.sampling: with batch.global 9, the run goes on at sequence 27 of its epochs, not 21: those between are left out\n")
+	require.Contains(t, run(6, 5), "\ndata.sampling: with batch.global 6, the run goes on at sequence 24 of its epochs, not 36: those between are drawn again\n")
 }
 
 // TestResumeCutsMetrics: what a killed run wrote after its checkpoint, including half a line, is

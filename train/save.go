@@ -168,10 +168,30 @@ func (r *run) resume(ctx context.Context) error {
 	for _, change := range r.Config.Changed(was) {
 		r.printf("changed since: %s\n", change)
 	}
+	if text := passedOver(was, r.Config, c.Step); text != "" {
+		r.printf("%s\n", text)
+	}
 	for _, file := range slices.Sorted(maps.Keys(others)) {
 		r.printf("changed since: %s was %s, is %s\n", file, others[file], r.contents()[file])
 	}
 	return nil
+}
+
+// passedOver says which sequences a run that continues with another global batch leaves out or draws
+// again, or returns "" for none: a batch follows from the step and the size of a batch, not from what
+// was drawn before. Sequences that are drawn with replacement have no order to be kept.
+func passedOver(was, is *config.Config, step int) string {
+	const once = "without_replacement"
+	before, now := step*was.Batch.Global, step*is.Batch.Global
+	if before == now || was.Data.Sampling != once || is.Data.Sampling != once {
+		return ""
+	}
+	what := "left out"
+	if now < before {
+		what = "drawn again"
+	}
+	return fmt.Sprintf("data.sampling: with batch.global %d, the run goes on at sequence %s of its epochs, not %s: those between are %s",
+		is.Batch.Global, grouped(int64(now)), grouped(int64(before)), what)
 }
 
 // otherData lists the data files whose contents differ from those of the checkpoint's run, with
