@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -89,9 +90,12 @@ func Writing(dir string) bool {
 }
 
 // UpdateTime returns the mean time, in seconds, of the updates that the metrics of a directory list from an iteration on,
-// or 0 if it lists none.
+// or 0 if it lists none, or has no metrics: a run that failed before it trained has written none.
 func UpdateTime(dir string, from int) (float64, error) {
 	f, err := infile.Open(filepath.Join(dir, MetricsFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return 0, nil
+	}
 	if err != nil {
 		return 0, fmt.Errorf("train: %w", err)
 	}

@@ -140,6 +140,13 @@ func TestResumeSaysWhatIsPassedOver(t *testing.T) {
 	require.Contains(t, run(6, 5), "\ndata.sampling: with batch.global 6, the run goes on at sequence 24 of its epochs, not 36: those between are drawn again\n")
 }
 
+// TestNoUpdatesTakeNoTime: a job that fails before it has any metrics has made no updates, which is no error.
+func TestNoUpdatesTakeNoTime(t *testing.T) {
+	each, err := UpdateTime(t.TempDir(), 0)
+	require.NoError(t, err)
+	require.Zero(t, each)
+}
+
 // TestResumeCutsMetrics: what a killed run wrote after its checkpoint, including half a line, is
 // replaced.
 func TestResumeCutsMetrics(t *testing.T) {
