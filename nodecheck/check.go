@@ -54,7 +54,7 @@ type exchange struct {
 }
 
 // Run checks all ranks. Every process of the job calls it with the work of its rank. If ranks are at fault, it fails with an
-// [*Error], the same in all processes.
+// [*Error], the same in all processes. If ctx is cancelled no rank is: the error is that of ctx.
 func Run(ctx context.Context, peers *launch.Peers, work Work, opts Options) (*Report, error) {
 	if err := opts.validate(); err != nil {
 		return nil, err
@@ -67,6 +67,9 @@ func Run(ctx context.Context, peers *launch.Peers, work Work, opts Options) (*Re
 	meetings := firstMeetings(n)
 	for range rounds {
 		one, err := round(ctx, peers, work, meetings, opts)
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
 		if err != nil {
 			return nil, fmt.Errorf("node check: %w", err)
 		}

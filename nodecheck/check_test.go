@@ -48,9 +48,15 @@ func (w *work) Exchange(conn net.Conn) (time.Duration, error) {
 // check runs a check of a number of ranks.
 func check(t *testing.T, n int, opts nodecheck.Options, of func(rank int) nodecheck.Work) (report *nodecheck.Report, errs []error) {
 	t.Helper()
+	return checkUntil(t.Context(), t, n, opts, of)
+}
+
+// checkUntil is check until a context is cancelled.
+func checkUntil(ctx context.Context, t *testing.T, n int, opts nodecheck.Options, of func(rank int) nodecheck.Work) (report *nodecheck.Report, errs []error) {
+	t.Helper()
 	addr, err := launchtest.FreeAddr()
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
 	errs = make([]error, n)
 	var all sync.WaitGroup
@@ -192,6 +198,22 @@ func TestOnGPU(t *testing.T) {
 		require.NoError(t, err)
 	}
 	require.NoError(t, device.Close())
+}
+
+// TestInterrupted: of a job that is interrupted before or during the check, no rank is said to have failed.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	var joined sync.WaitGroup
+	joined.Add(3)
+	_, errs := checkUntil(ctx, t, 3, nodecheck.Options{}, func(rank int) nodecheck.Work {
+		joined.Done()
+		joined.Wait()
+		cancel()
+		return healthy(-1, nil)(rank)
+	})
+	for rank, err := range errs {
+		require.Equal(t, context.Canceled, err, "rank %d", rank)
+	}
 }
 
 // TestHealthy checks healthy ranks that really compute and send, several times, on a machine that may be busy.
