@@ -78,6 +78,9 @@ func lastOf(root, but string) string {
 // file that names the newest one, so it also finds those that saving would remove though that file is damaged or missing.
 func Holds(dir string) string { return lastOf(filepath.Join(dir, rootDir), "") }
 
+// Beside returns the last of the other checkpoints beside one, "" if there is none.
+func Beside(dir string) string { return lastOf(filepath.Split(dir)) }
+
 // Is reports whether a directory is itself a checkpoint, and not the DIR of a run that has some.
 func Is(dir string) bool { return whole(dir) }
 

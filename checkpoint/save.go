@@ -79,6 +79,11 @@ type Retention struct {
 	// New says that this is the first save of a new run. Existing checkpoints are not its own, so
 	// none is kept.
 	New bool
+	// From is, at the first save of a run that has been resumed, the step that it went on from, or 0.
+	// Existing checkpoints of later steps are not its own, so none of them is kept.
+	From int
+	// Spare keeps all existing checkpoints.
+	Spare bool
 }
 
 // Save saves a snapshot under the DIR of a run and returns the checkpoint's directory. Then it
@@ -401,12 +406,15 @@ func (w *saver) retain(latest string, best int) error {
 	slices.SortFunc(all, func(a, b saved) int { // newest first
 		return cmp.Or(cmp.Compare(b.step, a.step), cmp.Compare(b.again, a.again))
 	})
+	if w.keep.Spare {
+		all = nil
+	}
 	now, _ := parseName(latest)
 	kept := map[int]bool{now.step: true}
 	for _, s := range all {
 		switch {
 		case s.name == latest:
-		case s.step < now.step && !kept[s.step] && !w.keep.New && whole(filepath.Join(w.root, s.name)) &&
+		case s.step < now.step && !kept[s.step] && !w.keep.New && (w.keep.From == 0 || s.step <= w.keep.From) && whole(filepath.Join(w.root, s.name)) &&
 			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
 			kept[s.step] = true
 		default:

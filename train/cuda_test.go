@@ -107,12 +107,13 @@ func TestLossesAreReadLate(t *testing.T) {
 		}
 		return all
 	}
-	wantOut, gotOut := t.TempDir(), t.TempDir()
+	wantOut := t.TempDir()
 	cfg := tinyConfig(t, textData(t), settings...)
 	want, wantLog := train(t, cfg, planOf(2, 1, 1), RunOptions{Out: wantOut, Blocking: true}) // blocking, so that the log does not depend on the disk
 
 	for name, opts := range map[string]cuda.Options{"loopback": {Loopback: true}, "graphs": {}} {
 		t.Run(name, func(t *testing.T) {
+			gotOut := t.TempDir()
 			d := fake.New(fake.Options{Devices: 2})
 			system, err := cudatest.NewSystem(d)
 			require.NoError(t, err)

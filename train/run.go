@@ -25,7 +25,8 @@ type RunOptions struct {
 	// resume. 0 is max_iters+1, as many as nanoGPT's loop makes.
 	Steps int
 	// Out is the directory of checkpoints and metrics.jsonl; "" writes neither. A new run replaces
-	// what an earlier one left there: the metrics at once, the checkpoints when it first saves.
+	// what an earlier one left there: the metrics at once, the checkpoints when it first saves, unless
+	// it only does so because it is interrupted.
 	// With train.eval_only nothing is written.
 	Out string
 	// Resume continues from the newest checkpoint in Out.
@@ -173,6 +174,9 @@ func (r *run) begin(ctx context.Context) error {
 		var err error
 		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
 			return err
+		}
+		if there := checkpoint.Holds(r.opts.Out); there != "" && !r.opts.Resume {
+			r.printf("%s is of an earlier run, which this one replaces when it first saves; --resume would go on with it\n", there)
 		}
 	}
 	peak := r.opts.PeakFLOPS
@@ -331,12 +335,12 @@ func (r *run) keep(ctx context.Context, err error) error {
 	if !errors.As(err, &unread) || r.exec.Peers() != nil {
 		return err
 	}
-	return errors.Join(err, r.saveAndWait(ctx))
+	return errors.Join(err, r.stopped(ctx))
 }
 
 // interrupt saves the state and reports that the run was interrupted.
 func (r *run) interrupt(ctx context.Context) error {
-	if err := r.saveAndWait(ctx); err != nil {
+	if err := r.stopped(ctx); err != nil {
 		return err
 	}
 	if r.result.Steps >= r.last && !r.Config.Train.EvalOnly {

@@ -540,6 +540,40 @@ func TestNewRunReplaces(t *testing.T) {
 	}
 }
 
+// TestInterruptedRunSpares: a new run that is interrupted before it was to save leaves the checkpoints of an earlier run, which
+// says how to go back to it. If the new run is resumed instead, they go: those of later steps are not its own.
+func TestInterruptedRunSpares(t *testing.T) {
+	cfg := tinyConfig(t, textData(t), "train.eval_interval=100")
+	for _, blocking := range []bool{false, true} {
+		out := t.TempDir()
+		opts := RunOptions{Out: out, Steps: 5, Blocking: blocking, Keep: checkpoint.Retention{Last: 3}}
+		earlier, log := train(t, cfg, planOf(2, 1, 1), opts)
+		require.NotContains(t, log, "earlier run")
+		before := contents(t, out)
+		var said bytes.Buffer
+		var ctx context.Context
+		opts.Log, opts.Steps = &said, 9
+		ctx, opts.Progress = cancelAfter(t.Context(), 2)
+		r, err := newJob(t, cfg, planOf(2, 1, 1)).Run(ctx, opts)
+		require.NoError(t, err)
+		require.Equal(t, filepath.Join(out, "ckpt", "step-00000002"), r.Checkpoint)
+		latest := filepath.Join(out, checkpoint.LatestFile)
+		require.Contains(t, said.String(), earlier.Checkpoint+" is of an earlier run, which this one replaces when it first saves; --resume would go on with it\n")
+		require.Contains(t, said.String(), earlier.Checkpoint+", of an earlier run, is still there: to go back to it write its name to "+latest+"\n")
+
+		own, err := os.ReadFile(latest)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(latest, []byte("step-00000005\n"), 0o644))
+		require.Equal(t, before, contents(t, out))
+		require.NoError(t, os.WriteFile(latest, own, 0o644))
+		opts.Progress, opts.Resume, opts.Steps = nil, true, 7
+		_, log = train(t, cfg, planOf(2, 1, 1), opts)
+		require.NotContains(t, log, "earlier run")
+		require.NoDirExists(t, earlier.Checkpoint)
+		require.DirExists(t, r.Checkpoint)
+	}
+}
+
 // TestOldCheckpointStays: a run continues if an old checkpoint cannot be removed, and says so.
 func TestOldCheckpointStays(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))

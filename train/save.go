@@ -59,14 +59,36 @@ func (r *run) reserveMemory() error {
 // does not end the run.
 func (r *run) wrote(_ int, dir string, stale error) {
 	r.result.Checkpoint = dir
-	r.opts.Keep.New = false
-	if r.background != nil {
-		r.background.Keep = r.opts.Keep
-	}
+	r.opts.Keep.New, r.opts.Keep.From = false, 0
+	r.retain()
 	r.printf("saving checkpoint to %s\n", dir)
 	if stale != nil {
 		r.printf("%v\n", stale)
 	}
+}
+
+// retain tells who writes in the background which checkpoints are kept.
+func (r *run) retain() {
+	if r.background != nil {
+		r.background.Keep = r.opts.Keep
+	}
+}
+
+// stopped saves when the run stops before its end. If a new run has not saved before, the checkpoints
+// of an earlier run stay: whoever forgets to resume that one and interrupts this one does not lose them.
+func (r *run) stopped(ctx context.Context) error {
+	if err := r.waitForCheckpoint(); err != nil {
+		return err
+	}
+	r.opts.Keep.Spare = r.opts.Keep.New
+	r.retain()
+	if err := r.saveAndWait(ctx); err != nil || !r.opts.Keep.Spare || r.result.Checkpoint == "" {
+		return err
+	}
+	if other := checkpoint.Beside(r.result.Checkpoint); other != "" {
+		r.printf("%s, of an earlier run, is still there: to go back to it write its name to %s\n", other, filepath.Join(r.opts.Out, checkpoint.LatestFile))
+	}
+	return nil
 }
 
 // pollCheckpoints returns the error of a checkpoint that failed. It does not wait for one that is
@@ -161,6 +183,8 @@ func (r *run) resume(ctx context.Context) error {
 		return err
 	}
 	r.result.Steps, r.result.Checkpoint, r.saved = c.Step, c.Dir, c.Step
+	r.opts.Keep.From = c.Step
+	r.retain()
 	if _, other := others[data.ValFile]; c.BestVal != nil && !other {
 		r.result.BestVal, r.bestStep = *c.BestVal, c.BestStep
 	}
@@ -280,6 +304,10 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	r.result.Steps, r.saved = step, step
+	if r.opts.Resume {
+		r.opts.Keep.From = step
+		r.retain()
+	}
 	if held.BestVal != nil {
 		r.result.BestVal, r.bestStep = *held.BestVal, held.BestStep
 	}
