@@ -146,10 +146,11 @@ func openLog(dir, name string, before func(*bufio.Reader) (int64, error)) (f *os
 	return f, keep, nil
 }
 
-// metricsBefore returns how many bytes of a metrics.jsonl are whole lines of iterations before
-// from.
+// metricsBefore returns how many bytes of a metrics.jsonl come before those of iteration from, and
+// end with a whole line. A line that is no record, as one that somebody has added or that a disk has
+// damaged, stays where it is if records follow that stay.
 func metricsBefore(r *bufio.Reader, from int) (keep int64, err error) {
-	for {
+	for read := int64(0); ; {
 		line, err := r.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
 			return keep, nil // a line without newline was being written
@@ -157,13 +158,17 @@ func metricsBefore(r *bufio.Reader, from int) (keep int64, err error) {
 		if err != nil {
 			return 0, err
 		}
+		read += int64(len(line))
 		var at struct {
 			Iter *int `json:"iter"`
 		}
-		if json.Unmarshal(line, &at) != nil || at.Iter == nil || *at.Iter >= from {
+		if json.Unmarshal(line, &at) != nil || at.Iter == nil {
+			continue
+		}
+		if *at.Iter >= from {
 			return keep, nil
 		}
-		keep += int64(len(line))
+		keep = read
 	}
 }
 

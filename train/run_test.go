@@ -1,6 +1,7 @@
 package train
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -163,6 +164,21 @@ func TestResumeCutsMetrics(t *testing.T) {
 	steps, _ := readMetrics(t, out)
 	require.Len(t, steps, 9)
 	require.Less(t, steps[7].Loss, float32(9))
+}
+
+// TestForeignLineCutsNoMetrics: a line that is no record does not take those that follow with it.
+func TestForeignLineCutsNoMetrics(t *testing.T) {
+	const before, foreign, after = `{"iter":0,"loss":4}` + "\n", "\n# a note\n", `{"iter":1,"loss":3}` + "\n"
+	for text, want := range map[string]string{
+		before + foreign + after:                       before + foreign + after,
+		before + foreign + after + foreign + before:    before + foreign + after + foreign + before,
+		before + foreign + after + foreign:             before + foreign + after,
+		before + foreign + `{"iter":2}` + "\n" + after: before,
+	} {
+		keep, err := metricsBefore(bufio.NewReader(strings.NewReader(text)), 2)
+		require.NoError(t, err)
+		require.Equal(t, want, text[:keep])
+	}
 }
 
 // TestAsksWhetherARunWrites: to ask whether a run is writing to a directory keeps none from beginning there, and of two that
