@@ -60,6 +60,16 @@ func inCheckpoints() []mutant {
 		old:  " && !w.keep.New &&", new: " &&",
 		pkg: "./train", run: "^TestNewRunReplaces$",
 	}, {
+		bug:  "to interrupt a run that has begun anew removes the checkpoints of the earlier one",
+		file: "train/save.go",
+		old:  "r.opts.Keep.Spare = r.opts.Keep.New", new: "_ = r.opts.Keep.New",
+		pkg: "./train", run: "^TestInterruptedRunSpares$",
+	}, {
+		bug:  "checkpoints of steps after the one that a run went on from count as its own",
+		file: "checkpoint/save.go",
+		old:  "w.keep.From == 0 || s.step <= w.keep.From", new: "true",
+		pkg: "./train", run: "^TestInterruptedRunSpares$",
+	}, {
 		bug:  "a run removes its own checkpoints as those of an earlier one",
 		file: "train/save.go",
 		old:  "r.background.Keep = r.opts.Keep", new: "_ = r.opts.Keep",
