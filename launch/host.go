@@ -158,7 +158,7 @@ func (h *host) run() (err error) {
 			h.note("%v, when it was to end", err)
 		case err != nil && h.restarts == h.MaxRestarts:
 			if h.restarts > 0 {
-				err = fmt.Errorf("%w, after %d restarts", err, h.restarts)
+				err = fmt.Errorf("%w, at restart %d of at most %d", err, h.restarts, h.MaxRestarts)
 			}
 			return err
 		case err != nil:
