@@ -131,11 +131,13 @@ func (c *randomRun) drawn() {
 func (c *randomRun) converted() {
 	c.says("checkpoint", "inspect", "run")
 	c.must("checkpoint", "merge", "run", "-o", "merged")
-	if status, said := c.execute("checkpoint", "export", "run", "-o", "run.safetensors", "--layout", "nanogpt"); status == statusInput {
-		require.Contains(c, said, "is not GPT-2")
-	} else {
-		require.Zero(c, status, said)
-		c.exported()
+	for _, layout := range []string{"nanogpt", "huggingface"} {
+		if status, said := c.execute("checkpoint", "export", "run", "-o", layout+".safetensors", "--layout", layout); status == statusInput {
+			require.Regexp(c, "is not (GPT-2|Llama)", said)
+		} else {
+			require.Zero(c, status, said)
+			c.exported(layout)
+		}
 	}
 	if other := c.plan("other.json", c.from(1, 2, 3, 4, 6)); other != nil {
 		c.must("checkpoint", "reshard", "run", "other.json", "-o", "resharded")
@@ -146,12 +148,12 @@ func (c *randomRun) converted() {
 }
 
 // exported compares the weights file of the run with those of checkpoints that were made from it.
-func (c *randomRun) exported() {
-	weights, err := os.ReadFile("run.safetensors")
+func (c *randomRun) exported(layout string) {
+	weights, err := os.ReadFile(layout + ".safetensors")
 	require.NoError(c, err)
-	c.must("checkpoint", "import", "run.safetensors", "--config", "gpt.yaml", "-o", "imported")
-	for _, dir := range []string{"merged", "imported"} {
-		c.must("checkpoint", "export", dir, "-o", dir+".safetensors", "--layout", "nanogpt")
+	c.must("checkpoint", "import", layout+".safetensors", "--config", "gpt.yaml", "-o", layout)
+	for _, dir := range []string{"merged", layout} {
+		c.must("checkpoint", "export", dir, "-o", dir+".safetensors", "--layout", layout)
 		again, err := os.ReadFile(dir + ".safetensors")
 		require.NoError(c, err)
 		require.Equal(c, weights, again)
