@@ -26,6 +26,11 @@ func inTheBounds() []mutant {
 		old:  "return (slice || part) &&", new: "return (slice || part && false) &&",
 		pkg: "./planner", run: "^TestPartsInACacheAreBounded$",
 	}, {
+		bug: "a floor above what plans take", how: "stages of a pipeline cast terms of a tied table's gradient in a step of one micro-batch",
+		file: "planner/floor.go",
+		old:  "case w.piped && w.of.lone && x.part", new: "case false && x.part",
+		pkg: "./planner", run: "^TestTermsOfATableAreNotCast$",
+	}, {
 		bug: "a bound of memory above what plans take", how: "gradients of weights read all that ranks have, where each makes a share",
 		file: "planner/relax.go",
 		old:  "case x.apart && w.gathered(like, x.Buffer):", new: "case false:",

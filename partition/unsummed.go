@@ -16,7 +16,7 @@ func unsummed(g *ir.Graph) {
 	made := map[*ir.Value]*ir.Value{} // by narrowed gradient: the one that was widened
 	spare := map[*ir.Value]bool{}     // wide gradients that nothing else reads
 	for _, n := range g.Nodes {
-		if wide := n.Args; n.Op == ir.OpCast && n.Phase == ir.Update && widens(wide[0].Def) && n.Results[0].Type.Equal(wide[0].Def.Args[0].Type) {
+		if wide := n.Args; n.Op == ir.OpCast && n.Phase == ir.Update && WidensGradient(wide[0].Def) && n.Results[0].Type.Equal(wide[0].Def.Args[0].Type) {
 			made[n.Results[0]], spare[wide[0]] = wide[0].Def.Args[0], true
 		}
 	}
@@ -42,9 +42,9 @@ func unsummed(g *ir.Graph) {
 
 // WidensGradients reports whether a training step casts gradients that it may be made without where it has one
 // micro-batch.
-func WidensGradients(g *ir.Graph) bool { return slices.ContainsFunc(g.Nodes, widens) }
+func WidensGradients(g *ir.Graph) bool { return slices.ContainsFunc(g.Nodes, WidensGradient) }
 
-// widens reports whether a node casts a gradient to f32.
-func widens(n *ir.Node) bool {
+// WidensGradient reports whether a node casts a gradient to f32.
+func WidensGradient(n *ir.Node) bool {
 	return n.Op == ir.OpCast && n.Phase == ir.Backward && n.Results[0].Type.DType == ir.F32 && n.Args[0].Type.DType.Half()
 }

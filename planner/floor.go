@@ -288,6 +288,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		case trunk:
 			w.addToTrunk(&x, instrs, i, phase, ofBatch)
 		case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
+		case w.piped && w.of.lone && x.part != inBlock && partition.WidensGradient(n): // a term of a table that two stages use: each has one, which is nothing to add up
 		case shared:
 			w.shared = append(w.shared, x)
 		default:

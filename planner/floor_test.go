@@ -263,6 +263,30 @@ func TestHeadAddsItsOwnGradients(t *testing.T) {
 	requireBounded(t, s, o, 1, partition.ZeroBubble)
 }
 
+// TestTermsOfATableAreNotCast: two stages use a table that is tied. In a step of one micro-batch each has one term of its gradient, which
+// it does not cast to add it up, as one stage that uses it twice does. Synchronizations of the host are all that counts here, and updates have none.
+func TestTermsOfATableAreNotCast(t *testing.T) {
+	model := tiny(4)
+	model.Float = ir.BF16
+	g, on := step(t, model, 2), cluster(t, "h100")
+	on.Software.Sync = 1e-4
+	opts, err := Options{RuntimeNGPUs: 2}.on(on, 2)
+	require.NoError(t, err)
+	s := newSearcher(g, 2, on, opts)
+	o := outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2}, chunks: 2}
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(2), 2, partition.Interleaved)
+	p.stages = skel.times(2, partition.Interleaved)
+	refined, err := s.refined(&pending{outline: o}, 2, partition.Interleaved, nil)
+	require.NoError(t, err)
+	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, 2))))
+	for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
+		o.chunks = 1
+		requireBounded(t, s, o, 2, schedule)
+	}
+}
+
 // TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.
 func TestPartsInACacheAreBounded(t *testing.T) {
 	const batch = 4
