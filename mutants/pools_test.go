@@ -8,6 +8,11 @@ func inThePools() []mutant {
 		old:  "for _, k := range m.kinds {", new: "for _, k := range m.kinds[:1] {",
 		pkg: "./planner/cost", run: "^TestKernelsOfPools$",
 	}, {
+		bug: "a position on two kinds is as fast as one of them", how: "the one that a collective beside it delays least",
+		file: "planner/cost/time.go",
+		old:  "most = max(most, k.Slows(collective))", new: "most = min(most, k.Slows(collective))",
+		pkg: "./planner/cost", run: "^TestCollectivesBesideKernelsOfPools$",
+	}, {
 		bug: "a position on two kinds has the memory of the roomier one", how: "in what a plan may take",
 		file: "planner/cost/pool.go",
 		old:  "least = min(least, pool.Cluster.MemoryPerRank(p.RuntimeNGPUs))", new: "_ = pool",

@@ -145,6 +145,21 @@ func TestKernelsOfPools(t *testing.T) {
 	require.Equal(t, alone.kernel(&products), fast.kernel(&products))
 }
 
+// A collective delays the kernels beside it by what it delays those of the kind that it delays most, in whatever order
+// the pools come.
+func TestCollectivesBesideKernelsOfPools(t *testing.T) {
+	p := planOf(10, 10, 5, 1, 2)
+	for _, shares := range [][2]float64{{0.5, 0.8}, {0.8, 0.5}, {0, 0.5}, {0.5, 0}} {
+		c := twoKinds()
+		for i, share := range shares {
+			c.Pools[i].Cluster.Device.Efficiency.Beside = share
+		}
+		m := NewProgram(c, p, p.Mesh(5))
+		require.EqualValues(t, 500, m.OnKinds(3).Slows(1000), "%v", shares)
+		require.EqualValues(t, 500, max(m.OnKinds(1).Slows(1000), m.OnKinds(2).Slows(1000)), "%v", shares)
+	}
+}
+
 // TestPoolsOfOneKind: two pools of one kind cost what one cluster with the same nodes does, for kernels, for what
 // stays inside a pool and for single messages. Collectives over both pools cross one more level.
 func TestPoolsOfOneKind(t *testing.T) {

@@ -129,10 +129,14 @@ func NewModel(c *Cluster, ranks int) *Model {
 // Overlaps reports whether communication runs beside kernels. Where ranks share processors it takes processor time.
 func (m *Model) Overlaps() bool { return !m.cluster.Device.Shared }
 
-// Slows is by how much a collective that takes a time delays the kernels beside it.
-func (m *Model) Slows(collective Picoseconds) Picoseconds {
-	if m.efficiency.Beside == 0 || !m.Overlaps() {
-		return 0
+// Slows is by how much a collective that takes a time delays the kernels beside it. If the ranks lie on several kinds
+// of devices, all wait for the one that it delays most.
+func (m *Model) Slows(collective Picoseconds) (most Picoseconds) {
+	for _, k := range m.kinds {
+		most = max(most, k.Slows(collective))
+	}
+	if m.kinds != nil || m.efficiency.Beside == 0 || !m.Overlaps() {
+		return most
 	}
 	return Picoseconds((1 - m.efficiency.Beside) * float64(collective))
 }
