@@ -23,6 +23,17 @@ func TestLongestStep(t *testing.T) {
 	_, err = Predict(g, batch, c, plan, nil)
 	require.ErrorAs(t, err, &refused)
 
+	long := preset(t, "gpt2")
+	long.BlockSize = 1 << 20
+	slow := cluster(t, "h100")
+	slow.Device.FLOPS = map[string]float64{"f32": 1e10}
+	err = priceable(step(t, long, 1), 1, slow, 1)
+	require.ErrorContains(t, err, "batch.global: is 1 sequences, 88.9 days a step at the peak rate", "most of that is attention")
+	slow = cluster(t, "h100")
+	slow.Device.MemoryBandwidth = 1e3
+	err = priceable(step(t, preset(t, "gpt2"), 64), 64, slow, 1)
+	require.ErrorContains(t, err, "days a step at the rates that kernels reach", "nearly all of it memory")
+
 	half := preset(t, "gpt2")
 	half.Float = ir.BF16
 	c.Device.FLOPS["bf16"] = 10 * c.Device.FLOPS["f32"]

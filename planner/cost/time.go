@@ -31,9 +31,10 @@ func (p Picoseconds) String() string {
 	}
 }
 
-// longest bounds the time of one instruction, so that sums over a step do not overflow: 2^52 ps are 75 minutes.
-// A slow processor may take minutes for the matrix products of a large micro-batch.
-const longest = 1 << 52
+// longest bounds the time of one instruction, so that sums over a step do not overflow: 2^58 ps are 80 hours.
+// A slow processor may take hours for the products of a large micro-batch, or the attention of a long sequence. What would
+// take longer counts as less than it takes, so that steps which may have it are refused before (priceable in package planner).
+const longest = 1 << 58
 
 // picoseconds rounds up, so that no work is free.
 func picoseconds(seconds float64) Picoseconds {
