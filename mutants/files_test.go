@@ -185,7 +185,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "a step of more work than prices can hold is priced",
 		file: "planner/priceable.go",
-		old:  "if days > longest {", new: "if days > 1000*longest {",
+		old:  "peak; days > longest {", new: "peak; days > 1000*longest {",
 		pkg: "./planner", run: "^TestLongestStep$",
 	}, {
 		bug:  "a row of more work than prices can hold is priced",
