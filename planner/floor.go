@@ -288,6 +288,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		case trunk:
 			w.addToTrunk(&x, instrs, i, phase, ofBatch)
 		case n.Op == ir.OpAddN && phase == ir.Update: // in another stage it may have other operands
+		case w.piped && n.Op == ir.OpToPartial && phase == ir.Update && !w.partial(instrs, n): // in another stage all terms of the norm may be whole
 		case w.piped && w.of.lone && x.part != inBlock && partition.WidensGradient(n): // a term of a table that two stages use: each has one, which is nothing to add up
 		case shared:
 			w.shared = append(w.shared, x)
@@ -295,6 +296,14 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 			w.instrs = append(w.instrs, x)
 		}
 	}
+}
+
+// partial reports whether some terms of the norm that blocks have are partial over the axis of an instruction that makes others so.
+func (w *work) partial(instrs []codegen.Instr, n *ir.Node) bool {
+	axis := w.mesh.Axis(n.Attr.(ir.CommAttr).Axis)
+	return slices.ContainsFunc(instrs, func(in codegen.Instr) bool {
+		return in.Node.Op == ir.OpSumSquares && w.of.ofBlock[in.Node] && in.Node.Results[0].Spec[axis].Kind == ir.Partial
+	})
 }
 
 // addToTrunk adds instruction i of a body to a trunk, if all outlines of its family do it anew for each micro-batch. Other

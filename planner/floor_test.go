@@ -287,6 +287,29 @@ func TestTermsOfATableAreNotCast(t *testing.T) {
 	}
 }
 
+// TestTermsOfTheNormAreWhole: if tensor-parallel ranks hold blocks whole and split only table and head, one stage for all of them makes the
+// terms of the norm partial that blocks have, as those of table and head are. A stage with blocks alone does not.
+func TestTermsOfTheNormAreWhole(t *testing.T) {
+	adam := adamW()
+	adam.GradClip = 0 // so that nothing waits for the norm
+	model := llama(tiny(8))
+	g, err := gpt.TrainStep(model, adam, 2, model.BlockSize)
+	require.NoError(t, err)
+	on := cluster(t, "h100")
+	on.Device.LaunchOverhead, on.IntraNode.Latency = 1e-4, 0
+	opts, err := Options{RuntimeNGPUs: 4}.on(on, 2)
+	require.NoError(t, err)
+	s := newSearcher(g, 2, on, opts)
+	o := outline{degrees: degrees{plan: 4, dp: 1, cp: 1, tp: 2, pp: 2}, sharding: sharding{split: split{replicate: "attn+mlp", batch: true}}, chunks: 2}
+	skel, err := s.skeleton(o)
+	require.NoError(t, err)
+	p := newPipeline(skel, skel.memoryOf(2), 2, partition.Interleaved)
+	p.stages = skel.times(2, partition.Interleaved)
+	refined, err := s.refined(&pending{outline: o}, 2, partition.Interleaved, nil)
+	require.NoError(t, err)
+	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, 2))))
+}
+
 // TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.
 func TestPartsInACacheAreBounded(t *testing.T) {
 	const batch = 4
