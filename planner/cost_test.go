@@ -328,6 +328,43 @@ func drawSoftware(r *rand.Rand, c *cost.Cluster) {
 	c.Software = all[r.IntN(len(all))]
 }
 
+// deviceSeeds is the first of the seeds whose devices may state all that a device can.
+const deviceSeeds = 300_000
+
+// drawDevice draws what few devices state, of each kind there is, and hosts that take longer between two kernels than these.
+func drawDevice(r *rand.Rand, c *cost.Cluster) {
+	if s := &c.Software; r.IntN(3) == 0 {
+		s.Host, s.Sync = 1e-3*r.Float64(), float64(r.IntN(2))*1e-3*r.Float64()
+	}
+	kinds := []*cost.Cluster{c}
+	for _, p := range c.Pools {
+		p.Cluster.Software = c.Software
+		kinds = append(kinds, p.Cluster)
+	}
+	for _, k := range kinds {
+		d := &k.Device
+		if r.IntN(3) > 0 && !d.Shared {
+			d.Units, d.Efficiency.TileFill = 1+r.IntN(12), 200*r.Float64()
+		} else {
+			d.Efficiency.AttentionHalf, d.Efficiency.AttentionGradHalf = 100*r.Float64(), 50*float64(r.IntN(2))
+		}
+		if d.Kernels = nil; r.IntN(2) == 0 {
+			d.Kernels = map[string]float64{}
+			for _, op := range cost.KernelOps() {
+				if r.IntN(3) == 0 {
+					d.Kernels[op] = 1e-3 + 0.9*r.Float64()
+				}
+			}
+		}
+		if d.Cache == nil && r.IntN(3) == 0 {
+			d.Cache = &cost.Cache{Memory: 1 << (10 + r.IntN(10)), Bandwidth: 10 * d.MemoryBandwidth}
+		}
+	}
+	if len(c.Pools) > 0 {
+		*c = *cost.Join(c.Name, &c.Between, c.Pools...)
+	}
+}
+
 // mixedSeeds is the first of the seeds whose models and optimizers may be of any kind.
 const mixedSeeds = 80_000
 
@@ -394,6 +431,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	}
 	if seed >= softwareSeeds {
 		drawSoftware(also(15), cluster)
+	}
+	if seed >= deviceSeeds {
+		drawDevice(also(16), cluster)
 	}
 	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
 	require.NoError(t, err)
