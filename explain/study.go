@@ -139,7 +139,7 @@ func (s *Study) ask(x setting) (*Option, error) {
 	var option *planner.OptionError
 	switch {
 	case errors.As(err, &none):
-		o.Reason, o.cause = fmt.Sprintf("nothing fits: stage %d needs %s more at least", none.Stage, Bytes(none.Needs-none.Limit)), err
+		o.Reason, o.cause = shortfall(none), err
 	case errors.As(err, &option):
 		o.Reason, o.cause = err.Error()[len("planner: "):], err
 	case err != nil:
@@ -151,6 +151,20 @@ func (s *Study) ask(x setting) (*Option, error) {
 	s.asked[key] = o
 	return o, nil
 }
+
+// shortfall says in a line why there is no plan.
+func shortfall(e *planner.InfeasibleError) string {
+	switch {
+	case !tooLarge(e):
+		return "a step of the closest plan takes more than the 53 days that can be counted"
+	case e.AtLeast < e.Needs: // others were not laid out, and may be closer
+		return fmt.Sprintf("nothing fits: stage %d of the closest plan that was laid out needs %s more", e.Stage, Bytes(e.Needs-e.Limit))
+	}
+	return fmt.Sprintf("nothing fits: stage %d needs %s more at least", e.Stage, Bytes(e.Needs-e.Limit))
+}
+
+// tooLarge reports whether memory is why there is no plan, and not time.
+func tooLarge(e *planner.InfeasibleError) bool { return e.Needs > e.Limit }
 
 // pins are the placements that the configuration asks for.
 func (s *Study) pins() []partition.Placement {

@@ -117,6 +117,9 @@ func (r *Report) Infeasible(name string, err error) (*Versus, error) {
 	case !errors.As(err, &none):
 		return nil, err
 	}
+	if !tooLarge(none) {
+		return v, nil
+	}
 	v.Plan = PlanText(none.Closest)
 	other, err := r.sibling(none.Closest)
 	if err != nil {

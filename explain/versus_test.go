@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -255,4 +256,18 @@ func TestAnswersText(t *testing.T) {
 	var text bytes.Buffer
 	require.NoError(t, r.Summary(&text))
 	golden(t, "answers.txt", text.Bytes())
+}
+
+// TestShortfall: why there is no plan, if the closest is not known to be the closest, and if it is too slow to be counted.
+func TestShortfall(t *testing.T) {
+	e := planner.InfeasibleError{Closest: &partition.Plan{DP: 1, TP: 1}, Stage: 1, Needs: 3 << 20, AtLeast: 3 << 20, Limit: 1 << 20}
+	require.Equal(t, "nothing fits: stage 1 needs 2.00 MiB more at least", shortfall(&e))
+	e.AtLeast = 2 << 20
+	require.Equal(t, "nothing fits: stage 1 of the closest plan that was laid out needs 2.00 MiB more", shortfall(&e))
+	e.Needs, e.AtLeast = 1<<20, 1<<20
+	require.Equal(t, "a step of the closest plan takes more than the 53 days that can be counted", shortfall(&e))
+	v, err := (&Report{}).Infeasible("fsdp", &e)
+	require.NoError(t, err)
+	require.Nil(t, v.Breaks)
+	require.Contains(t, v.Reason, "53 days")
 }
