@@ -9,10 +9,10 @@ import (
 // ask for that first.
 
 // How many days a step may take at the peak rate of its devices, and at the rates that their kernels reach.
-// Picoseconds in 64 bits count 106 days; the rest is left for everything that these do not have.
+// Picoseconds in 64 bits count 106 days. A sum that is up to twice as long is negative, which is seen.
 const (
 	longest        = 10
-	longestReached = 50
+	longestReached = 200
 )
 
 // priceable refuses a step that would take longer on so many ranks than can be counted.
