@@ -7,7 +7,7 @@ func inLossSlices() []mutant {
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "the gradient of a head that is whole is summed as with one slice",
 		file: "planner/slices.go",
 		old:  "if !s.of.ofBlock[x.Node] && variesBySlices(x.Node) {", new: "if false {",
-		pkg: "./planner", run: "^TestSlicesOfAHeadThatIsWhole$",
+		pkg: "./planner", run: "^TestSumsOfAHeadThatIsWhole$",
 	}, {
 		bug: "a plan with the loss in slices is taken for slower than it is", how: "its weight is copied from the host twice, as with one slice",
 		file: "planner/slices.go",

@@ -109,6 +109,25 @@ func TestSlicesOfAHeadThatIsWhole(t *testing.T) {
 	require.Positive(t, faster)
 }
 
+// TestSumsOfAHeadThatIsWhole: the sum of that gradient, over slow links and of a wide vocabulary, is what slices spare.
+func TestSumsOfAHeadThatIsWhole(t *testing.T) {
+	const batch, size = 32, 4
+	model := gpt.Config{
+		NLayer: 5, NHead: 12, NKVHead: 12, NEmbd: 504, BlockSize: 32, VocabSize: 20000,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
+	}
+	h100 := cluster(t, "h100")
+	h100.IntraNode.Bandwidth /= 30
+	opts, err := Options{RuntimeNGPUs: 36}.on(h100, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, h100, opts)
+	o := outline{degrees: degrees{plan: 36, dp: 3, cp: 1, tp: 4, pp: 3}, sharding: sharding{sequence: true, split: split{replicate: "wte"}}, chunks: 1}
+	cut := evenCut(s.graphs.blocks, 3, func(int) extent { return kept })
+	one, two := inSlices(t, s, o, 1, size), inSlices(t, s, o, 2, size)
+	require.LessOrEqual(t, one.time(cut)-one.inHead(), two.time(cut))
+	require.Less(t, two.time(cut), one.time(cut))
+}
+
 // TestSlicesBesideAModuleThatIsWhole: where tensor-parallel ranks hold attention whole, they may communicate less with more slices
 // of the loss.
 func TestSlicesBesideAModuleThatIsWhole(t *testing.T) {
