@@ -89,7 +89,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		return err
 	}
 	if string(members["model_type"].value) == `"llama"` {
-		return c.decodeLlama(members)
+		return c.decodeLlama(file, members)
 	}
 
 	model := gpt.DefaultConfig()
@@ -132,7 +132,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	if modelType != "gpt2" {
 		return members["model_type"].at.Refuse("model_type", "is %v, only gpt2 and llama are supported", modelType)
 	}
-	if err := refuseOther(members, []fixed{
+	if err := refuseOther(file, members, []fixed{
 		{"layer_norm_epsilon", epsilon, normEpsilon},
 		{"initializer_range", initRange, initStd},
 		{"scale_attn_weights", scale, true},
@@ -173,7 +173,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 }
 
 // decodeLlama is decodeHuggingFace of a LlamaConfig.
-func (c *Config) decodeLlama(members map[string]member) error {
+func (c *Config) decodeLlama(file string, members map[string]member) error {
 	model := gpt.Config{
 		NLayer: 32, NHead: 32, NEmbd: 4096, FFNHidden: 11008, BlockSize: 2048, VocabSize: 32000,
 		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 10000,
@@ -208,18 +208,21 @@ func (c *Config) decodeLlama(members map[string]member) error {
 	}, members); err != nil {
 		return err
 	}
-	for key, r := range map[string]*rope{"rope_scaling": scaling, "rope_parameters": ropeSettings} {
-		if r == nil {
+	for _, r := range []struct {
+		key string
+		*rope
+	}{{"rope_scaling", scaling}, {"rope_parameters", ropeSettings}} {
+		if r.rope == nil {
 			continue
 		}
 		if kind := cmp.Or(r.Type, r.Old, "default"); kind != "default" {
-			return members[key].at.Refuse(key, "is of type %s, only default is supported", kind)
+			return members[r.key].at.Refuse(r.key, "is of type %s, only default is supported", kind)
 		}
 		if r.Theta != 0 {
 			model.RopeTheta = r.Theta
 		}
 	}
-	if err := refuseOther(members, []fixed{
+	if err := refuseOther(file, members, []fixed{
 		{"hidden_act", activation, "silu"},
 		{"rms_norm_eps", epsilon, normEpsilon},
 		{"initializer_range", initRange, initStd},
@@ -277,7 +280,8 @@ type fixed struct {
 	got, want any
 }
 
-func refuseOther(members map[string]member, all []fixed) error {
+// refuseOther refuses values that are not supported. A key that is missing has its class's default.
+func refuseOther(file string, members map[string]member, all []fixed) error {
 	for _, f := range all {
 		if f.got == f.want {
 			continue
@@ -285,9 +289,7 @@ func refuseOther(members map[string]member, all []fixed) error {
 		if m, given := members[f.key]; given {
 			return m.at.Refuse(f.key, "is %v, only %v is supported", f.got, f.want)
 		}
-		for _, m := range members { // the class's default is another
-			return strictyaml.Origin{File: m.at.File, Line: 1}.Refuse(f.key, "is missing, which means %v; only %v is supported", f.got, f.want)
-		}
+		return strictyaml.Origin{File: file, Line: 1}.Refuse(f.key, "is missing, which means %v; only %v is supported", f.got, f.want)
 	}
 	return nil
 }

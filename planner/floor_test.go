@@ -274,13 +274,7 @@ func TestTermsOfATableAreNotCast(t *testing.T) {
 	require.NoError(t, err)
 	s := newSearcher(g, 2, on, opts)
 	o := outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2}, chunks: 2}
-	skel, err := s.skeleton(o)
-	require.NoError(t, err)
-	p := newPipeline(skel, skel.memoryOf(2), 2, partition.Interleaved)
-	p.stages = skel.times(2, partition.Interleaved)
-	refined, err := s.refined(&pending{outline: o}, 2, partition.Interleaved, nil)
-	require.NoError(t, err)
-	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, 2))))
+	requireInterleavedBounded(t, s, o, 2)
 	for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
 		o.chunks = 1
 		requireBounded(t, s, o, 2, schedule)
@@ -301,13 +295,19 @@ func TestTermsOfTheNormAreWhole(t *testing.T) {
 	require.NoError(t, err)
 	s := newSearcher(g, 2, on, opts)
 	o := outline{degrees: degrees{plan: 4, dp: 1, cp: 1, tp: 2, pp: 2}, sharding: sharding{split: split{replicate: "attn+mlp", batch: true}}, chunks: 2}
+	requireInterleavedBounded(t, s, o, 2)
+}
+
+// requireInterleavedBounded requires that the floor of an interleaved pipeline without recomputation is no more than it takes.
+func requireInterleavedBounded(t *testing.T, s *searcher, o outline, size int) {
+	t.Helper()
 	skel, err := s.skeleton(o)
 	require.NoError(t, err)
-	p := newPipeline(skel, skel.memoryOf(2), 2, partition.Interleaved)
-	p.stages = skel.times(2, partition.Interleaved)
-	refined, err := s.refined(&pending{outline: o}, 2, partition.Interleaved, nil)
+	p := newPipeline(skel, skel.memoryOf(size), size, partition.Interleaved)
+	p.stages = skel.times(size, partition.Interleaved)
+	refined, err := s.refined(&pending{outline: o}, size, partition.Interleaved, nil)
 	require.NoError(t, err)
-	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, 2))))
+	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, o.pp))))
 }
 
 // TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.

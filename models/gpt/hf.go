@@ -51,14 +51,14 @@ func (c Config) Fits(l Layout) error {
 // InTransformers returns the layout of the model of transformers that computes what this one does. If there is none, the error
 // says what is in the way of the one that is more like it.
 func (c Config) InTransformers() (Layout, error) {
-	of := 0
-	for _, like := range []bool{c.Activation == SwiGLU, c.Norm == RMSNorm, c.Position == RoPE} {
-		if like {
-			of++
+	asInLlama := 0
+	for _, is := range []bool{c.Activation == SwiGLU, c.Norm == RMSNorm, c.Position == RoPE} {
+		if is {
+			asInLlama++
 		}
 	}
 	l := GPT2
-	if of > 1 {
+	if asInLlama > 1 {
 		l = Llama
 	}
 	return l, c.Fits(l)
