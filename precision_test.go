@@ -108,7 +108,7 @@ func twoBytesOnTheWire(t *testing.T, prog *codegen.Program) {
 // f32 (row 37). Without master weights updates of less than 2^-9 of a weight, or
 // of a second moment, are lost: learning at this rate then falls behind by 10 %.
 func TestHalfPrecisionLearns(t *testing.T) {
-	const steps = 200
+	steps := most(200, 100)
 	plan := parityPlan(1, 1, 1, parityBatch, partition.GPipe, false)
 	want := trainBatch(t, plan, parityBatch, steps)
 	for _, c := range precisions() {

@@ -28,7 +28,7 @@ func TestPrepareStreams(t *testing.T) {
 	dir := t.TempDir()
 	autopar := filepath.Join(dir, "autopar")
 	require.NoError(t, os.Symlink(exe, autopar))
-	const size = 12 << 20
+	const size = 6 << 20
 	for _, tokenizer := range []string{"char", "gpt2"} {
 		peak := func(size int) int {
 			text := filepath.Join(dir, fmt.Sprint(tokenizer, size))
