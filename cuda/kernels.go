@@ -7,7 +7,6 @@ import (
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/cuda/kernel"
 	"github.com/autopar/autopar/ir"
-	"github.com/autopar/autopar/runtime"
 )
 
 // kernels is the [Engine] of a GPU. It compiles the device code of package kernel with NVRTC.
@@ -105,7 +104,7 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 
 // Check starts compiling the programs that a group launches.
 func (e *kernels) Check(g kernel.Group) error {
-	launches, err := kernel.Launches(g, func(runtime.Tensor) uint64 { return 0 }, 0)
+	launches, err := kernel.Launches(g, kernel.Anywhere, 0)
 	if err != nil {
 		return err
 	}
