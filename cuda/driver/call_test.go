@@ -4,6 +4,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -339,6 +340,52 @@ func TestUntimedProducts(t *testing.T) {
 	require.Contains(t, tuned(b, g), asked, "it was not")
 	_, b = open()
 	require.NotContains(t, tuned(b, g), asked, "now it was")
+}
+
+// TestProcessesChooseTogether: of processes that run at the same time, the first to choose an algorithm
+// chooses for all, and the file keeps what each of them has chosen. One that hangs while it chooses does
+// not stop the others.
+func TestProcessesChooseTogether(t *testing.T) {
+	f := loadFakes(t)
+	d, err := newLibcuda(f.lib)
+	require.NoError(t, err)
+	dir := t.TempDir()
+	start := func() (*Lt, BLAS) {
+		l, err := newLt(f.lib, LtOptions{Dir: dir})
+		require.NoError(t, err)
+		b, err := l.Open(d, "H200")
+		require.NoError(t, err)
+		f.said()
+		return l, b
+	}
+	asks := func(b BLAS, m int64) bool {
+		g := GEMM{M: m, N: 5, K: 7, LDA: m, LDB: 7, LDC: m, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
+		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
+		return slices.Contains(f.said(), "cublasLtMatmulPreferenceCreate 0")
+	}
+	_, first := start()
+	hasty, second := start()
+	require.True(t, asks(first, 1))
+	require.False(t, asks(second, 1), "the first has chosen")
+	require.True(t, asks(second, 2))
+	require.True(t, asks(first, 3))
+	f.failNext("cuMemAlloc_v2", 2)
+	require.True(t, asks(first, 6), "without memory for trials")
+	require.True(t, asks(second, 6))
+	require.True(t, asks(first, 7))
+	_, third := start()
+	for _, m := range []int64{1, 2, 3, 6, 7} {
+		require.False(t, asks(third, m), "product %d", m)
+	}
+
+	unlock, ok := lockFile(filepath.Join(dir, "cublaslt-130103.txt.lock"), 0)
+	require.True(t, ok)
+	hasty.bound = 10 * time.Millisecond
+	require.True(t, asks(second, 4))
+	hasty.bound = time.Hour
+	require.True(t, asks(second, 5), "it waits once")
+	unlock()
+	require.False(t, asks(first, 4))
 }
 
 // TestInvalidCandidates: of what the library lists, only candidates with the state of success are algorithms.

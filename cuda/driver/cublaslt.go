@@ -4,11 +4,13 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 	"unsafe"
 
 	"github.com/autopar/autopar/ir"
@@ -30,6 +32,8 @@ type Lt struct {
 	chosen  map[string]algorithm // by key
 	untimed map[string]bool      // of those, the ones not timed for lack of memory: they are not saved
 	file    string               // where they are saved; "" is nowhere
+	bound   time.Duration        // on the wait for another process that chooses
+	alone   bool                 // such a wait has been in vain: there are no more
 }
 
 // algorithm is a cublasLtMatmulAlgo_t: how one kind of product is computed. It can be stored and
@@ -40,9 +44,12 @@ type algorithm [64]byte
 type LtOptions struct {
 	// Dir is where the choice of algorithms is kept between runs; "" is nowhere. Different
 	// algorithms add in different orders, so results repeat bit for bit from run to run only if the
-	// choice is kept.
+	// choice is kept. Processes that run at the same time share it.
 	Dir string
 }
+
+// choosing is how long another process may take to choose an algorithm: much longer than patience.
+const choosing = 30 * time.Second
 
 // NewLt loads cuBLASLt for a driver of a version.
 func NewLt(driver int, opts LtOptions) (*Lt, error) {
@@ -62,7 +69,7 @@ func newLt(lib *shared, opts LtOptions) (*Lt, error) {
 		layoutCreate: find("cublasLtMatrixLayoutCreate"), layoutDestroy: find("cublasLtMatrixLayoutDestroy"),
 		prefCreate: find("cublasLtMatmulPreferenceCreate"), prefSet: find("cublasLtMatmulPreferenceSetAttribute"), prefDestroy: find("cublasLtMatmulPreferenceDestroy"),
 		heuristic: find("cublasLtMatmulAlgoGetHeuristic"), matmul: find("cublasLtMatmul"), statusName: find("cublasLtGetStatusString"),
-		chosen: map[string]algorithm{}, untimed: map[string]bool{},
+		chosen: map[string]algorithm{}, untimed: map[string]bool{}, bound: choosing,
 	}
 	version := find("cublasLtGetVersion")
 	if missing != nil {
@@ -84,35 +91,68 @@ func ltVersion(v int) string { return fmt.Sprintf("%d.%d.%d", v/10000, v/100%100
 // Version is that of the library, formatted.
 func (l *Lt) Version() string { return ltVersion(l.version) }
 
-// load reads the choices of earlier runs. Each line has an algorithm in hexadecimal and its key.
-// Lines that do not parse are ignored, and their products are tuned again.
-func (l *Lt) load() {
+// read returns the choices in the file. Each line has an algorithm in hexadecimal and its key. Lines
+// that do not parse are ignored, and their products are tuned again.
+func (l *Lt) read() map[string]algorithm {
+	choices := map[string]algorithm{}
 	text, err := os.ReadFile(l.file)
 	if err != nil {
-		return
+		return choices
 	}
 	for line := range strings.Lines(string(text)) {
 		digits, key, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
 		var a algorithm
 		if b, err := hex.DecodeString(digits); err == nil && len(b) == len(a) && key != "" {
 			copy(a[:], b)
+			choices[key] = a
+		}
+	}
+	return choices
+}
+
+// load takes over choices of other runs and processes. What this process has used stays.
+func (l *Lt) load() {
+	for key, a := range l.read() {
+		if _, ok := l.chosen[key]; !ok {
 			l.chosen[key] = a
 		}
 	}
 }
 
-// save writes the choices, except those that were not timed.
+// save adds the choices to the file, except those that were not timed.
 func (l *Lt) save() {
 	if l.file == "" {
 		return
 	}
-	var b strings.Builder
+	all := l.read()
 	for key, a := range l.chosen {
-		if !l.untimed[key] {
-			fmt.Fprintf(&b, "%x %s\n", a, key)
+		if _, ok := all[key]; !ok && !l.untimed[key] {
+			all[key] = a
 		}
 	}
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(all)) {
+		fmt.Fprintf(&b, "%x %s\n", all[key], key)
+	}
 	replaceFile(l.file, []byte(b.String()))
+}
+
+// alternate keeps other processes from choosing until the returned function is called, and takes
+// over what they have chosen. So ranks that compute the same product compute it alike.
+func (l *Lt) alternate() (end func()) {
+	end = func() {}
+	if l.file == "" {
+		return end
+	}
+	if !l.alone {
+		if unlock, ok := lockFile(l.file+".lock", l.bound); ok {
+			end = unlock
+		} else {
+			l.alone = true
+		}
+	}
+	l.load()
+	return end
 }
 
 func (l *Lt) check(p proc, code int) error {
@@ -323,6 +363,11 @@ func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 	key := fmt.Sprintf("%s, %s", b.gpu, g)
 	b.Lt.mu.Lock() // GPUs of one kind share a choice: the others wait for the first
 	defer b.Lt.mu.Unlock()
+	if algo, ok := b.chosen[key]; ok {
+		p.algo = algo
+		return p, nil
+	}
+	defer b.alternate()()
 	if algo, ok := b.chosen[key]; ok {
 		p.algo = algo
 		return p, nil
