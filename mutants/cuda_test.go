@@ -170,8 +170,13 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "a product is never timed", how: "there was no memory to, in an earlier run",
 		file: "cuda/driver/cublaslt.go",
-		old:  "if !l.untimed[key] {", new: "if key != \"\" {",
+		old:  "!ok && !l.untimed[key]", new: "!ok",
 		pkg: "./cuda/driver", run: "^TestUntimedProducts$",
+	}, {
+		bug: "processes choose products each for itself", how: "there is a process for each GPU",
+		file: "cuda/driver/cublaslt.go",
+		old:  "defer b.alternate()()", new: "_ = b.alternate",
+		pkg: "./cuda/driver", run: "^TestProcessesChooseTogether$",
 	}, {
 		bug:  "an arena needs less than nothing more than is free",
 		file: "cuda/memory.go",

@@ -152,13 +152,29 @@ func TestCompile(t *testing.T) {
 	require.ErrorContains(t, err, "compiling a.cu for sm_80: nvrtcCompileProgram: NVRTC_ERROR_COMPILATION (6)\nline 1: wrong")
 	f.said()
 
-	kept := Cached(c, filepath.Join(t.TempDir(), "new"))
+	dir := filepath.Join(t.TempDir(), "new")
+	kept := Cached(c, dir)
 	for range 2 {
 		cubin, err := kept.Compile("a.cu", "right", "sm_90a", nil)
 		require.NoError(t, err)
 		require.Equal(t, "a.cu|--gpu-architecture=sm_90a;", string(cubin))
 	}
 	require.Len(t, f.said(), 3, "once")
+	files, err := filepath.Glob(filepath.Join(dir, "*.cubin"))
+	require.NoError(t, err)
+	require.Len(t, files, 1)
+	for i, spoil := range []func(b []byte) []byte{
+		func(b []byte) []byte { return b }, func(b []byte) []byte { return b[:len(b)/2] }, func([]byte) []byte { return nil },
+		func(b []byte) []byte { b[0]++; return b },
+	} {
+		file, err := os.ReadFile(files[0])
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(files[0], spoil(file), 0o644))
+		cubin, err := Cached(c, dir).Compile("a.cu", "right", "sm_90a", nil)
+		require.NoError(t, err)
+		require.Equal(t, "a.cu|--gpu-architecture=sm_90a;", string(cubin))
+		require.Equal(t, min(i, 1), strings.Count(strings.Join(f.said(), "\n"), "nvrtcCompileProgram"), "a file that is not whole is made again")
+	}
 	for _, other := range [][2]string{{"b.cu", "sm_90a"}, {"a.cu", "sm_80"}} {
 		_, err := kept.Compile(other[0], "right", other[1], nil)
 		require.NoError(t, err)

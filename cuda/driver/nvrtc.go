@@ -1,11 +1,13 @@
 package driver
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"fmt"
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"unsafe"
@@ -153,14 +155,16 @@ func (c *cached) Compile(name, source, arch string, options []string) ([]byte, e
 	made := c.made[file]
 	if made == nil {
 		made = sync.OnceValues(func() ([]byte, error) {
-			if cubin, err := os.ReadFile(file); c.dir != "" && err == nil && len(cubin) > 0 {
-				return cubin, nil
+			if kept, err := os.ReadFile(file); c.dir != "" && err == nil {
+				if cubin, ok := unsealed(kept); ok {
+					return cubin, nil
+				}
 			}
 			c.cores <- struct{}{}
 			defer func() { <-c.cores }()
 			cubin, err := c.Compiler.Compile(name, source, arch, options)
 			if err == nil && c.dir != "" {
-				replaceFile(file, cubin)
+				replaceFile(file, sealed(cubin))
 			}
 			return cubin, err
 		})
@@ -168,6 +172,22 @@ func (c *cached) Compile(name, source, arch string, options []string) ([]byte, e
 	}
 	c.mu.Unlock()
 	return made()
+}
+
+// sealed appends a checksum. unsealed returns what it was appended to; ok is false if that has changed, as
+// when a machine has lost power before it had all of a file on disk. The driver would not load such code.
+func sealed(data []byte) []byte {
+	sum := sha256.Sum256(data)
+	return append(slices.Clip(data), sum[:]...)
+}
+
+func unsealed(file []byte) (data []byte, ok bool) {
+	n := len(file) - sha256.Size
+	if n <= 0 {
+		return nil, false
+	}
+	sum := sha256.Sum256(file[:n])
+	return file[:n:n], bytes.Equal(sum[:], file[n:])
 }
 
 // replaceFile writes a file whole or not at all. Errors are dropped: a cache that cannot be written
