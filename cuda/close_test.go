@@ -51,7 +51,7 @@ func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*
 	h := &hollow{Driver: fake.New(fake.Options{Devices: 2})}
 	b := New(&System{
 		Driver: h, BLAS: func(int) (driver.BLAS, error) { return hollowBLAS{h.BLAS(), h}, nil },
-		Engine:      func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90), nil },
+		Engine:      func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90, 227<<10), nil },
 		Collectives: func() (driver.Collectives, error) { return nccl(h.Collectives()), nil },
 	}, Options{})
 	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: time.Minute})

@@ -14,6 +14,7 @@ type kernels struct {
 	drv      driver.Driver
 	compiler driver.Compiler
 	arch     string
+	most     int // bytes of shared memory that a block can have
 
 	loading   sync.Mutex
 	mu        sync.Mutex
@@ -31,9 +32,10 @@ type program struct {
 	module driver.Module // 0 until it is loaded
 }
 
-// newKernels returns the engine of a GPU of a compute capability.
-func newKernels(drv driver.Driver, compiler driver.Compiler, capability int) *kernels {
-	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), programs: map[string]*program{},
+// newKernels returns the engine of a GPU of a compute capability, whose blocks have at most some bytes of
+// shared memory.
+func newKernels(drv driver.Driver, compiler driver.Compiler, capability, most int) *kernels {
+	return &kernels{drv: drv, compiler: compiler, arch: archOf(capability), most: most, programs: map[string]*program{},
 		functions: map[[2]string]driver.Function{}, shared: map[driver.Function]uint32{}}
 }
 
@@ -102,11 +104,17 @@ func (e *kernels) share(f driver.Function, l kernel.Launch) error {
 	return nil
 }
 
-// Check starts compiling the programs that a group launches.
+// Check starts compiling the programs that a group launches. The error is a [DeviceError] if the GPU has too
+// little shared memory for one of them.
 func (e *kernels) Check(g kernel.Group) error {
 	launches, err := kernel.Launches(g, kernel.Anywhere, 0)
 	if err != nil {
 		return err
+	}
+	for _, l := range launches {
+		if int(l.Shared) > e.most {
+			return &DeviceError{fmt.Sprintf("%s needs %d bytes of shared memory in a block, this GPU (%s) has at most %d", l.Name, l.Shared, e.arch, e.most)}
+		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()

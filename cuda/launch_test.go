@@ -80,7 +80,7 @@ func (c together) Compile(name, _, _ string, _ []string) ([]byte, error) {
 func TestProgramsTogether(t *testing.T) {
 	var both sync.WaitGroup
 	both.Add(2)
-	e := newKernels(&recorder{shared: map[driver.Function]int{}}, together{both: &both}, 90)
+	e := newKernels(&recorder{shared: map[driver.Function]int{}}, together{both: &both}, 90, 227<<10)
 	graph := ir.NewGraph("two")
 	x, err := graph.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
 	require.NoError(t, err)
@@ -107,7 +107,7 @@ func TestProgramsTogether(t *testing.T) {
 // architecture.
 func TestEngine(t *testing.T) {
 	r := &recorder{shared: map[driver.Function]int{}}
-	e := newKernels(r, compiler{r}, 90)
+	e := newKernels(r, compiler{r}, 90, 227<<10)
 	graph := ir.NewGraph("add")
 	x, err := graph.Leaf(ir.OpInput, "x", ir.Type{DType: ir.F32, Shape: []int{5, 7}}, nil)
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func TestEngine(t *testing.T) {
 // other launches need, and whatever it was compiled with.
 func TestSharedMemory(t *testing.T) {
 	r := &recorder{shared: map[driver.Function]int{}}
-	e := newKernels(r, compiler{r}, 90)
+	e := newKernels(r, compiler{r}, 90, 227<<10)
 	var launches []kernel.Launch
 	for _, bytes := range []uint32{8 * 6144, 200 << 10, 60 << 10, 1 << 10, 0} {
 		launches = append(launches, kernel.Launch{Program: "norm_f32.cu", Name: "norm_grad_f32", Shared: bytes})
@@ -150,6 +150,30 @@ func TestSharedMemory(t *testing.T) {
 		}
 	}
 	require.Len(t, r.names, 1)
+}
+
+// TestTooLittleSharedMemory: a kernel whose blocks need more shared memory than those of the GPU have is
+// refused when its program is loaded, with both numbers.
+func TestTooLittleSharedMemory(t *testing.T) {
+	const ampere = 99 << 10 // compute capability 8.6, and 8.9 and 12.0
+	whole := func(d ir.DType, shape ...int) runtime.Tensor { return runtime.Tensor{DType: d, Slab: ir.Whole(shape)} }
+	check := func(d ir.DType, width int) error {
+		o, lse := whole(d, 2, 64, 1, 2, width), whole(ir.F32, 2, 1, 2, 64)
+		qkv, number := whole(d, 2, 64, 3, 2, width), whole(ir.I32)
+		grad := &runtime.Kernel{
+			Node: &ir.Node{Op: ir.OpAttentionGrad, Name: "grad", Attr: ir.DropoutAttr{}}, Accum: []bool{false},
+			Args: []runtime.Tensor{o, qkv, o, lse, number, number}, Results: []runtime.Tensor{qkv},
+		}
+		return newKernels(&recorder{}, stubCompiler{}, 86, ampere).Check(kernel.Group{grad})
+	}
+	for _, width := range []int{64, 128, 179} {
+		require.NoError(t, check(ir.F32, width), "width %d", width)
+		require.NoError(t, check(ir.BF16, width), "width %d", width)
+	}
+	err := check(ir.F32, 256)
+	var refused *DeviceError
+	require.ErrorAs(t, err, &refused)
+	require.EqualError(t, err, "cuda: attention_dq_256_f32 needs 135808 bytes of shared memory in a block, this GPU (sm_86) has at most 101376")
 }
 
 // compiler is the recorder as a compiler.

@@ -50,7 +50,11 @@ func Machine(opts MachineOptions) (*System, error) {
 			if err != nil {
 				return nil, err
 			}
-			return newKernels(drv, compiler, capability), nil
+			most, err := drv.Attribute(gpu, driver.SharedPerBlockMax)
+			if err != nil {
+				return nil, err
+			}
+			return newKernels(drv, compiler, capability, most), nil
 		},
 		BLAS: func(gpu int) (driver.BLAS, error) {
 			name, err := drv.DeviceName(gpu)

@@ -141,7 +141,7 @@ func launchStep(t *testing.T, model gpt.Config, ranks int) {
 	h := &hollow{Driver: fake.New(fake.Options{})}
 	backend := New(&System{
 		Driver: h, BLAS: func(int) (driver.BLAS, error) { return hollowBLAS{h.BLAS(), h}, nil },
-		Engine: func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90), nil },
+		Engine: func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90, 227<<10), nil },
 	}, Options{Loopback: ranks > 1})
 	e, err := runtime.New(prog, backend, runtime.Options{Timeout: time.Minute})
 	require.NoError(t, err)
