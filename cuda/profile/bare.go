@@ -153,7 +153,9 @@ func (r *Result) collectives(ctx context.Context, system *cuda.System, budget ti
 			r.Collectives = append(r.Collectives, Collective{op, r.GPUs, 4 * int64(part*r.GPUs), seconds})
 		}
 	}
-	return nil
+	held, err := devices[0].(*cuda.Device).Held() // with a communicator
+	r.held = max(r.held, held)
+	return err
 }
 
 // together times an f32 collective in which every rank's part has part elements. All ranks repeat

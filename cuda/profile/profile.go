@@ -59,7 +59,7 @@ type Result struct {
 	versions []string
 	like     *cost.Cluster
 	memory   int64 // bytes of a GPU
-	held     int64 // of it, what is in use besides the arena of a rank
+	held     int64 // of it, the most that was seen in use besides the arena of a rank
 	units    int
 }
 
@@ -113,6 +113,9 @@ func Measure(ctx context.Context, system *cuda.System, opts Options) (*Result, e
 		func() error { return r.kernels(ctx, system, opts.Budget/8) },
 		func() (err error) {
 			steps, err = measureSteps(ctx, system, r.memory, opts.Budget/2, opts.Note)
+			for _, s := range steps { // with what they have loaded, and scratch memory
+				r.held = max(r.held, s.held)
+			}
 			return err
 		},
 		func() error { return r.collectives(ctx, system, opts.Budget/4) },

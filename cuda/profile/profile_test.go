@@ -29,6 +29,8 @@ const (
 	hopMS      = 0.005
 	gemmRate   = 6e13 // FLOP/s in f32, 8 times as much in halves
 	sharedRate = 1e13 // of attention in f32
+
+	scratchBytes = 4096
 )
 
 // gpus are fake GPUs that compute nothing but take time.
@@ -92,7 +94,7 @@ type engine struct {
 
 func (engine) Check(kernel.Group) error   { return nil }
 func (engine) Load() error                { return nil }
-func (engine) Scratch(kernel.Group) int64 { return 0 }
+func (engine) Scratch(kernel.Group) int64 { return scratchBytes }
 func (engine) Close() error               { return nil }
 
 func (e engine) Prepare(g kernel.Group, at kernel.Place, _ driver.Ptr) (func(driver.Stream) error, error) {
@@ -177,6 +179,8 @@ func TestMeasureOne(t *testing.T) {
 	require.Equal(t, h200.IntraNode, c.IntraNode)
 	require.Equal(t, h200.DevicesPerNode, c.DevicesPerNode)
 	require.Equal(t, h200.Device.FLOPS["bf16"], c.Device.FLOPS["bf16"])
+	const workspace, flags = 256, 4 * 8
+	require.EqualValues(t, workspace+flags+scratchBytes, c.Device.Reserve, "all that a rank takes beside its arena")
 	require.Contains(t, text, "# Not measured, for there is one GPU: those of the built-in cluster h200.")
 	require.NotContains(t, text, "NCCL")
 }

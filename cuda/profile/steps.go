@@ -31,6 +31,7 @@ type step struct {
 	price   *cost.Program
 	kernels []timedKernel
 	seconds float64 // of all kernels
+	held    int64   // bytes of the GPU in use besides the arena
 }
 
 // timedKernel is one kernel of a step, with its work and measured time.
@@ -160,7 +161,8 @@ func (w workload) measure(ctx context.Context, system *cuda.System, float ir.DTy
 		}
 		s.seconds += k.seconds
 	}
-	return s, nil
+	s.held, err = clock.device.Held()
+	return s, err
 }
 
 // feeds returns arbitrary tokens: the time of a step does not depend on them.
@@ -182,6 +184,7 @@ func (w workload) feeds() runtime.Feeds {
 // launch, so the values of that step mean nothing.
 type clock struct {
 	*cuda.Backend
+	device  *cuda.Device
 	turn    time.Duration
 	seconds map[*ir.Node]float64 // the least time of each node
 }
@@ -192,7 +195,8 @@ func (c *clock) Open(world runtime.World) ([]runtime.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []runtime.Device{&clockedDevice{devices[0].(*cuda.Device), c}}, nil
+	c.device = devices[0].(*cuda.Device)
+	return []runtime.Device{&clockedDevice{c.device, c}}, nil
 }
 
 type clockedDevice struct {
