@@ -51,13 +51,15 @@ func TestNVRTC(t *testing.T) {
 	for _, program := range kernel.Sources() {
 		for _, arch := range []string{"80", "90a"} {
 			t.Run(program+"/sm_"+arch, func(t *testing.T) {
-				source, ptx := filepath.Join(dir, program), filepath.Join(dir, program+".ptx")
+				t.Parallel()
+				source := filepath.Join(dir, arch+"-"+program)
+				ptx := source + ".ptx"
 				require.NoError(t, os.WriteFile(source, []byte(kernel.Source(program)), 0o644))
 				cmd := exec.Command(compiler, append([]string{library, source, arch, ptx}, kernel.Options()...)...)
 				cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+filepath.Dir(library)) // for the library of builtins
 				out, err := cmd.CombinedOutput()
 				require.NoError(t, err, "%s", out)
-				out, err = exec.Command(ptxas, "-v", "-arch=sm_"+arch, "-o", filepath.Join(dir, "cubin"), ptx).CombinedOutput()
+				out, err = exec.Command(ptxas, "-v", "-arch=sm_"+arch, "-o", source+".cubin", ptx).CombinedOutput()
 				require.NoError(t, err, "%s", out)
 				if program == "norm_f32.cu" { // kernels that Fuse fuses
 					text, err := os.ReadFile(ptx)
