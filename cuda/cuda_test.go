@@ -355,3 +355,26 @@ func TestFragmentedMemory(t *testing.T) {
 		require.Empty(t, d.Leaks())
 	}
 }
+
+// TestNoRoomForScratch: if an arena leaves no room for the scratch memory of its kernels, the error says how much
+// they need, as for an arena.
+func TestNoRoomForScratch(t *testing.T) {
+	const total, elems = 1 << 20, 1 << 17
+	d := fake.New(fake.Options{Memory: total})
+	system, err := cudatest.NewSystem(d)
+	require.NoError(t, err)
+	ds, err := cuda.New(system, cuda.Options{}).Open(runtime.World{Ranks: 1, Timeout: time.Minute})
+	require.NoError(t, err)
+	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{elems})}
+	sum := &ir.Node{Op: ir.OpSumSquares, Name: "x"} // the emulator asks for a sixteenth of the operand
+	k := &runtime.Kernel{Node: sum, Args: []runtime.Tensor{x}, Results: []runtime.Tensor{{DType: ir.F32, Offset: 4 * elems, Slab: ir.Whole(nil)}}, Accum: []bool{false}}
+	require.NoError(t, ds[0].(runtime.Checker).Check(k))
+	err = ds[0].Alloc(runtime.OnDevice, total-4096)
+	var short *cuda.MemoryError
+	require.ErrorAs(t, err, &short)
+	require.EqualValues(t, 4*elems/16+16, short.Needs)
+	require.Less(t, short.Free, short.Needs)
+	require.ErrorContains(t, err, "scratch memory beside the arena: cuda: rank 0 needs ")
+	require.NoError(t, ds[0].Close())
+	require.Empty(t, d.Leaks())
+}

@@ -315,9 +315,9 @@ func (d *Device) reserve(bytes int64) error {
 		}
 		d.scratch, d.scratchBytes = 0, 0
 	}
-	place, err := d.drv.Alloc(bytes)
+	place, err := d.alloc(bytes)
 	if err != nil {
-		return fmt.Errorf("cuda: scratch memory of %d bytes: %w", bytes, err)
+		return fmt.Errorf("scratch memory beside the arena: %w", err)
 	}
 	d.scratch, d.scratchBytes = place, bytes
 	return nil

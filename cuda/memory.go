@@ -8,7 +8,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// MemoryError says that an arena does not fit in the memory of a GPU, or in no piece of what is free.
+// MemoryError says that an arena, or the scratch memory beside it, does not fit in the memory of a GPU, or in no piece of what is free.
 type MemoryError struct {
 	Rank, GPU          int
 	Name               string // of the GPU
@@ -115,14 +115,7 @@ func (d *Device) grow(bytes int64) error {
 		}
 		old, d.arena, d.arenaBytes = 0, 0, 0
 	}
-	place, err := d.drv.Alloc(bytes)
-	var refused *driver.Error
-	if errors.As(err, &refused) && refused.OutOfMemory() { // the free memory is fragmented, or others have taken some meanwhile
-		if free, total, err = d.drv.MemInfo(); err != nil {
-			return err
-		}
-		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
-	}
+	place, err := d.alloc(bytes)
 	if err != nil {
 		return err
 	}
@@ -140,6 +133,21 @@ func (d *Device) grow(bytes int64) error {
 		return err
 	}
 	return d.drv.Free(old)
+}
+
+// alloc allocates memory of the GPU. The error is a [MemoryError] if there is too little: what is free may be
+// fragmented, and others may have taken some meanwhile.
+func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
+	place, err := d.drv.Alloc(bytes)
+	var refused *driver.Error
+	if !errors.As(err, &refused) || !refused.OutOfMemory() {
+		return place, err
+	}
+	free, total, err := d.drv.MemInfo()
+	if err != nil {
+		return 0, err
+	}
+	return 0, &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
 }
 
 func (d *Device) growHost(bytes int64) error {
