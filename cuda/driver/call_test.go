@@ -150,6 +150,10 @@ func TestCompile(t *testing.T) {
 	require.Equal(t, []string{"nvrtcCreateProgram 5 0 0 0", "nvrtcCompileProgram cccc 3", "nvrtcDestroyProgram cccc"}, f.said())
 	_, err = c.Compile("a.cu", "wrong", "sm_80", nil)
 	require.ErrorContains(t, err, "compiling a.cu for sm_80: nvrtcCompileProgram: NVRTC_ERROR_COMPILATION (6)\nline 1: wrong")
+	_, err = c.Compile("a.cu", "right", "sm_999", nil)
+	var missing *MissingError
+	require.ErrorAs(t, err, &missing)
+	require.ErrorContains(t, err, "has version CUDA 13.0, which does not compile for this GPU (sm_999: invalid value); ")
 	f.said()
 
 	dir := filepath.Join(t.TempDir(), "new")

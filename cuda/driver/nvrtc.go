@@ -24,6 +24,7 @@ func majorsFor(driver int) []int {
 
 // nvrtc is NVRTC.
 type nvrtc struct {
+	lib          *shared
 	major, minor int32
 
 	create, compile, destroy, logSize, log, cubinSize, cubin, errorString proc
@@ -55,7 +56,7 @@ func (s *shared) loadBuiltins() {
 func newNVRTC(lib *shared) (*nvrtc, error) {
 	var missing error
 	c := &nvrtc{
-		create: lib.proc("nvrtcCreateProgram", &missing), compile: lib.proc("nvrtcCompileProgram", &missing),
+		lib: lib, create: lib.proc("nvrtcCreateProgram", &missing), compile: lib.proc("nvrtcCompileProgram", &missing),
 		destroy: lib.proc("nvrtcDestroyProgram", &missing), logSize: lib.proc("nvrtcGetProgramLogSize", &missing),
 		log: lib.proc("nvrtcGetProgramLog", &missing), cubinSize: lib.proc("nvrtcGetCUBINSize", &missing),
 		cubin: lib.proc("nvrtcGetCUBIN", &missing), errorString: lib.proc("nvrtcGetErrorString", &missing),
@@ -100,6 +101,13 @@ func (c *nvrtc) Compile(name, source, arch string, options []string) (cubin []by
 	}
 	code := c.compile.call(prog, uintptr(len(list)), uintptr(unsafe.Pointer(&list[0])))
 	keep(list)
+	const invalidOption = 5
+	if code == invalidOption { // the other options are as old as the oldest NVRTC
+		return nil, &MissingError{
+			Library: fmt.Sprintf("%s (%s)", c.lib.file, c.lib.what),
+			Msg:     fmt.Sprintf("has version %s, which does not compile for this GPU (%s: %s); %s", cudaVersion(c.Version()), arch, c.text(prog), c.lib.get),
+		}
+	}
 	if err := c.check(c.compile, code); err != nil {
 		return nil, fmt.Errorf("compiling %s for %s: %w\n%s", name, arch, err, c.text(prog))
 	}

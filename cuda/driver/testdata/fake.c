@@ -153,7 +153,7 @@ int cuGraphInstantiateWithFlags(H *e, H g, unsigned long long f) { NOTE("cuGraph
 int cuGraphLaunch(H e, H s) { NOTE("cuGraphLaunch", W(e), W(s)); return 0; }
 int cuGraphExecDestroy(H e) { NOTE("cuGraphExecDestroy", W(e)); return 0; }
 
-// NVRTC. The machine code is the option and the name; a source that says "wrong" fails.
+// NVRTC. The machine code is the option and the name; a source that says "wrong" fails, and sm_999 is not known.
 static char code[256];
 static const char *log_text = "";
 int nvrtcVersion(int *major, int *minor) { *major = VERSION / 1000; *minor = VERSION % 1000 / 10; return 0; }
@@ -167,6 +167,10 @@ int nvrtcCreateProgram(H *p, const char *src, const char *name, int n, const cha
 int nvrtcCompileProgram(H p, int n, const char **options) {
 	for (int i = 0; i < n; i++) strcat(strcat(code, options[i]), ";");
 	NOTE("nvrtcCompileProgram", W(p), n);
+	if (strstr(code, "sm_999")) {
+		log_text = "invalid value";
+		return 5;
+	}
 #ifdef BUILTINS
 	if (!dlopen(BUILTINS, RTLD_NOW)) return 7;
 #endif
