@@ -269,12 +269,15 @@ train() {
 	rm -rf "$out" # checkpoints
 }
 
+# sanitizer looks for accesses outside of memory, and for races in the shared memory of a block, which no test on a CPU sees.
 sanitizer() {
-	if command -v compute-sanitizer >/dev/null; then
-		checked "compute-sanitizer, small ops" 240 sanitizer.txt env AUTOPAR_TEST_CUDA=1 sh -c 'cd cuda && exec compute-sanitizer --error-exitcode 9 ../tests/cuda.test -test.v -test.run "^TestGPUConformance$/^(ops|wide_heads)$/^(layer_norm|layer_norm_grad|attention|attention_grad|cross_entropy_grad|adamw)$"'
-	else
+	if ! command -v compute-sanitizer >/dev/null; then
 		row "compute-sanitizer" "skipped" "not on this machine"
+		return
 	fi
+	for tool in memcheck racecheck; do
+		checked "compute-sanitizer $tool, small ops" 200 "$tool.txt" env AUTOPAR_TEST_CUDA=1 TOOL="$tool" sh -c 'cd cuda && exec compute-sanitizer --tool "$TOOL" --error-exitcode 9 ../tests/cuda.test -test.v -test.run "^TestGPUConformance$/^(ops|wide_heads)$/^(layer_norm|layer_norm_grad|attention|attention_grad|embedding_grad|cross_entropy_grad|adamw)$"'
+	done
 }
 
 first="versions driver nccl conformance step"

@@ -119,7 +119,7 @@ func TestScript(t *testing.T) {
 		}},
 		{third, []string{
 			"| loopback, 1 to 8 ranks, against the CPU | passed |", "| losses | 0 |", "| shakespeare_char, best val loss at most 1.48 | passed | 1.47,",
-			"| compute-sanitizer, small ops | passed |", "| kernels compiled, registers and spills | passed |",
+			"| compute-sanitizer memcheck, small ops | passed |", "| compute-sanitizer racecheck, small ops | passed |", "| kernels compiled, registers and spills | passed |",
 		}},
 	} {
 		for _, line := range c.lines {
@@ -194,7 +194,7 @@ func TestScriptFails(t *testing.T) {
 	page, status := run(t, dir, "gpu-train.md", []string{"LOSS=1.49"}, "train", "sanitizer")
 	require.Equal(t, 1, status)
 	require.Contains(t, page, "| shakespeare_char, best val loss at most 1.48 | **failed** | 1.49,")
-	require.Contains(t, page, "| compute-sanitizer, small ops | passed |")
+	require.Contains(t, page, "| compute-sanitizer racecheck, small ops | passed |")
 
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "autopar"), []byte("#!/bin/sh\necho 'autopar: no room'; exit 1\n"), 0o777))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "tests/cuda.test"), []byte("#!/bin/sh\necho '--- SKIP: Test (0.00s)'; echo '    no GPU'\n"), 0o777))
