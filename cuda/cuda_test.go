@@ -378,3 +378,100 @@ func TestNoRoomForScratch(t *testing.T) {
 	require.NoError(t, ds[0].Close())
 	require.Empty(t, d.Leaks())
 }
+
+// counting counts the calls of NCCL by name.
+type counting struct {
+	driver.Collectives
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+type countingComm struct {
+	driver.Comm
+	*counting
+}
+
+func (c *counting) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) {
+	comm, err := c.Collectives.Join(ranks, id, rank)
+	return countingComm{comm, c}, err
+}
+
+func (c *counting) count(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls[name]++
+}
+
+func (c countingComm) ReduceScatter(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, s driver.Stream) error {
+	c.count("reduce_scatter")
+	return c.Comm.ReduceScatter(send, recv, n, d, by, s)
+}
+
+func (c countingComm) AllGather(send, recv driver.Ptr, n int64, d ir.DType, s driver.Stream) error {
+	c.count("all_gather")
+	return c.Comm.AllGather(send, recv, n, d, s)
+}
+
+func (c countingComm) Reduce(send, recv driver.Ptr, n int64, d ir.DType, by ir.Reduction, root int, s driver.Stream) error {
+	c.count("reduce")
+	return c.Comm.Reduce(send, recv, n, d, by, root, s)
+}
+
+func (c countingComm) Send(p driver.Ptr, n int64, d ir.DType, peer int, s driver.Stream) error {
+	c.count("send")
+	return c.Comm.Send(p, n, d, peer, s)
+}
+
+// TestSequencesInOrder: of a value that is cut evenly along the sequence, as between tensor-parallel ranks, NCCL
+// moves each sequence by one collective, and not by a message or a sum for each pair of ranks. An uneven cut takes
+// more calls.
+func TestSequencesInOrder(t *testing.T) {
+	const ranks, batch, width = 2, 3, 5
+	for _, tt := range []struct {
+		op     ir.Op
+		tokens int
+		want   map[string]int
+	}{
+		{ir.OpAllGather, 4, map[string]int{"all_gather": ranks * batch}},
+		{ir.OpAllGather, 3, map[string]int{"send": ranks * batch}},
+		{ir.OpReduceScatter, 4, map[string]int{"reduce_scatter": ranks * batch}},
+		{ir.OpReduceScatter, 3, map[string]int{"reduce": ranks * ranks * batch}},
+	} {
+		d := fake.New(fake.Options{Devices: ranks})
+		system, err := cudatest.NewSystem(d)
+		require.NoError(t, err)
+		lib := &counting{Collectives: d.Collectives(), calls: map[string]int{}}
+		system.Collectives = func() (driver.Collectives, error) { return lib, nil }
+		ds, err := cuda.New(system, cuda.Options{Eager: true}).Open(runtime.World{Ranks: ranks, Timeout: time.Minute})
+		require.NoError(t, err)
+		shape := []int{batch, tt.tokens, width}
+		whole := runtime.Tensor{DType: ir.F32, Slab: ir.Whole(shape)}
+		members := make([]runtime.Member, ranks)
+		for i := range members {
+			part := runtime.Tensor{DType: ir.F32, Offset: 1024, Slab: ir.Slab{Global: shape, Offset: []int{0, 0, 0}, Local: []int{batch, (tt.tokens + 1) / 2, width}}}
+			if i > 0 {
+				part.Slab.Offset, part.Slab.Local = []int{0, (tt.tokens + 1) / 2, 0}, []int{batch, tt.tokens / 2, width}
+			}
+			members[i] = runtime.Member{Rank: i, In: part, Out: whole}
+			if tt.op == ir.OpReduceScatter {
+				members[i] = runtime.Member{Rank: i, In: whole, Out: part}
+			}
+		}
+		node := &ir.Node{Op: tt.op, Name: "x"}
+		var all sync.WaitGroup
+		errs := make([]error, ranks)
+		for i, d := range ds {
+			require.NoError(t, d.Alloc(runtime.OnDevice, 2048))
+			require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 2048)))
+			all.Go(func() {
+				errs[i] = errors.Join(d.Collective(&runtime.Collective{Node: node, Members: members, Position: i}), d.Download(make([]byte, 4), runtime.OnDevice, 0))
+			})
+		}
+		all.Wait()
+		require.NoError(t, errors.Join(errs...))
+		require.Equal(t, tt.want, lib.calls, "%s of %d tokens", tt.op, tt.tokens)
+		for _, d := range ds {
+			require.NoError(t, d.Close())
+		}
+	}
+}

@@ -266,7 +266,8 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 }
 
 // exchangeByNCCL makes the calls of one collective. Most values are cut evenly in their first
-// dimension, so that NCCL can move them whole. Otherwise it moves runs of elements.
+// dimension, so that NCCL can move them whole, or in the second, so that it moves a sequence at a time.
+// Otherwise it moves runs of elements.
 func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType
@@ -274,8 +275,10 @@ func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	case ir.OpAllReduce:
 		return comm.AllReduce(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, c.Attr.Reduce, l.stream)
 	case ir.OpReduceScatter:
-		if inOrder(c, func(m runtime.Member) ir.Slab { return m.Out.Slab }, me.In.Slab) {
-			return comm.ReduceScatter(l.operand(me, 0), l.result(me, 0), me.Out.Slab.Elems(), d, c.Attr.Reduce, l.stream)
+		if calls, run := inOrder(c, func(m runtime.Member) ir.Slab { return m.Out.Slab }, me.In.Slab); calls > 0 {
+			return each(calls, func(i int) error {
+				return comm.ReduceScatter(l.operand(me, i*run*len(c.Members)), l.result(me, i*run), int64(run), d, c.Attr.Reduce, l.stream)
+			})
 		}
 		for root, m := range c.Members {
 			err := eachRun(me.In.Slab, m.Out.Slab, func(from, to, n int) error {
@@ -291,8 +294,10 @@ func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 		}
 		return nil
 	case ir.OpAllGather:
-		if inOrder(c, func(m runtime.Member) ir.Slab { return m.In.Slab }, me.Out.Slab) {
-			return comm.AllGather(l.operand(me, 0), l.result(me, 0), me.In.Slab.Elems(), d, l.stream)
+		if calls, run := inOrder(c, func(m runtime.Member) ir.Slab { return m.In.Slab }, me.Out.Slab); calls > 0 {
+			return each(calls, func(i int) error {
+				return comm.AllGather(l.operand(me, i*run), l.result(me, i*run*len(c.Members)), int64(run), d, l.stream)
+			})
 		}
 	case ir.OpAllToAll:
 	default:
@@ -329,22 +334,40 @@ func (l *lane) scatter(comm driver.Comm, c *runtime.Collective) error {
 	return nil
 }
 
-// inOrder reports whether the members' parts of a value have equal sizes and lie one after another
-// in its memory.
-func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.Slab) bool {
-	size := whole.Elems() / int64(len(c.Members))
-	for i, m := range c.Members {
-		p, runs := part(m), 0
-		ok := p.Elems() == size
-		ir.EachRun(whole, p, func(from, to, n int) {
-			runs++
-			ok = ok && int64(from) == int64(i)*size && to == 0 && int64(n) == size
-		})
-		if !ok || runs != 1 {
-			return false
+// each makes calls until one fails.
+func each(calls int, do func(i int) error) error {
+	for i := range calls {
+		if err := do(i); err != nil {
+			return err
 		}
 	}
-	return size*int64(len(c.Members)) == whole.Elems()
+	return nil
+}
+
+// inOrder returns by how many calls NCCL moves a value of which each takes consecutive elements: a run of each
+// member's part, all of one length, in the order of the members. There are none if it is cut otherwise.
+func inOrder(c *runtime.Collective, part func(runtime.Member) ir.Slab, whole ir.Slab) (calls, run int) {
+	n := len(c.Members)
+	for i, m := range c.Members {
+		p, runs, ok := part(m), 0, true
+		ir.EachRun(whole, p, func(from, to, length int) {
+			if i == 0 && runs == 0 {
+				run = length
+			}
+			ok = ok && length == run && from == (runs*n+i)*run && to == runs*run
+			runs++
+		})
+		if i == 0 {
+			calls = runs
+		}
+		if !ok || runs != calls || p.Elems() != int64(runs)*int64(run) {
+			return 0, 0
+		}
+	}
+	if int64(calls)*int64(run)*int64(n) != whole.Elems() {
+		return 0, 0
+	}
+	return calls, run
 }
 
 // given is a collective or transfer that was put on a lane.
