@@ -130,8 +130,7 @@ func alike(most int) func(Group, *runtime.Kernel, map[*ir.Value]int) bool {
 	}
 }
 
-// scratchMost bounds the scratch memory in bytes of a group of casts in place. One cast alone may
-// need more.
+// scratchMost bounds the scratch memory in bytes of casts in place.
 const scratchMost = 64 << 20
 
 func moreCasts(g Group, k *runtime.Kernel, uses map[*ir.Value]int) bool {

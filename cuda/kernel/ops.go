@@ -139,7 +139,8 @@ func swiGLUGrad(l *list) error {
 	return l.elementwise("swiglu_grad", l.result(0), l.arg(0), l.arg(1), l.Args[1].Slab.Elems(), cols)
 }
 
-// cast converts values between types, through scratch memory if in place.
+// cast converts values between types, through scratch memory if in place. Of a large one only a part takes that
+// way: see castInPlace.
 func cast(l *list) error {
 	from, err := l.elem(l.Args[0])
 	if err != nil {
@@ -155,6 +156,10 @@ func cast(l *list) error {
 		if x == y && from == to {
 			continue
 		}
+		if x == y && n*to.Size() > scratchMost {
+			l.castInPlace(from, to, x, n, scratchMost)
+			continue
+		}
 		if x == y {
 			x = l.temp(n * to.Size())
 			back.add(y, x, n)
@@ -165,6 +170,32 @@ func cast(l *list) error {
 	l.casts(from, to, casts, l.accum(0))
 	l.casts(to, to, back, 0)
 	return nil
+}
+
+// castInPlace converts n elements at a place with few bytes of scratch memory. If they become half as large, the
+// results of the first 2k lie where the first k were. So the first ones go through scratch memory, and each launch
+// after that converts as many as are converted already. If they become larger, the last half is converted first.
+func (l *list) castInPlace(from, to ir.DType, at address, n, few int64) {
+	one := func(d ir.DType, y, x address, n int64) {
+		var c casts
+		c.add(y, x, n)
+		l.casts(d, to, c, 0)
+	}
+	direct := func(low, high int64) {
+		one(from, at+address(low*to.Size()), at+address(low*from.Size()), high-low)
+	}
+	first := min(n, few/to.Size()/8*8) // a multiple of 16 bytes of either type
+	for high := n; to.Size() > from.Size() && high > first; {
+		low := max(first, (high/2+8)/8*8) // at least half
+		direct(low, high)
+		high = low
+	}
+	temp := l.temp(first * to.Size())
+	one(from, temp, at, first)
+	one(to, at, temp, first)
+	for low := first; to.Size() <= from.Size() && low < n; low *= 2 {
+		direct(low, min(2*low, n))
+	}
 }
 
 // casts are the encoded entries Cast of elementwise.cu, and how many blocks they need.

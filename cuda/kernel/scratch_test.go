@@ -1,11 +1,14 @@
 package kernel_test
 
 import (
+	"bytes"
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/cuda/kernel/kerneltest"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
@@ -39,6 +42,36 @@ func TestAnywhere(t *testing.T) {
 		require.Len(t, before, len(after))
 		for i := range after {
 			require.Equal(t, after[i].Name, before[i].Name)
+		}
+	}
+}
+
+// TestCastInPlace: large casts in place take little scratch memory, and give what casts to another place give.
+func TestCastInPlace(t *testing.T) {
+	t.Parallel()
+	d := openDevice(t)
+	const scratch, few = 1 << 20, 256
+	rng := rand.New(rand.NewPCG(5, 0))
+	for _, types := range [][2]ir.DType{{ir.F32, ir.BF16}, {ir.F32, ir.F16}, {ir.BF16, ir.F32}, {ir.BF16, ir.F16}} {
+		for _, n := range []int64{1000, 1024, 5003, 100_000} {
+			from, to := types[0], types[1]
+			x := make([]float32, n)
+			for i := range x {
+				x[i] = float32(from.Round(rng.NormFloat64()))
+			}
+			launches, used := kernel.CastInPlace(from, to, d.Base, d.Base+scratch, n, few)
+			require.LessOrEqual(t, used, int64(few))
+			require.Less(t, len(launches), 16)
+			for _, reverse := range []bool{false, true} {
+				d.Reverse = reverse
+				d.Write(kerneltest.Bytes{Data: encode(from, x)})
+				d.Poison(scratch, used+64)
+				require.NoError(t, d.Worker.Launch(launches...))
+				got, guard := make([]byte, n*to.Size()), make([]byte, 64)
+				require.NoError(t, d.Read(kerneltest.Bytes{Data: got}, kerneltest.Bytes{At: scratch + used, Data: guard}))
+				require.True(t, bytes.Equal(encode(to, x), got), "%d from %s to %s, blocks in reverse: %v", n, from, to, reverse)
+				require.Equal(t, bytes.Repeat([]byte{0xff}, 64), guard)
+			}
 		}
 	}
 }
