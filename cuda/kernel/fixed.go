@@ -107,21 +107,26 @@ func embeddingGradFixed(l *list) error {
 	return nil
 }
 
-// fromFixed converts fixed point to floating point, through scratch memory if in place.
+// fromFixed converts fixed point to floating point, as cast does if in place.
 func fromFixed(l *list) error {
 	d, err := l.elem(l.Results[0])
 	if err != nil {
 		return err
 	}
+	convert := func(y, x address, n int64) {
+		l.run("fixed.cu", "from_fixed", d, blocks(n, 256), block256, 0, y, x, n, math.Ldexp(1, -l.Node.Attr.(ir.FixedAttr).Frac))
+	}
 	n, y := l.Results[0].Slab.Elems(), l.result(0)
-	if !l.moved(0, 0) {
-		y = l.temp(n * d.Size())
+	if l.moved(0, 0) {
+		convert(y, l.arg(0), n)
+		return nil
 	}
-	l.run("fixed.cu", "from_fixed", d, blocks(n, 256), block256, 0, y, l.arg(0), n, math.Ldexp(1, -l.Node.Attr.(ir.FixedAttr).Frac))
-	if y != l.result(0) {
-		return l.move(d.Size(), l.result(0), y, dim{n, 1, 1})
-	}
-	return nil
+	l.inPlace(ir.Q64.Size(), d.Size(), y, n, scratchMost, convert, func(y, x address, n int64) {
+		if failed := l.move(d.Size(), y, x, dim{n, 1, 1}); err == nil {
+			err = failed
+		}
+	})
+	return err
 }
 
 func fixedSquares(l *list) error {

@@ -172,28 +172,32 @@ func cast(l *list) error {
 	return nil
 }
 
-// castInPlace converts n elements at a place with few bytes of scratch memory. If they become half as large, the
-// results of the first 2k lie where the first k were. So the first ones go through scratch memory, and each launch
-// after that converts as many as are converted already. If they become larger, the last half is converted first.
+// castInPlace is inPlace for a cast.
 func (l *list) castInPlace(from, to ir.DType, at address, n, few int64) {
 	one := func(d ir.DType, y, x address, n int64) {
 		var c casts
 		c.add(y, x, n)
 		l.casts(d, to, c, 0)
 	}
-	direct := func(low, high int64) {
-		one(from, at+address(low*to.Size()), at+address(low*from.Size()), high-low)
-	}
-	first := min(n, few/to.Size()/8*8) // a multiple of 16 bytes of either type
-	for high := n; to.Size() > from.Size() && high > first; {
+	l.inPlace(from.Size(), to.Size(), at, n, few, func(y, x address, n int64) { one(from, y, x, n) }, func(y, x address, n int64) { one(to, y, x, n) })
+}
+
+// inPlace converts n elements at a place from one size to another with few bytes of scratch memory. If they become
+// half as large, the results of the first 2k lie where the first k were. So the first ones go through scratch memory,
+// from which back copies them, and each launch after that converts as many as are converted already. If they become
+// larger, the last half is converted first.
+func (l *list) inPlace(from, to int64, at address, n, few int64, convert, back func(y, x address, n int64)) {
+	direct := func(low, high int64) { convert(at+address(low*to), at+address(low*from), high-low) }
+	first := min(n, few/to/8*8) // a multiple of 16 bytes of either type
+	for high := n; to > from && high > first; {
 		low := max(first, (high/2+8)/8*8) // at least half
 		direct(low, high)
 		high = low
 	}
-	temp := l.temp(first * to.Size())
-	one(from, temp, at, first)
-	one(to, at, temp, first)
-	for low := first; to.Size() <= from.Size() && low < n; low *= 2 {
+	temp := l.temp(first * to)
+	convert(temp, at, first)
+	back(at, temp, first)
+	for low := first; to <= from && low < n; low *= 2 {
 		direct(low, min(2*low, n))
 	}
 }
