@@ -178,6 +178,26 @@ func inTheDevice() []mutant {
 		old:  "defer b.alternate()()", new: "_ = b.alternate",
 		pkg: "./cuda/driver", run: "^TestProcessesChooseTogether$",
 	}, {
+		bug: "casts take scratch memory beside the arena", how: "as if all of them were in place",
+		file: "cuda/kernel/launch.go",
+		old:  "return 1<<32 + uint64(t.Offset)", new: "return 1 << 32",
+		pkg: "./cuda/kernel", run: "^TestScratchOfCasts$",
+	}, {
+		bug: "a large cast in place overwrites what it has still to read", how: "a launch converts more than is converted already",
+		file: "cuda/kernel/ops.go",
+		old:  "low *= 2 {\n		direct(low, min(2*low, n))", new: "low *= 4 {\n		direct(low, min(4*low, n))",
+		pkg: "./cuda/kernel", run: "^TestCastInPlace$",
+	}, {
+		bug: "NCCL moves a value by a message for each sequence and pair of ranks", how: "it is cut along the sequence",
+		file: "cuda/nccl.go",
+		old:  "from == (runs*n+i)*run", new: "from == i*run",
+		pkg: "./cuda", run: "^TestSequencesInOrder$",
+	}, {
+		bug: "a GPU is given a kernel for which it has too little shared memory", how: "it has less than a Hopper",
+		file: "cuda/kernels.go",
+		old:  "if int(l.Shared) > e.most {", new: "if l.Shared > 227<<10 {",
+		pkg: "./cuda", run: "^TestTooLittleSharedMemory$",
+	}, {
 		bug:  "an arena needs less than nothing more than is free",
 		file: "cuda/memory.go",
 		old:  "if e.Needs <= e.Free {", new: "if e.Needs < 0 {",
