@@ -175,7 +175,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "processes choose products each for itself", how: "there is a process for each GPU",
 		file: "cuda/driver/cublaslt.go",
-		old:  "defer b.alternate()()", new: "_ = b.alternate",
+		old:  "defer b.alternate(key)()", new: "_ = b.alternate",
 		pkg: "./cuda/driver", run: "^TestProcessesChooseTogether$",
 	}, {
 		bug: "casts take scratch memory beside the arena", how: "as if all of them were in place",

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -398,8 +399,24 @@ func TestProcessesChooseTogether(t *testing.T) {
 		require.False(t, asks(third, m), "product %d", m)
 	}
 
-	unlock, ok := lockFile(filepath.Join(dir, "cublaslt-130103.txt.lock"), 0)
-	require.True(t, ok)
+	lock := func() func() {
+		unlock, ok := lockFile(filepath.Join(dir, "cublaslt-130103.txt.lock"))
+		require.True(t, ok)
+		return unlock
+	}
+	unlock := lock()
+	saved := filepath.Join(dir, "cublaslt-130103.txt")
+	text, err := os.ReadFile(saved)
+	require.NoError(t, err)
+	digits, _, _ := strings.Cut(string(text), " ")
+	chosen := fmt.Appendf(text, "%s H200, %s\n", digits, GEMM{M: 9, N: 5, K: 7, LDA: 9, LDB: 7, LDC: 9, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16})
+	written := make(chan error, 1)
+	time.AfterFunc(20*time.Millisecond, func() { written <- os.WriteFile(saved, chosen, 0o644) })
+	require.False(t, asks(third, 9), "who has the lock has chosen, and goes on to the next product")
+	require.NoError(t, <-written)
+	unlock()
+
+	unlock = lock()
 	hasty.bound = 10 * time.Millisecond
 	require.True(t, asks(second, 4))
 	hasty.bound = time.Hour

@@ -48,8 +48,12 @@ type LtOptions struct {
 	Dir string
 }
 
-// choosing is how long another process may take to choose an algorithm: much longer than patience.
-const choosing = 30 * time.Second
+// choosing is how long other processes may take to choose algorithms before this one does so too: much longer than
+// patience. turn is how often it looks whether they have.
+const (
+	choosing = 2 * time.Minute
+	turn     = time.Millisecond
+)
 
 // NewLt loads cuBLASLt for a driver of a version.
 func NewLt(driver int, opts LtOptions) (*Lt, error) {
@@ -137,22 +141,25 @@ func (l *Lt) save() {
 	replaceFile(l.file, []byte(b.String()))
 }
 
-// alternate keeps other processes from choosing until the returned function is called, and takes
-// over what they have chosen. So ranks that compute the same product compute it alike.
-func (l *Lt) alternate() (end func()) {
-	end = func() {}
+// alternate keeps other processes from choosing until the returned function is called, unless one of them chooses, or
+// has chosen, the algorithm of key: that is taken over. So ranks that compute the same product compute it alike.
+func (l *Lt) alternate(key string) (end func()) {
 	if l.file == "" {
-		return end
+		return func() {}
 	}
-	if !l.alone {
-		if unlock, ok := lockFile(l.file+".lock", l.bound); ok {
-			end = unlock
-		} else {
-			l.alone = true
+	for late := time.Now().Add(l.bound); ; time.Sleep(turn) {
+		unlock, locked := lockFile(l.file + ".lock")
+		l.load()
+		if _, ok := l.chosen[key]; ok || locked {
+			return func() {
+				unlock()
+				time.Sleep(2 * turn) // so that those who wait get their turn
+			}
+		}
+		if l.alone = l.alone || time.Now().After(late); l.alone {
+			return func() {}
 		}
 	}
-	l.load()
-	return end
 }
 
 func (l *Lt) check(p proc, code int) error {
@@ -367,7 +374,7 @@ func (b *lt) plan(g GEMM, x, y, z, vector, workspace Ptr, s Stream, apart func()
 		p.algo = algo
 		return p, nil
 	}
-	defer b.alternate()()
+	defer b.alternate(key)()
 	if algo, ok := b.chosen[key]; ok {
 		p.algo = algo
 		return p, nil
