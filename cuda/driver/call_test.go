@@ -400,8 +400,8 @@ func TestProcessesChooseTogether(t *testing.T) {
 	}
 
 	lock := func() func() {
-		unlock, ok := lockFile(filepath.Join(dir, "cublaslt-130103.txt.lock"))
-		require.True(t, ok)
+		unlock, busy := lockFile(filepath.Join(dir, "cublaslt-130103.txt.lock"))
+		require.False(t, busy)
 		return unlock
 	}
 	unlock := lock()
@@ -423,6 +423,12 @@ func TestProcessesChooseTogether(t *testing.T) {
 	require.True(t, asks(second, 5), "it waits once")
 	unlock()
 	require.False(t, asks(first, 4))
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o644))
+	dir = filepath.Join(dir, "file", "no folder")
+	nowhere, fourth := start()
+	nowhere.bound = time.Hour
+	require.True(t, asks(fourth, 1), "where nothing can be locked nobody waits")
 }
 
 // TestInvalidCandidates: of what the library lists, only candidates with the state of success are algorithms.

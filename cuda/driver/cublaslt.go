@@ -148,9 +148,9 @@ func (l *Lt) alternate(key string) (end func()) {
 		return func() {}
 	}
 	for late := time.Now().Add(l.bound); ; time.Sleep(turn) {
-		unlock, locked := lockFile(l.file + ".lock")
+		unlock, busy := lockFile(l.file + ".lock")
 		l.load()
-		if _, ok := l.chosen[key]; ok || locked {
+		if _, ok := l.chosen[key]; ok || !busy {
 			return func() {
 				unlock()
 				time.Sleep(2 * turn) // so that those who wait get their turn

@@ -22,4 +22,4 @@ func joinFunc(proc) func(*uintptr, int32, uniqueID, int32) int32 { return nil }
 
 func keep(any) {}
 
-func lockFile(string) (unlock func(), ok bool) { return func() {}, false }
+func lockFile(string) (unlock func(), busy bool) { return func() {}, false }

@@ -1,14 +1,15 @@
 package driver
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"syscall"
 )
 
-// lockFile locks a file, which it makes if there is none, until unlock is called or the process ends. It fails if
-// another process has the lock, or the file system has no locks. Then unlock does nothing.
-func lockFile(path string) (unlock func(), ok bool) {
+// lockFile locks a file, which it makes if there is none, until unlock is called or the process ends. It is busy if
+// another process has the lock. Where files cannot be made or locked, nobody has it, and unlock does nothing.
+func lockFile(path string) (unlock func(), busy bool) {
 	if os.MkdirAll(filepath.Dir(path), 0o755) != nil {
 		return func() {}, false
 	}
@@ -16,9 +17,9 @@ func lockFile(path string) (unlock func(), ok bool) {
 	if err != nil {
 		return func() {}, false
 	}
-	if syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB) != nil {
+	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		f.Close()
-		return func() {}, false
+		return func() {}, errors.Is(err, syscall.EWOULDBLOCK)
 	}
-	return func() { f.Close() }, true
+	return func() { f.Close() }, false
 }
