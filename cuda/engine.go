@@ -26,5 +26,7 @@ type Engine interface {
 	// Void sets all fixed-point numbers at x to the value that stands for overflow, unless the
 	// integer at flag is 0.
 	Void(s driver.Stream, flag, x driver.Ptr, elems int64) error
+	// Move copies elements, in at most five dimensions, of which the last is contiguous.
+	Move(s driver.Stream, d ir.DType, to, from driver.Ptr, dims ...kernel.Dim) error
 	Close() error
 }

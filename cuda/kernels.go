@@ -201,6 +201,15 @@ func (e *kernels) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
 	return e.once(s, kernel.Void(uint64(flag), uint64(x), elems))
 }
 
+// Move is for values that NCCL moves packed.
+func (e *kernels) Move(s driver.Stream, d ir.DType, to, from driver.Ptr, dims ...kernel.Dim) error {
+	l, err := kernel.Move(d.Size(), uint64(to), uint64(from), dims...)
+	if err != nil {
+		return fmt.Errorf("cuda: packing %w", err)
+	}
+	return e.once(s, l)
+}
+
 func (e *kernels) once(s driver.Stream, l kernel.Launch) error {
 	f, err := e.function(l)
 	if err != nil {

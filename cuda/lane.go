@@ -30,10 +30,11 @@ type lane struct {
 	spare    spares
 	recorded tally // how many events have been recorded
 
-	groups map[int]*view // by Collective.Group; used by the goroutine that gives the lane work
-	comms  map[int]driver.Comm
-	flag   driver.Ptr // flagBytes, with NCCL: whether a fixed-point sum may overflow
-	given  []given    // work that waits for other ranks and may not be done yet
+	groups  map[int]*view // by Collective.Group; used by the goroutine that gives the lane work
+	comms   map[int]driver.Comm
+	flag    driver.Ptr // flagBytes, with NCCL: whether a fixed-point sum may overflow
+	packing driver.Ptr // packingBytes, with NCCL, once something is packed
+	given   []given    // work that waits for other ranks and may not be done yet
 
 	// Only if the lane has its own goroutine:
 	beside  bool // it has
@@ -391,6 +392,9 @@ func (l *lane) release() (errs []error) {
 	}
 	if l.flag != 0 {
 		errs = append(errs, drv.Free(l.flag))
+	}
+	if l.packing != 0 {
+		errs = append(errs, drv.Free(l.packing))
 	}
 	return append(errs, drv.DestroyStream(l.stream))
 }

@@ -1,7 +1,6 @@
 package cuda
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	goruntime "runtime"
@@ -218,7 +217,7 @@ func (l *lane) byNCCL(c *runtime.Collective) error {
 // their findings in one more all-reduce. If any operand of any rank was too large, all ranks set
 // their results to the value that stands for overflow.
 func (l *lane) groupByNCCL(c *runtime.Collective) error {
-	comm, lib, engine := l.comms[c.Group], l.device.backend.nccl, l.device.gpu.engine
+	comm, engine := l.comms[c.Group], l.device.gpu.engine
 	all := append([]*runtime.Collective{c}, c.More...)
 	var fixed []*runtime.Collective
 	for _, c := range all {
@@ -239,19 +238,27 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 			}
 		}
 	}
-	if err := lib.GroupStart(); err != nil {
-		return err
-	}
-	var err error
+	var exchanges []exchange
 	for _, c := range all {
-		if err == nil {
-			err = l.exchangeByNCCL(comm, c)
+		x := l.packed(comm, c)
+		if x == nil {
+			x = []exchange{{calls: func(driver.Ptr) error { return l.exchangeByNCCL(comm, c) }}}
+		}
+		exchanges = append(exchanges, x...)
+	}
+	if l.packing == 0 && slices.ContainsFunc(exchanges, func(x exchange) bool { return x.room > 0 }) {
+		var err error
+		if l.packing, err = l.device.alloc(packingBytes); err != nil {
+			return fmt.Errorf("memory to pack what is sent, beside the arena: %w", err)
 		}
 	}
-	if err == nil && len(fixed) > 0 {
-		err = comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream)
-	}
-	if err = errors.Join(err, lib.GroupEnd()); err != nil { // the group must end even after an error, or the thread's next calls would belong to it
+	err := l.exchangeAll(exchanges, func() error {
+		if len(fixed) == 0 {
+			return nil
+		}
+		return comm.AllReduce(l.flag, l.flag, 1, ir.Q64, ir.Sum, l.stream)
+	})
+	if err != nil {
 		return err
 	}
 	for _, c := range fixed {
@@ -265,9 +272,9 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	return nil
 }
 
-// exchangeByNCCL makes the calls of one collective. Most values are cut evenly in their first
-// dimension, so that NCCL can move them whole, or in the second, so that it moves a sequence at a time.
-// Otherwise it moves runs of elements.
+// exchangeByNCCL makes the calls of one collective that is not packed. Most values are cut evenly in
+// their first dimension, so that NCCL can move them whole, or in the second, so that it moves a
+// sequence at a time. Otherwise it moves runs of elements.
 func (l *lane) exchangeByNCCL(comm driver.Comm, c *runtime.Collective) error {
 	me := c.Members[c.Position]
 	d := me.In.DType

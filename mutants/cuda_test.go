@@ -4,7 +4,7 @@ package mutants
 func inTheDevice() []mutant {
 	return []mutant{{
 		bug:  "a group of NCCL's calls in which one is refused stays open",
-		file: "cuda/nccl.go",
+		file: "cuda/pack.go",
 		old:  "if err = errors.Join(err, lib.GroupEnd()); err != nil {", new: "if err != nil {\n\t\treturn errors.Join(err)\n\t}\n\tif err = lib.GroupEnd(); err != nil {",
 		pkg: "./cuda", run: "^TestGroupsEnd$",
 	}, {
@@ -192,6 +192,21 @@ func inTheDevice() []mutant {
 		file: "cuda/nccl.go",
 		old:  "from == (runs*n+i)*run", new: "from == i*run",
 		pkg: "./cuda", run: "^TestSequencesInOrder$",
+	}, {
+		bug: "NCCL moves a value by a message for each row", how: "its columns are cut",
+		file: "cuda/pack.go",
+		old:  "runs <= fewRuns", new: "runs <= 1<<30",
+		pkg: "./cuda", run: "^TestRunsArePacked$",
+	}, {
+		bug: "what NCCL has brought lands at another place", how: "a part of several pieces is packed",
+		file: "cuda/pack.go",
+		old:  "s.at + lo*n*s.pitch", new: "s.at",
+		pkg: "./cuda", run: "^TestRunsArePacked$",
+	}, {
+		bug: "what NCCL has brought lands at another place", how: "ranks have parts of unequal size",
+		file: "cuda/pack.go",
+		old:  "lo*cut.send[c.Position].run", new: "lo*cut.send[0].run",
+		pkg: "./cuda", run: "^TestPacking$",
 	}, {
 		bug: "a GPU is given a kernel for which it has too little shared memory", how: "it has less than a Hopper",
 		file: "cuda/kernels.go",

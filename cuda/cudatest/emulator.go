@@ -209,6 +209,30 @@ func (e *emulator) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error 
 	})
 }
 
+// Move copies run by run.
+func (e *emulator) Move(s driver.Stream, d ir.DType, to, from driver.Ptr, dims ...kernel.Dim) error {
+	reads, writes := Runs(d.Size(), to, from, dims)
+	return e.fake.Run(s, "move", reads, writes, func() error {
+		for i, r := range reads {
+			copy(e.fake.Memory(writes[i]), e.fake.Memory(r))
+		}
+		return nil
+	})
+}
+
+// Runs lists the runs of contiguous elements that a copy reads and writes.
+func Runs(size int64, to, from driver.Ptr, dims []kernel.Dim) (reads, writes []fake.Range) {
+	if len(dims) == 1 {
+		bytes := dims[0].N * size
+		return []fake.Range{{At: from, Bytes: bytes}}, []fake.Range{{At: to, Bytes: bytes}}
+	}
+	for i := range dims[0].N {
+		r, w := Runs(size, to+driver.Ptr(i*dims[0].To*size), from+driver.Ptr(i*dims[0].From*size), dims[1:])
+		reads, writes = append(reads, r...), append(writes, w...)
+	}
+	return reads, writes
+}
+
 // errTooLarge is the error for a sum that overflows fixed point.
 var errTooLarge = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
 

@@ -168,7 +168,7 @@ func attentionGrad(l *list) error {
 // clearGroups clears the gradients of the queries of groups [from, to), in result 0.
 func (l *list) clearGroups(h *heads, from, to int) error {
 	size, n := h.dtype.Size(), int64(to-from)*h.part()
-	return l.move(size, l.result(0)+address(int64(from)*h.part()*size), 0, dim{int64(h.batch) * int64(h.rows), 0, h.rowQ}, dim{n, 1, 1})
+	return l.move(size, l.result(0)+address(int64(from)*h.part()*size), 0, Dim{int64(h.batch) * int64(h.rows), 0, h.rowQ}, Dim{n, 1, 1})
 }
 
 // attentionDecode updates the cache [B,T,2,NH,D] in place. If the new cache has another place it
@@ -184,7 +184,7 @@ func attentionDecode(l *list) error {
 		return l.errorf(" with heads of %d elements, want at most %d", s[4], maxWidth)
 	}
 	if l.moved(1, 1) {
-		if err := l.move(d.Size(), l.result(1), l.arg(1), dim{cache.Slab.Elems(), 1, 1}); err != nil {
+		if err := l.move(d.Size(), l.result(1), l.arg(1), Dim{cache.Slab.Elems(), 1, 1}); err != nil {
 			return err
 		}
 	}

@@ -55,7 +55,7 @@ func (l *list) eachSequence(end int, do func(s int, first, rows int64)) error {
 	}
 	for i, r := range l.Results {
 		if local[0] == 0 && r.DType == ir.Q64 && !l.Accum[i] {
-			if err := l.move(8, l.result(i), 0, dim{r.Slab.Elems(), 0, 1}); err != nil {
+			if err := l.move(8, l.result(i), 0, Dim{r.Slab.Elems(), 0, 1}); err != nil {
 				return err
 			}
 		}
@@ -122,7 +122,7 @@ func fromFixed(l *list) error {
 		return nil
 	}
 	l.inPlace(ir.Q64.Size(), d.Size(), y, n, scratchMost, convert, func(y, x address, n int64) {
-		if failed := l.move(d.Size(), y, x, dim{n, 1, 1}); err == nil {
+		if failed := l.move(d.Size(), y, x, Dim{n, 1, 1}); err == nil {
 			err = failed
 		}
 	})
@@ -156,7 +156,7 @@ func (l *list) addFixed(term address, add bool) error {
 	case add:
 		l.run("fixed.cu", "add_fixed", ir.F32, blocks(n, 256), block256, 0, y, y, term, n)
 	case y != term:
-		return l.move(8, y, term, dim{n, 1, 1})
+		return l.move(8, y, term, Dim{n, 1, 1})
 	}
 	return nil
 }

@@ -24,7 +24,7 @@ func dropout(l *list) error {
 	slab := l.Results[0].Slab
 	if attr.P == 0 {
 		if l.moved(0, 0) {
-			return l.move(d.Size(), l.result(0), l.arg(0), dim{slab.Elems(), 1, 1})
+			return l.move(d.Size(), l.result(0), l.arg(0), Dim{slab.Elems(), 1, 1})
 		}
 		return nil
 	}
@@ -35,10 +35,10 @@ func dropout(l *list) error {
 	// The rows are those of a folded sequence. The mask is a function of positions, so each run of
 	// consecutive positions has a launch.
 	along := dims[attr.Dim]
-	first -= int64(slab.Offset[attr.Dim]) * along.from
+	first -= int64(slab.Offset[attr.Dim]) * along.From
 	for _, run := range ir.FoldRuns(slab.Global[attr.Dim], attr.Fold, slab.Offset[attr.Dim], slab.Local[attr.Dim]) {
-		dims[attr.Dim].n = int64(run.Len)
-		if err := l.drop(d, dims, first+int64(run.Pos)*along.from, int64(run.Row-slab.Offset[attr.Dim])*along.to); err != nil {
+		dims[attr.Dim].N = int64(run.Len)
+		if err := l.drop(d, dims, first+int64(run.Pos)*along.From, int64(run.Row-slab.Offset[attr.Dim])*along.To); err != nil {
 			return err
 		}
 	}
@@ -47,11 +47,11 @@ func dropout(l *list) error {
 
 // within returns the dimensions of a part as it lies in the whole, and the index in the whole of
 // its first element.
-func within(s ir.Slab) (dims []dim, first int64) {
-	dims = make([]dim, len(s.Local))
+func within(s ir.Slab) (dims []Dim, first int64) {
+	dims = make([]Dim, len(s.Local))
 	whole, part := int64(1), int64(1)
 	for d := len(dims) - 1; d >= 0; d-- {
-		dims[d] = dim{int64(s.Local[d]), whole, part}
+		dims[d] = Dim{int64(s.Local[d]), whole, part}
 		first += int64(s.Offset[d]) * whole
 		whole *= int64(s.Global[d])
 		part *= int64(s.Local[d])
@@ -61,24 +61,24 @@ func within(s ir.Slab) (dims []dim, first int64) {
 
 // drop launches dropout of the elements that dims gives, from index first of the whole and start of
 // the part.
-func (l *list) drop(d ir.DType, dims []dim, first, start int64) error {
+func (l *list) drop(d ir.DType, dims []Dim, first, start int64) error {
 	dims = merged(dims)
 	if len(dims) > 5 {
 		return l.errorf(" of a part with %d runs of dimensions, want at most 5", len(dims))
 	}
-	run := dims[len(dims)-1].n
+	run := dims[len(dims)-1].N
 	runs, args := int64(1), append([]any{l.result(0), l.arg(0)}, l.mask()...)
 	var outer []any
 	for i := range 4 {
-		n := dim{n: 1}
+		n := Dim{N: 1}
 		if at := len(dims) - 2 - i; at >= 0 {
 			n = dims[at]
 		}
-		runs *= n.n
+		runs *= n.N
 		if i < 3 {
-			outer = append(outer, n.n)
+			outer = append(outer, n.N)
 		}
-		outer = append(outer, n.from, n.to)
+		outer = append(outer, n.From, n.To)
 	}
 	args = append(append(args, run, runs, uint64(first), start), outer...)
 	l.run("elementwise.cu", "dropout", d, blocks(runs*((run+3)/4), 256), block256, 0, args...)

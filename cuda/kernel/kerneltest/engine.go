@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/cuda/cudatest"
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/cuda/kernel"
@@ -104,6 +105,18 @@ func (e *Engine) Void(s driver.Stream, flag, x driver.Ptr, elems int64) error {
 	sums := fake.Range{At: x, Bytes: 8 * elems}
 	w := work{name: "void", reads: []fake.Range{{At: flag, Bytes: 8}, sums}, writes: []fake.Range{sums}}
 	w.launches = []kernel.Launch{kernel.Void(e.place(&w, uint64(flag)), e.place(&w, uint64(x)), elems)}
+	return e.run(s, &w)
+}
+
+// Move packs and unpacks what NCCL moves.
+func (e *Engine) Move(s driver.Stream, d ir.DType, to, from driver.Ptr, dims ...kernel.Dim) error {
+	w := work{name: "move"}
+	w.reads, w.writes = cudatest.Runs(d.Size(), to, from, dims)
+	l, err := kernel.Move(d.Size(), e.place(&w, uint64(to)), e.place(&w, uint64(from)), dims...)
+	if err != nil {
+		return err
+	}
+	w.launches = []kernel.Launch{l}
 	return e.run(s, &w)
 }
 

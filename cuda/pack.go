@@ -1,0 +1,281 @@
+package cuda
+
+import (
+	"errors"
+	"slices"
+
+	"github.com/autopar/autopar/cuda/driver"
+	"github.com/autopar/autopar/cuda/kernel"
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime"
+)
+
+// A part of a value that is cut along its first dimension is one run of elements. Cut along another one it is a run
+// for each index of the dimensions before: for each row of a weight whose columns ZeRO shards, for each token where
+// attention's heads are cut. NCCL would need a call for each of them. So a kernel packs the runs one after another in
+// packing memory, and another one unpacks what has come.
+
+// packingBytes is the packing memory of a lane, which is in no plan. Larger values move in several pieces.
+var packingBytes int64 = 32 << 20
+
+// fewRuns is for how many runs calls of their own take no longer than packing, by estimate.
+const fewRuns = 8
+
+// exchange is a collective by NCCL, or a piece of one: what is packed before NCCL's calls and unpacked after them. All
+// ranks make the same exchanges in the same groups.
+type exchange struct {
+	room                 int64 // bytes of packing memory, the same on all ranks
+	before, calls, after func(at driver.Ptr) error
+}
+
+// exchangeAll makes exchanges, as many at a time as packing memory has room for, and one more call beside the last.
+func (l *lane) exchangeAll(all []exchange, more func() error) error {
+	for len(all) > 0 {
+		var group []exchange
+		var places []driver.Ptr
+		for used := int64(0); len(all) > 0 && (used == 0 || used+all[0].room <= packingBytes); all = all[1:] {
+			group, places = append(group, all[0]), append(places, l.packing+driver.Ptr(used))
+			used += (all[0].room + 255) / 256 * 256
+		}
+		each := func(do func(exchange) func(driver.Ptr) error) error {
+			for i, x := range group {
+				if f := do(x); f != nil {
+					if err := f(places[i]); err != nil {
+						return err
+					}
+				}
+			}
+			return nil
+		}
+		if err := each(func(x exchange) func(driver.Ptr) error { return x.before }); err != nil {
+			return err
+		}
+		lib := l.device.backend.nccl
+		if err := lib.GroupStart(); err != nil {
+			return err
+		}
+		err := each(func(x exchange) func(driver.Ptr) error { return x.calls })
+		if err == nil && len(all) == 0 {
+			err = more()
+		}
+		if err = errors.Join(err, lib.GroupEnd()); err != nil { // the group must end even after an error, or the thread's next calls would belong to it
+			return err
+		}
+		if err := each(func(x exchange) func(driver.Ptr) error { return x.after }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// strip is where a part of a value lies in it: count runs of elements, a pitch apart, the first of them at an element.
+type strip struct{ at, run, pitch, count int }
+
+func (s strip) elems() int { return s.run * s.count }
+
+// piece returns the part of a strip in slices lo to hi, of so many in all, of the dimensions that are not cut.
+func (s strip) piece(lo, hi, of int) strip {
+	n := s.count / of
+	return strip{s.at + lo*n*s.pitch, s.run, s.pitch, (hi - lo) * n}
+}
+
+// stripOf returns the strip that dimension d of a part cuts out of a value. ok is false if they differ in another one.
+func stripOf(value, part ir.Slab, d int) (s strip, ok bool) {
+	for i, n := range value.Local {
+		if i != d && (part.Offset[i] > value.Offset[i] || part.Offset[i]+part.Local[i] < value.Offset[i]+n) {
+			return strip{}, false
+		}
+	}
+	outer, inner := int(ir.Elems(value.Local[:d])), int(ir.Elems(value.Local[d+1:]))
+	lo, hi := max(value.Offset[d], part.Offset[d]), min(value.Offset[d]+value.Local[d], part.Offset[d]+part.Local[d])
+	return strip{(lo - value.Offset[d]) * inner, max(0, hi-lo) * inner, value.Local[d] * inner, outer}, true
+}
+
+// pack copies strips of a value to packing memory, one after another. unpack copies them back.
+func (l *lane) pack(d ir.DType, packing, value driver.Ptr, strips []strip) error {
+	return l.copies(strips, func(at int, s strip, dims ...kernel.Dim) error {
+		return l.device.gpu.engine.Move(l.stream, d, packing+driver.Ptr(int64(at)*d.Size()), value+driver.Ptr(int64(s.at)*d.Size()), dims...)
+	})
+}
+
+func (l *lane) unpack(d ir.DType, value, packing driver.Ptr, strips []strip) error {
+	return l.copies(strips, func(at int, s strip, dims ...kernel.Dim) error {
+		for i, x := range dims {
+			dims[i].From, dims[i].To = x.To, x.From
+		}
+		return l.device.gpu.engine.Move(l.stream, d, value+driver.Ptr(int64(s.at)*d.Size()), packing+driver.Ptr(int64(at)*d.Size()), dims...)
+	})
+}
+
+// copies calls do for strips: for each first one of those that are alike and follow each other, with its place among
+// what is packed, and the dimensions in which it and they lie in the value (From) and there (To).
+func (l *lane) copies(strips []strip, do func(at int, s strip, dims ...kernel.Dim) error) error {
+	at := 0
+	for len(strips) > 0 {
+		s, n := strips[0], 1
+		for n < len(strips) && strips[n] == (strip{s.at + n*s.run, s.run, s.pitch, s.count}) {
+			n++
+		}
+		run, size := int64(s.run), int64(s.elems())
+		if size > 0 {
+			if err := do(at, s, kernel.Dim{N: int64(n), From: run, To: size}, kernel.Dim{N: int64(s.count), From: int64(s.pitch), To: run}, kernel.Dim{N: run, From: 1, To: 1}); err != nil {
+				return err
+			}
+		}
+		at, strips = at+n*s.elems(), strips[n:]
+	}
+	return nil
+}
+
+// cuts is how a collective is packed.
+type cuts struct {
+	send, receive []strip // of the rank's operand for each member, of its result from each member
+	slices        int     // of the dimensions before those that are cut
+	bytes         int64   // of a slice in packing memory
+}
+
+// cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if it has few runs, or one
+// slice takes more than packing memory.
+func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
+	if c.Node.Op == ir.OpAllReduce {
+		return cuts{}, false
+	}
+	d, to := c.Attr.Dim, c.Attr.Dim
+	if c.Node.Op == ir.OpAllToAll {
+		to = c.Attr.To
+	}
+	runs, elems := 0, int64(0)
+	for j, of := range c.Members {
+		var send, receive []strip
+		for _, m := range c.Members {
+			var s, r strip
+			regular := [2]bool{true, true}
+			if c.Node.Op != ir.OpAllGather {
+				s, regular[0] = stripOf(of.In.Slab, m.Out.Slab, to)
+			}
+			if c.Node.Op != ir.OpReduceScatter {
+				r, regular[1] = stripOf(of.Out.Slab, m.In.Slab, d)
+			}
+			if regular != [2]bool{true, true} {
+				return cuts{}, false
+			}
+			send, receive, runs = append(send, s), append(receive, r), max(runs, s.count, r.count)
+		}
+		if j == c.Position {
+			cut.send, cut.receive = send, receive
+		}
+		packed := of.In.Slab.Elems() + of.Out.Slab.Elems()
+		if c.Node.Op != ir.OpAllToAll {
+			packed = max(of.In.Slab.Elems(), of.Out.Slab.Elems()) // of the whole value alone
+		}
+		elems = max(elems, packed)
+	}
+	cut.slices = int(ir.Elems(c.Members[0].In.Slab.Local[:min(d, to)]))
+	if runs <= fewRuns || cut.slices == 0 {
+		return cuts{}, false
+	}
+	cut.bytes = elems / int64(cut.slices) * c.Members[0].In.DType.Size()
+	return cut, cut.bytes+pad <= packingBytes
+}
+
+// pad is room for aligning what is received.
+const pad = 16
+
+// packed lists the exchanges of a collective whose parts are packed. There are none if it is not worth it.
+func (l *lane) packed(comm driver.Comm, c *runtime.Collective) (all []exchange) {
+	cut, ok := cutsOf(c)
+	if !ok {
+		return nil
+	}
+	step := min(cut.slices, int((packingBytes-pad)/max(1, cut.bytes)))
+	for lo := 0; lo < cut.slices; lo += step {
+		hi := min(lo+step, cut.slices)
+		x := l.packedPiece(comm, c, cut, lo, hi)
+		x.room = int64(hi-lo)*cut.bytes + pad
+		all = append(all, x)
+	}
+	return all
+}
+
+// packedPiece makes the exchange of some slices.
+func (l *lane) packedPiece(comm driver.Comm, c *runtime.Collective, cut cuts, lo, hi int) exchange {
+	me := c.Members[c.Position]
+	d := me.In.DType
+	piece := func(all []strip) (some []strip, elems []int, sum int) {
+		for _, s := range all {
+			s = s.piece(lo, hi, cut.slices)
+			some, elems, sum = append(some, s), append(elems, s.elems()), sum+s.elems()
+		}
+		return some, elems, sum
+	}
+	at := func(p driver.Ptr, elem int) driver.Ptr { return p + driver.Ptr(int64(elem)*d.Size()) }
+	send, sends, sum := piece(cut.send)
+	receive, receives, _ := piece(cut.receive)
+	pack := func(p driver.Ptr) error { return l.pack(d, p, l.operand(me, 0), send) }
+	unpack := func(p driver.Ptr) error { return l.unpack(d, l.result(me, 0), p, receive) }
+	even := func(elems []int) bool { return slices.Min(elems) == slices.Max(elems) }
+	switch c.Node.Op {
+	case ir.OpReduceScatter:
+		result := l.result(me, lo*cut.send[c.Position].run)
+		return exchange{before: pack, calls: func(p driver.Ptr) error {
+			if even(sends) {
+				return comm.ReduceScatter(p, result, int64(sends[0]), d, c.Attr.Reduce, l.stream)
+			}
+			for root, n := range sends {
+				if n > 0 {
+					var recv driver.Ptr
+					if root == c.Position {
+						recv = result
+					}
+					if err := comm.Reduce(p, recv, int64(n), d, c.Attr.Reduce, root, l.stream); err != nil {
+						return err
+					}
+				}
+				p = at(p, n)
+			}
+			return nil
+		}}
+	case ir.OpAllGather:
+		operand := l.operand(me, lo*cut.receive[c.Position].run)
+		return exchange{after: unpack, calls: func(p driver.Ptr) error {
+			if even(receives) {
+				return comm.AllGather(operand, p, int64(receives[0]), d, l.stream)
+			}
+			for i, n := range receives {
+				if err := l.swap(comm, c, i, operand, receives[c.Position], p, n); err != nil {
+					return err
+				}
+				p = at(p, n)
+			}
+			return nil
+		}}
+	}
+	arrived := (int64(sum)*d.Size() + pad - 1) / pad * pad
+	return exchange{before: pack, after: func(p driver.Ptr) error { return unpack(p + driver.Ptr(arrived)) }, calls: func(p driver.Ptr) error {
+		to := p + driver.Ptr(arrived)
+		for i, n := range receives {
+			if err := l.swap(comm, c, i, p, sends[i], to, n); err != nil {
+				return err
+			}
+			p, to = at(p, sends[i]), at(to, n)
+		}
+		return nil
+	}}
+}
+
+// swap sends elements to a member and receives others from it, unless there are none. The member may be the rank itself.
+func (l *lane) swap(comm driver.Comm, c *runtime.Collective, member int, from driver.Ptr, sends int, to driver.Ptr, receives int) error {
+	d := c.Members[c.Position].In.DType
+	if member == c.Position && receives > 0 {
+		return l.bring(to, from, int64(receives)*d.Size())
+	}
+	if sends > 0 {
+		if err := comm.Send(from, int64(sends), d, member, l.stream); err != nil {
+			return err
+		}
+	}
+	if receives > 0 {
+		return comm.Recv(to, int64(receives), d, member, l.stream)
+	}
+	return nil
+}
