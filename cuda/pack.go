@@ -146,6 +146,9 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 	}
 	runs, elems := 0, int64(0)
 	for j, of := range c.Members {
+		if j != c.Position && c.Node.Op != ir.OpAllToAll {
+			continue // all have the whole value alike
+		}
 		var send, receive []strip
 		for _, m := range c.Members {
 			var s, r strip
