@@ -2,8 +2,10 @@ package train
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -60,4 +62,23 @@ func TestResumeKnowsItsData(t *testing.T) {
 	require.NoError(t, os.WriteFile(manifest, text, 0o644))
 	r, _ = resume(moved, 10, 1)
 	require.Equal(t, 10, r.Steps)
+}
+
+// TestResumeKeepsItsBest: the best validation loss, and the checkpoint that it is of, outlive a change of the batches of an
+// evaluation, and the log says so.
+func TestResumeKeepsItsBest(t *testing.T) {
+	data := textData(t)
+	for change, says := range map[string]bool{"train.eval_iters=5": true, "train.seed=5": true, "batch.global=5": true, "optimizer.weight_decay=0.2": false} {
+		t.Run(change, func(t *testing.T) {
+			out := t.TempDir()
+			done, _ := train(t, tinyConfig(t, data), planOf(1, 1, 1), RunOptions{Out: out, Steps: 7})
+			worse := tinyConfig(t, data, "optimizer.decay_lr=false", "optimizer.learning_rate=0.5", change)
+			r, log := train(t, worse, planOf(1, 1, 1), RunOptions{Out: out, Steps: 12, Resume: true})
+			require.Greater(t, r.Last.Val, done.BestVal)
+			require.Equal(t, done.BestVal, r.BestVal)
+			require.DirExists(t, filepath.Join(out, "ckpt", "step-00000005"))
+			text := fmt.Sprintf("the best validation loss stays %.4f, of step 5, on other batches of the same data\n", done.BestVal)
+			require.Equal(t, says, strings.Contains(log, text), log)
+		})
+	}
 }

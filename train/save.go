@@ -195,6 +195,9 @@ func (r *run) resume(ctx context.Context) error {
 	if text := passedOver(was, r.Config, c.Step); text != "" {
 		r.printf("%s\n", text)
 	}
+	if !math.IsInf(float64(r.result.BestVal), 1) && otherEvaluation(was, r.Config) {
+		r.printf("the best validation loss stays %.4f, of step %d, on other batches of the same data\n", r.result.BestVal, r.bestStep)
+	}
 	for _, file := range slices.Sorted(maps.Keys(others)) {
 		r.printf("changed since: %s was %s, is %s\n", file, others[file], r.contents()[file])
 	}
@@ -216,6 +219,12 @@ func passedOver(was, is *config.Config, step int) string {
 	}
 	return fmt.Sprintf("data.sampling: with batch.global %d, the run goes on at sequence %s of its epochs, not %s: those between are %s",
 		is.Batch.Global, grouped(int64(now)), grouped(int64(before)), what)
+}
+
+// otherEvaluation reports whether a run that continues draws other batches of its data to validate with. The best loss so
+// far then counts all the same, as in nanoGPT: to forget it would be to let go of the checkpoint that it is of.
+func otherEvaluation(was, is *config.Config) bool {
+	return was.Train.Seed != is.Train.Seed || was.Train.EvalIters != is.Train.EvalIters || was.Batch.Global != is.Batch.Global
 }
 
 // otherData lists the data files whose contents differ from those of the checkpoint's run, with
