@@ -63,6 +63,7 @@ type Agent struct {
 // Start is one start of a job, as the host describes it to an agent.
 type Start struct {
 	Number      int    // 0 is the first
+	Restarts    int    // how many starts, up to this one, followed a failure
 	Nodes, Node int    // how many machines take part, and the number of this one among them
 	Addr        string // host:port where rank 0 will listen
 	Brief       []byte // information for all processes of this start

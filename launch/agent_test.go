@@ -145,6 +145,7 @@ func TestAgents(t *testing.T) {
 			}
 			if c.starts >= 0 { // otherwise as many starts as it takes for each rank to fail once
 				require.Len(t, m.starts, c.starts)
+				require.Equal(t, c.starts-1, m.starts[c.starts-1].Restarts)
 			}
 			for _, want := range c.says {
 				require.Contains(t, m.text(), want)
@@ -193,6 +194,7 @@ func TestAgain(t *testing.T) {
 		require.NoError(t, <-end)
 	}
 	require.Len(t, m.starts, 3)
+	require.Zero(t, m.starts[2].Restarts)
 	require.Contains(t, m.text(), "start 2 of 0\n")
 	require.NotContains(t, m.text(), "restart")
 	m.addr, m.script, m.again = freeAddr(t), `exit 7`, 2

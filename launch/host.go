@@ -271,7 +271,7 @@ func (h *host) start(number int) error {
 	if err != nil {
 		return err
 	}
-	of := Start{Number: number, Nodes: len(h.members), Addr: net.JoinHostPort(name, free), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
+	of := Start{Number: number, Restarts: h.restarts, Nodes: len(h.members), Addr: net.JoinHostPort(name, free), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
 	if of.Brief, err = h.Brief(of); err != nil {
 		return err
 	}

@@ -154,6 +154,7 @@ func TestRebalance(t *testing.T) {
 	require.NoError(t, j.Process.Signal(os.Interrupt))
 	requireInterrupted(t, j.Wait())
 	require.Regexp(t, `go on with: autopar launch plan\.json --resume --out balanced --rebalance`, j.output.String())
+	require.Regexp(t, `(?m)^0 restarts, \d+ changes? of plan, goodput `, j.output.String())
 	for _, start := range regexp.MustCompile(`resuming at iteration \d+`).FindAllString(j.output.String(), -1) {
 		require.Contains(t, j.output.String(), strings.Replace(start, "resuming at iteration", "interrupted after", 1)+" iterations, saved in ", "no update is lost")
 	}

@@ -87,7 +87,8 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	}
 	ctx, stdout := con.training(ctx)
 	before := checkpoint.Saved(c.Out)
-	restarts, first, began := 0, 0, time.Now()
+	var last launch.Start
+	first, began := 0, time.Now()
 	if c.Resume {
 		_, first, _ = checkpoint.Newest(c.Out) // without one the ranks refuse
 	}
@@ -102,7 +103,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: stdout, Stderr: con.stderr, Note: con.note,
 		Brief: func(s launch.Start) ([]byte, error) {
-			restarts = s.Number
+			last = s
 			b := brief{Resume: c.Resume || s.Number > 0 && checkpoint.SavedSince(c.Out, before), Balance: next.file()}
 			n := s.Nodes * procs
 			if b.Plan = next.of(con, n); b.Plan == nil && n != ranks {
@@ -129,12 +130,12 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		},
 	}
 	err = agent.Run(ctx)
-	if restarts > 0 {
+	if last.Number > 0 {
 		step := first
 		if checkpoint.SavedSince(c.Out, before) {
 			_, step, _ = checkpoint.Newest(c.Out)
 		}
-		c.goodput(con, restarts, first, step, time.Since(began))
+		c.goodput(con, last, first, step, time.Since(began))
 	}
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
@@ -226,14 +227,18 @@ func (c *launchCmd) done(doc *planner.Document) bool {
 
 // goodput prints which share of the time of a restarted job went into updates that were not lost: those from step first to step
 // last, which is saved.
-func (c *launchCmd) goodput(con *console, restarts, first, last int, took time.Duration) {
+func (c *launchCmd) goodput(con *console, at launch.Start, first, last int, took time.Duration) {
 	updates := max(0, last-first)
 	each, err := train.UpdateTime(c.Out, first)
 	if err != nil {
 		con.note("%v", err)
 		return
 	}
-	con.printf("%s, goodput %s: %s of %s that stay, in %s\n", explain.Count(restarts, "restart"),
+	starts := explain.Count(at.Restarts, "restart")
+	if others := at.Number - at.Restarts; others > 0 {
+		starts += ", " + explain.Count(others, "change") + " of plan"
+	}
+	con.printf("%s, goodput %s: %s of %s that stay, in %s\n", starts,
 		percentText(min(1, float64(updates)*each/took.Seconds())), explain.Count(updates, "update"), explain.Seconds(each), explain.Seconds(took.Seconds()))
 }
 

@@ -408,6 +408,7 @@ func TestLaunchElastic(t *testing.T) {
 	for _, node := range []int{0, 1, 3} {
 		require.NoError(t, jobs[node].Wait(), "%s", &jobs[node].output)
 	}
+	require.Regexp(t, `(?m)^1 restart, 2 changes of plan, goodput `, jobs[0].output.String())
 
 	whole, elastic := w.numbers(t, "whole"), w.numbers(t, "elastic")
 	require.Equal(t, iters, len(whole))
