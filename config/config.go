@@ -35,7 +35,8 @@ type Config struct {
 	origins map[string]strictyaml.Origin
 }
 
-// Data names the token files. Dir holds train.bin and val.bin, little-endian uint16.
+// Data names the token files. Dir holds train.bin and val.bin, little-endian uint16, or uint32 for a vocabulary of more than
+// 65,536.
 type Data struct {
 	Dataset  string `yaml:"dataset" help:"name of the corpus"`
 	Dir      string `yaml:"dir" help:"directory of train.bin, val.bin and meta; empty is data/DATASET"`

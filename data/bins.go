@@ -27,8 +27,8 @@ type Bins struct {
 	VocabSize  int // every id is below it
 }
 
-// OpenBins opens the bins in dir and checks them: sizes are even and hold more
-// than BlockSize ids, and ids are below the vocabulary. The check of ids covers
+// OpenBins opens the bins in dir and checks them: they hold a whole number of ids, more
+// than BlockSize, and ids are below the vocabulary. The check of ids covers
 // the first GiB of a file and a sample of the rest; others are checked as they are read. Errors
 // are *InputError and name the file and the numbers.
 func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
@@ -70,6 +70,7 @@ type Split struct {
 	tokens    int
 	blockSize int
 	vocabSize int
+	width     int    // bytes of an id
 	sum       uint32 // checksum of the ids that openSplit reads: the first GiB, and a sample of the rest
 }
 
@@ -80,18 +81,27 @@ func (s *Split) Contents() string { return fmt.Sprintf("%d tokens, CRC-32 %08x",
 // Tokens is the number of ids in the file.
 func (s *Split) Tokens() int { return s.tokens }
 
-// maxScan is how many ids openSplit checks; more would delay the start of a run.
-const maxScan = 1 << 29
+// maxScan is how many bytes openSplit checks; more would delay the start of a run.
+const maxScan = 1 << 30
 
 // samples is how many stretches of ids openSplit checks beyond those.
 const samples = 256
+
+// idWidth returns how many bytes the ids of a vocabulary have in a bin: those of a uint16, as in nanoGPT's, or of a uint32
+// where that is too small.
+func idWidth(vocabSize int) int {
+	if vocabSize > 1<<16 {
+		return 4
+	}
+	return 2
+}
 
 func openSplit(path string, blockSize, vocabSize int) (*Split, error) {
 	f, err := infile.Open(path)
 	if err != nil {
 		return nil, &InputError{File: path, Detail: "cannot open (`autopar data prepare` writes it)", Err: infile.WithoutPath(err)}
 	}
-	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize}
+	s := &Split{f: f, path: path, blockSize: blockSize, vocabSize: vocabSize, width: idWidth(vocabSize)}
 	if err := s.check(); err != nil {
 		f.Close()
 		return nil, err
@@ -104,44 +114,57 @@ func (s *Split) check() error {
 	if err != nil {
 		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
-	if info.Size()%2 != 0 {
-		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint16 ids: the file is cut short or is not a bin", info.Size())
+	if info.Size()%int64(s.width) != 0 {
+		return inputErrorf(s.path, "%d bytes do not hold a whole number of uint%d ids%s: the file is cut short or is not a bin", info.Size(), 8*s.width, s.wide())
 	}
-	s.tokens = int(info.Size() / 2)
+	s.tokens = int(info.Size() / int64(s.width))
 	if s.tokens <= s.blockSize {
 		return inputErrorf(s.path, "%d ids are too few for block_size %d, which needs at least %d", s.tokens, s.blockSize, s.blockSize+1)
 	}
 	ids := make([]int32, 1<<15)
-	buf := make([]byte, 2*len(ids))
-	step := len(ids)
+	buf := make([]byte, s.width*len(ids))
+	step, scan := len(ids), maxScan/s.width
 	for start := 0; start < s.tokens; start += step {
-		if start >= maxScan { // the rest is sampled
-			step = max(step, (s.tokens-maxScan)/samples)
+		if start >= scan { // the rest is sampled
+			step = max(step, (s.tokens-scan)/samples)
 		}
 		n := min(len(ids), s.tokens-start)
 		if err := s.read(ids[:n], start, buf); err != nil {
 			return err
 		}
-		s.sum = crc32.Update(s.sum, crc32.IEEETable, buf[:2*n])
+		s.sum = crc32.Update(s.sum, crc32.IEEETable, buf[:s.width*n])
 	}
 	return nil
 }
 
-// read reads ids from position start on. buf has two bytes per id.
+// wide says in an error why ids have four bytes, or returns "": a bin does not say how wide its ids are.
+func (s *Split) wide() string {
+	if s.width == 2 {
+		return ""
+	}
+	return fmt.Sprintf(" (ids have 4 bytes, as vocab_size %d is more than 65536)", s.vocabSize)
+}
+
+// read reads ids from position start on. buf has the bytes of as many ids.
 func (s *Split) read(ids []int32, start int, buf []byte) error {
-	buf = buf[:2*len(ids)]
-	if n, err := s.f.ReadAt(buf, 2*int64(start)); n < len(buf) {
+	buf = buf[:s.width*len(ids)]
+	if n, err := s.f.ReadAt(buf, int64(s.width)*int64(start)); n < len(buf) {
 		if errors.Is(err, io.EOF) {
-			return inputErrorf(s.path, "ends at byte %d, but had %d bytes when it was opened", 2*start+n, 2*s.tokens)
+			return inputErrorf(s.path, "ends at byte %d, but had %d bytes when it was opened", s.width*start+n, s.width*s.tokens)
 		}
 		return &InputError{File: s.path, Detail: "cannot read", Err: infile.WithoutPath(err)}
 	}
 	for i := range ids {
-		id := int32(binary.LittleEndian.Uint16(buf[2*i:]))
-		if int(id) >= s.vocabSize {
-			return inputErrorf(s.path, "id %d at byte %d is not below vocab_size %d", id, 2*(start+i), s.vocabSize)
+		var id int64
+		if at := buf[s.width*i:]; s.width == 2 {
+			id = int64(binary.LittleEndian.Uint16(at))
+		} else {
+			id = int64(binary.LittleEndian.Uint32(at))
 		}
-		ids[i] = id
+		if id >= int64(s.vocabSize) {
+			return inputErrorf(s.path, "id %d at byte %d is not below vocab_size %d%s", id, s.width*(start+i), s.vocabSize, s.wide())
+		}
+		ids[i] = int32(id)
 	}
 	return nil
 }

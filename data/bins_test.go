@@ -56,6 +56,56 @@ func TestBinsFill(t *testing.T) {
 	require.EqualError(t, err, "data: "+bins.Train.path+": id 50304 at byte 12 is not below vocab_size 50304")
 }
 
+// Ids of a vocabulary that does not fit uint16 have four bytes, those of the largest that does two.
+func TestWideBins(t *testing.T) {
+	const vocab, block = 128256, 3
+	dir := t.TempDir()
+	wide := func(ids ...uint32) (b []byte) {
+		for _, id := range ids {
+			b = binary.LittleEndian.AppendUint32(b, id)
+		}
+		return b
+	}
+	write := func(name string, content []byte) {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), content, 0o644))
+	}
+	write(TrainFile, wide(1, 128255, 65536, 2, 65535, 0))
+	write(ValFile, wide(70000, 70001, 70002, 70003))
+	write(MetaFile, []byte("\x80\x02}X\x0a\x00\x00\x00vocab_sizeJ\x00\xf5\x01\x00s."))
+	for _, size := range []int{vocab, 0} { // of the model, or of meta.pkl
+		bins, err := OpenBins(dir, BinsOptions{BlockSize: block, VocabSize: size})
+		require.NoError(t, err)
+		require.Equal(t, []int{6, 4, vocab}, []int{bins.Train.Tokens(), bins.Val.Tokens(), bins.VocabSize})
+		ids, targets := make([]int32, 2*block), make([]int32, 2*block)
+		require.NoError(t, bins.Train.Fill(ids, targets, []int{2, 0}))
+		require.Equal(t, []int32{65536, 2, 65535, 1, 128255, 65536}, ids)
+		require.Equal(t, []int32{2, 65535, 0, 128255, 65536, 2}, targets)
+		write(TrainFile, wide(1, 2, 3, 128256, 5, 6))
+		require.EqualError(t, bins.Train.Fill(ids, targets, []int{1, 2}), "data: "+bins.Train.path+
+			": id 128256 at byte 12 is not below vocab_size 128256 (ids have 4 bytes, as vocab_size 128256 is more than 65536)")
+		write(TrainFile, wide(1, 128255, 65536, 2, 65535, 0))
+		require.NoError(t, bins.Close())
+	}
+
+	// Bins of two bytes are refused.
+	for want, ids := range map[string][]uint16{
+		"id 131073 at byte 0 is not below vocab_size 128256 (": {1, 2, 3, 4, 5, 6, 7, 8},
+		"18 bytes do not hold a whole number of uint32 ids (":  {1, 2, 3, 4, 5, 6, 7, 8, 9},
+	} {
+		writeBin(t, filepath.Join(dir, TrainFile), ids...)
+		_, err := OpenBins(dir, BinsOptions{BlockSize: block, VocabSize: vocab})
+		require.ErrorContains(t, err, want+"ids have 4 bytes, as vocab_size 128256 is more than 65536)")
+	}
+	writeBin(t, filepath.Join(dir, TrainFile), counting(8)...)
+	writeBin(t, filepath.Join(dir, ValFile), counting(8)...)
+	bins, err := OpenBins(dir, BinsOptions{BlockSize: block, VocabSize: 65536})
+	require.NoError(t, err)
+	require.Equal(t, 8, bins.Train.Tokens())
+	require.NoError(t, bins.Close())
+	_, err = OpenBins(dir, BinsOptions{BlockSize: block, VocabSize: 65537})
+	require.ErrorContains(t, err, "id 196610 at byte 4 is not below vocab_size 65537 (ids have 4 bytes")
+}
+
 func TestOpenBinsErrors(t *testing.T) {
 	meta := appendMeta(nil, []rune("abcde"))
 	for name, c := range map[string]struct {
@@ -92,6 +142,7 @@ func TestOpenBinsErrors(t *testing.T) {
 func FuzzOpenBins(f *testing.F) {
 	f.Add([]byte("\x00\x00\x01\x00\x02\x00"), 2, 3)
 	f.Add([]byte("\x00"), 1, 65)
+	f.Add([]byte("\x00\x00\x01\x00\x02\x00\x00\x00"), 1, 70000)
 	f.Fuzz(func(t *testing.T, content []byte, block, vocab int) {
 		dir := t.TempDir()
 		for _, name := range []string{TrainFile, ValFile} {
@@ -107,7 +158,14 @@ func FuzzOpenBins(f *testing.F) {
 		ids, targets := make([]int32, block), make([]int32, block)
 		last := bins.Val.Tokens() - block - 1
 		require.NoError(t, bins.Val.Fill(ids, targets, []int{last}))
-		require.EqualValues(t, binary.LittleEndian.Uint16(content[2*last:]), ids[0])
-		require.EqualValues(t, binary.LittleEndian.Uint16(content[len(content)-2:]), targets[block-1])
+		id := func(at []byte) int {
+			if bins.VocabSize > 1<<16 {
+				return int(binary.LittleEndian.Uint32(at))
+			}
+			return int(binary.LittleEndian.Uint16(at))
+		}
+		width := len(content) / bins.Val.Tokens()
+		require.EqualValues(t, id(content[width*last:]), ids[0])
+		require.EqualValues(t, id(content[len(content)-width:]), targets[block-1])
 	})
 }

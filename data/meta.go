@@ -18,6 +18,9 @@ type Meta struct {
 	Symbols []rune
 }
 
+// maxVocab is larger than any vocabulary.
+const maxVocab = 1 << 24
+
 // maxMetaSize bounds meta.pkl: 65,536 symbols in both tables, with room.
 const maxMetaSize = 4 << 20
 
@@ -56,8 +59,8 @@ func parseMeta(b []byte) (*Meta, error) {
 	if !ok {
 		return nil, fmt.Errorf("no integer 'vocab_size'")
 	}
-	if size < 1 || size > 1<<16 {
-		return nil, fmt.Errorf("vocab_size %d is not in [1, 65536]", size)
+	if size < 1 || size > maxVocab {
+		return nil, fmt.Errorf("vocab_size %d is not in [1, %d]", size, maxVocab)
 	}
 	meta := &Meta{VocabSize: int(size)}
 	itos, okI := d["itos"].(pickle.Dict)
@@ -67,6 +70,9 @@ func parseMeta(b []byte) (*Meta, error) {
 	}
 	if len(itos) != meta.VocabSize || len(stoi) != meta.VocabSize {
 		return nil, fmt.Errorf("vocab_size is %d, but itos has %d entries and stoi %d", size, len(itos), len(stoi))
+	}
+	if size > 1<<16 {
+		return nil, fmt.Errorf("%d symbols are too many, want at most 65536", size)
 	}
 	meta.Symbols = make([]rune, size)
 	for id := range meta.Symbols {

@@ -87,6 +87,7 @@ func TestMetaErrors(t *testing.T) {
 		"huge string":   {[]byte("\x80\x02X\xff\xff\xff\xffa."), "is cut short"},
 		"no memo":       {[]byte("\x80\x02}h\x07."), "nothing is stored at index 7"},
 		"no mark":       {[]byte("\x80\x02}u."), "no mark on the stack"},
+		"too large":     {[]byte("\x80\x02}X\x0a\x00\x00\x00vocab_sizeJ\x01\x00\x00\x01s."), "vocab_size 16777217 is not in [1, 16777216]"},
 		"size mismatch": {edit(2, 3, 1), "vocab_size is 3, but itos has 2 entries and stoi 2"},
 		"inconsistent":  {edit('b', 'c', 1), `itos[1] is "c", but stoi["c"] is None`},
 		"wrong way":     {bytes.Replace(ab, []byte("J\x01\x00\x00\x00uu"), []byte("J\x00\x00\x00\x00uu"), 1), `itos[1] is "b", but stoi["b"] is 0`},

@@ -124,7 +124,7 @@ func (s *Split) Fill(ids, targets []int32, starts []int) error {
 	if len(ids) != len(starts)*n || len(targets) != len(ids) {
 		panic(fmt.Sprintf("BUG: data: %d ids and %d targets for %d rows of %d tokens", len(ids), len(targets), len(starts), n))
 	}
-	row, buf := make([]int32, n+1), make([]byte, 2*(n+1))
+	row, buf := make([]int32, n+1), make([]byte, s.width*(n+1))
 	for i, start := range starts {
 		if start < 0 || start+n >= s.tokens {
 			panic(fmt.Sprintf("BUG: data: start %d in %s of %d tokens, block_size %d", start, s.path, s.tokens, n))

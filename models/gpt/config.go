@@ -17,7 +17,7 @@ type Config struct {
 	NHead         int     `yaml:"n_head" help:"attention heads (NH)"`
 	NEmbd         int     `yaml:"n_embd" help:"width of the residual stream (C), divides by n_head"`
 	BlockSize     int     `yaml:"block_size" help:"context length in tokens (T)"`
-	VocabSize     int     `yaml:"vocab_size" help:"symbols (V); of more than 65536 data files, which hold uint16, can name only the first"`
+	VocabSize     int     `yaml:"vocab_size" help:"symbols (V); data files hold uint16, or uint32 if there are more than 65536"`
 	Dropout       float64 `yaml:"dropout" help:"probability of dropping, at all four sites"`
 	Bias          bool    `yaml:"bias" help:"biases in every linear and LayerNorm (RMSNorm has none)"`
 	NKVHead       int     `yaml:"n_kv_head" help:"key and value heads, a divisor of n_head whose heads share them in groups; 0 is n_head, 1 is multi-query"`
