@@ -2,14 +2,22 @@ package train
 
 import (
 	"encoding/binary"
+	"encoding/json"
+	"fmt"
 	"math"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
+	"github.com/autopar/autopar/partition"
 )
 
 // referenceReader reads whole weights from PyTorch's file of a Llama, which is not a GPT-2 file.
@@ -78,4 +86,86 @@ func TestLlamaOfTransformers(t *testing.T) {
 	for i, id := range want {
 		require.Equal(t, int(id), got[len(prompt)+i], "token %d", i)
 	}
+}
+
+// TestTrainsAsTransformers: from weights that transformers saved, a Llama is trained to the same weights as by PyTorch, in the
+// same steps: whole and by adapters as peft's, under several plans. See testdata/oracle/README.md.
+func TestTrainsAsTransformers(t *testing.T) {
+	const dir = "../testdata/oracle/training/"
+	text, err := os.ReadFile(dir + "training.json")
+	require.NoError(t, err)
+	type training struct {
+		Val    float32   `json:"val_loss"`
+		Losses []float32 `json:"losses"`
+		Norms  []float32 `json:"grad_norms"`
+	}
+	var oracle struct {
+		Config   string   `json:"config"`
+		Adapters []string `json:"adapters"`
+		Train    []uint16 `json:"train"`
+		Val      []uint16 `json:"val"`
+		Whole    training `json:"whole"`
+		Adapted  training `json:"adapted"`
+	}
+	require.NoError(t, json.Unmarshal(text, &oracle))
+	bins := t.TempDir()
+	for name, ids := range map[string][]uint16{data.TrainFile: oracle.Train, data.ValFile: oracle.Val} {
+		bin, err := binary.Append(nil, binary.LittleEndian, ids)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(bins, name), bin, 0o644))
+	}
+	split := []partition.Placement{
+		{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
+		{Match: `h\.[0-9]+\.attn\.c_proj\.(weight|lora\.a)`, Spec: "[_,_,tp,_]"},
+		{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,tp,_]"},
+		{Match: `h\.[0-9]+\.mlp\.c_proj\.(weight|lora\.a)`, Spec: "[_,tp]"},
+		{Match: `lm_head\.weight`, Spec: "[tp,_]"},
+	}
+	for _, d := range [][4]int{{1, 1, 1, 0}, {3, 1, 1, 3}, {1, 2, 1, 0}, {1, 1, 2, 0}, {2, 2, 2, 1}} { // dp, tp, pp, ZeRO
+		for kind, want := range map[string]training{"whole": oracle.Whole, "adapted": oracle.Adapted} {
+			t.Run(fmt.Sprint(kind, " under ", d), func(t *testing.T) {
+				overrides := []string{"data.dir=" + bins}
+				if kind == "adapted" {
+					overrides = append(overrides, oracle.Adapters...)
+				}
+				cfg, err := config.Parse("training.yaml", []byte(oracle.Config), overrides)
+				require.NoError(t, err)
+				plan := planOf(d[0], d[1], d[2])
+				plan.ZeRO, plan.SequenceParallel, plan.Placements = d[3], d[1] > 1, split
+				out := t.TempDir()
+				r, _ := train(t, cfg, plan, RunOptions{Out: out, InitFrom: dir + "model.safetensors"})
+				require.InDelta(t, want.Val, r.Last.Val, 2e-6)
+				steps, _ := readMetrics(t, out)
+				require.Len(t, steps, len(want.Losses))
+				for it, loss := range want.Losses {
+					require.InDelta(t, loss, steps[it].Loss, 3e-6, "loss of iteration %d", it)
+					require.InEpsilon(t, want.Norms[it], steps[it].GradNorm, 3e-5, "gradient norm of iteration %d", it)
+				}
+
+				file := filepath.Join(out, "model.safetensors")
+				require.NoError(t, checkpoint.ExportWeights(file, open(t, out), cfg.Model, gpt.Llama))
+				got, weights := floatsOf(t, file), floatsOf(t, dir+kind+".safetensors")
+				require.Len(t, got, len(weights))
+				for name, values := range weights {
+					require.InDeltaSlice(t, values, got[name], 1e-5, name)
+				}
+			})
+		}
+	}
+}
+
+// floatsOf reads a safetensors file.
+func floatsOf(t *testing.T, path string) map[string][]float32 {
+	t.Helper()
+	f, err := safetensors.Open(path)
+	require.NoError(t, err)
+	defer f.Close()
+	all := map[string][]float32{}
+	for _, name := range f.Names() {
+		x, err := f.Tensor(name)
+		require.NoError(t, err)
+		all[name], err = x.Float32s()
+		require.NoError(t, err)
+	}
+	return all
 }
