@@ -225,8 +225,8 @@ func (w *Weights) check() error {
 
 // checkStated compares the model with what the tensors do not show, if the file states it: the
 // number of heads, and in a file of [ExportWeights] the activation. HuggingFace's config.json says
-// tanh, whereas nanoGPT takes the exact GELU. Of a Llama it is the number of heads and the base of
-// the angles.
+// tanh, whereas nanoGPT takes the exact GELU. If it says of its GPT-2 what no model here computes,
+// it is refused. Of a Llama it is the number of heads and the base of the angles.
 func (w *Weights) checkStated() error {
 	if w.layout == gpt.Llama {
 		return w.checkLlama()
@@ -234,7 +234,8 @@ func (w *Weights) checkStated() error {
 	meta := w.file.Metadata()
 	stated := w.cfg
 	if _, err := w.heads(&stated); err != nil {
-		if _, said := meta["n_head"]; said {
+		_, said := meta["n_head"]
+		if _, missing := os.Stat(w.besideConfig()); said || w.layout == gpt.GPT2 && missing == nil {
 			return err
 		}
 		return nil

@@ -176,6 +176,12 @@ func TestForeignFiles(t *testing.T) {
 	other.NHead = 4
 	_, err = OpenWeights(path, other)
 	require.ErrorContains(t, err, "is of a model with n_head 3, not 4")
+	for _, not := range []string{`"layer_norm_epsilon": 1e-6`, `"scale_attn_by_inverse_layer_idx": true`, `"activation_function": "relu"`, `"model_type": "gptj"`} {
+		beside := filepath.Join(filepath.Dir(path), "config.json")
+		require.NoError(t, os.WriteFile(beside, []byte(`{"n_layer": 2, "n_head": 3, `+not+`}`), 0o644))
+		_, err = OpenWeights(path, tinyModel())
+		require.ErrorContains(t, err, beside+":1: "+strings.Split(not, `"`)[1])
+	}
 }
 
 // TestWrappedModels: DistributedDataParallel and torch.compile put a word before every name.
