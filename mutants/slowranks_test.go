@@ -69,6 +69,11 @@ func inSlowRanks() []mutant {
 		old:  "case !again && (h.Again == nil || !h.Again()):", new: "case !again:",
 		pkg: "./launch", run: "^TestAgain$",
 	}, {
+		bug:  "a job says that it was restarted where nothing had failed",
+		file: "launch/host.go",
+		old:  "Restarts: h.restarts,", new: "Restarts: number,",
+		pkg: "./launch", run: "^TestAgain$",
+	}, {
 		bug: "another rank has the slow one's share", how: "ranks have their shares in the order of the mesh",
 		file: "partition/shares.go",
 		old:  "return cmp.Compare(p.BatchShares[b], p.BatchShares[a]) })\n\treturn order", new: "return 0 })\n\treturn order",
