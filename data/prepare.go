@@ -63,8 +63,8 @@ type Prepared struct {
 // train; the rest validates.
 //
 // The text is read twice and never held whole. The files appear when all are
-// complete. A text that is empty, too short for any block size, is not UTF-8 or
-// has more than 65,536 different characters is an *InputError.
+// complete. A text that is empty or one character, is not UTF-8 or has more than
+// 65,536 different characters is an *InputError.
 func Prepare(ctx context.Context, corpus Corpus, encoding Encoding, dir string) (*Prepared, error) {
 	p := &Prepared{Corpus: corpus, Encoding: encoding, Dir: dir}
 	symbols, err := p.survey(ctx)
@@ -199,9 +199,8 @@ func (p *Prepared) write(ctx context.Context, encode func(emit func(id int) erro
 			return err
 		}
 	}
-	if min(p.TrainTokens, p.ValTokens) < 2 {
-		return inputErrorf(p.Corpus.Source, "the text is too short: its %d characters are %d tokens to train on and %d to validate with, and even block_size 1 needs 2 of each",
-			p.Characters, p.TrainTokens, p.ValTokens)
+	if p.TrainTokens == 0 {
+		return inputErrorf(p.Corpus.Source, "the text is too short: its one character validates, which leaves nothing to train on")
 	}
 	return commit(p.Dir, files)
 }

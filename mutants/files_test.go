@@ -298,10 +298,10 @@ func inFiles() []mutant {
 		old:  "if vocabSize > 1<<16 {", new: "if vocabSize > 1<<24 {",
 		pkg: "./data", run: "^TestWideBins$",
 	}, {
-		bug:  "a text makes bins that no run can open",
+		bug:  "a text makes a bin without ids",
 		file: "data/prepare.go",
-		old:  "min(p.TrainTokens, p.ValTokens) < 2 {", new: "min(p.TrainTokens, p.ValTokens) < 1 {",
-		pkg: "./data", run: "^TestPrepareRefusesShortText$",
+		old:  "if p.TrainTokens == 0 {", new: "if p.TrainTokens < 0 {",
+		pkg: "./data", run: "^TestPrepareRefusesBadText$",
 	}, {
 		bug:  "merged adapters weigh otherwise than in training",
 		file: "models/gpt/lora.go",
