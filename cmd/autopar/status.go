@@ -21,6 +21,7 @@ import (
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/galvatron"
+	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/train"
 )
 
@@ -68,7 +69,7 @@ func blamesInput(err error) bool {
 	for _, blames := range []func(error) bool{
 		is[*kong.ParseError], is[*usageError], is[*config.Error], is[*gpt.ConfigError], is[*data.InputError], is[*train.InputError],
 		is[*cost.Error], is[*cost.FieldError], is[*measured.Error], is[*galvatron.FileError], is[*checkpoint.Error], is[*export.Error],
-		is[*planner.OptionError], is[*planner.DocumentError], is[*planner.CertificateError], is[*partition.PlanError],
+		is[*sim.LongError], is[*planner.OptionError], is[*planner.DocumentError], is[*planner.CertificateError], is[*partition.PlanError],
 		is[*cuda.DeviceError], is[*driver.MissingError],
 	} {
 		if blames(err) {

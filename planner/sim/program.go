@@ -3,6 +3,7 @@ package sim
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
@@ -60,7 +61,8 @@ type Span struct {
 
 // Run simulates one step of a program on a cluster. It is deterministic. Ranks at positions of the mesh that every
 // axis cuts alike have the same work, as do the ranks that they meet, so they do everything at the same times: one of
-// them is simulated for all. It fails if the cluster cannot hold the plan, or if ranks wait for each other forever.
+// them is simulated for all. It fails if the cluster cannot hold the plan, if ranks wait for each other forever, and
+// with a *LongError if the step may take longer than can be counted.
 func Run(prog *codegen.Program, c *cost.Cluster, opts Options) (*Timeline, error) {
 	return run(prog, c, opts, alike)
 }
@@ -93,6 +95,9 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 	if err := b.build(); err != nil {
 		return nil, err
 	}
+	if err := b.countable(c); err != nil {
+		return nil, err
+	}
 	line := &Timeline{Ranks: make([]Rank, len(prog.Schedules))}
 	if opts.Spans {
 		b.recordSpans(line, opts.Only)
@@ -117,6 +122,47 @@ func run(prog *codegen.Program, c *cost.Cluster, opts Options, alike func(*codeg
 		sortSpans(line.Spans)
 	}
 	return line, nil
+}
+
+// LongError is a step that may take longer than [cost.Picoseconds] count.
+type LongError struct {
+	Cluster string
+	Days    float64 // that the ranks of all stages are busy, one after another
+}
+
+func (e *LongError) Error() string {
+	return fmt.Sprintf("sim: the stages of a step are busy for %.3g days on cluster %s: longer than can be counted", e.Days, e.Cluster)
+}
+
+// countable refuses a step that may take longer than can be counted. At any time of a step a rank of some stage is busy, and
+// ranks of a stage do nearly the same. So the step ends within twice the sum over stages of what their busiest rank does.
+func (b *builder) countable(c *cost.Cluster) error {
+	const day = 24 * 3600 * 1e12
+	busy := map[*body]float64{}
+	stages := make([]float64, len(b.prog.Stages))
+	for p, used := range b.used {
+		sum := 0.0
+		for _, x := range used {
+			if _, known := busy[x]; !known {
+				for i := range x.ops {
+					for _, t := range x.ops[i].times {
+						busy[x] += float64(t)
+					}
+				}
+			}
+			sum += busy[x]
+		}
+		stage := b.prog.Schedules[b.ranks[p]].Stage
+		stages[stage] = max(stages[stage], sum)
+	}
+	days := 0.0
+	for _, sum := range stages {
+		days += sum / day
+	}
+	if 2*days*day >= math.MaxInt64 {
+		return &LongError{c.Name, days}
+	}
+	return nil
 }
 
 // recordSpans has the simulation record in a timeline when every instruction ran, on the ranks in only, or on all if it
