@@ -63,11 +63,48 @@ func (p *parser) consistent(r *Row) {
 	if flops := r.flops() / float64(r.GPUs); flops > 3600*1e15 {
 		refuse("global_batch", "is %d sequences, in a step %.1e FLOPs of a GPU: beyond what can be priced", r.GlobalBatch, flops)
 	}
+	if p.err != nil {
+		return
+	}
+	const day = 24 * 3600
+	if c, err := r.Cluster(); err == nil && r.slowest(c) > day {
+		refuse("global_batch", "is %d sequences, in a step roughly %.1e s on cluster %s with its links: beyond what can be priced", r.GlobalBatch, r.slowest(c), c.Name)
+	}
+}
+
+// slowest is roughly how many seconds a step takes at most, without recomputation: what GPUs compute, and what they exchange if
+// all of it goes over the slowest link.
+func (r *Row) slowest(c *cost.Cluster) float64 {
+	peak := slices.Max(slices.Collect(maps.Values(c.Device.FLOPS)))
+	link := c.IntraNode.Bandwidth * c.IntraNode.Efficiency
+	if r.GPUs > r.GPUsPerNode {
+		link = min(link, c.InterNode.Bandwidth*c.InterNode.Efficiency)
+	}
+	tokens, steps := float64(r.GlobalBatch)/float64(r.DP)*float64(r.SeqLen), 1.0
+	if r.ZeRO == 3 { // which gathers weights for every micro-batch
+		steps = float64(r.GlobalBatch) / float64(r.DP*max(1, r.MicroBatch))
+	}
+	exchanged := 12 * steps * r.weights()
+	if r.TP*r.CP > 1 {
+		exchanged += 16 * tokens * float64(r.Layers) * float64(r.Hidden)
+	}
+	if r.PP > 1 {
+		exchanged += 4 * tokens * float64(r.Hidden) * float64(r.VirtualStages)
+	}
+	if r.GPUs == 1 {
+		exchanged = 0
+	}
+	return r.flops()/float64(r.GPUs)/(peak*c.Device.Efficiency.Matmul) + exchanged/link
 }
 
 // flops is roughly the number of floating-point operations of a step, without recomputation.
 func (r *Row) flops() float64 {
-	layers, hidden, tokens := float64(r.Layers), float64(r.Hidden), float64(r.SeqLen)
-	weights := layers*hidden*(4*hidden+3*float64(r.FFN)) + hidden*float64(r.Vocab)
-	return 6 * float64(r.GlobalBatch) * tokens * (weights + layers*hidden*tokens)
+	tokens := float64(r.SeqLen)
+	return 6 * float64(r.GlobalBatch) * tokens * (r.weights() + float64(r.Layers)*float64(r.Hidden)*tokens)
+}
+
+// weights is roughly the number of weights.
+func (r *Row) weights() float64 {
+	layers, hidden := float64(r.Layers), float64(r.Hidden)
+	return layers*hidden*(4*hidden+3*float64(r.FFN)) + hidden*float64(r.Vocab)
 }

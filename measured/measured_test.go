@@ -61,6 +61,39 @@ func scheduled(word, row string) string {
 	return strings.Replace(header, "framework", "schedule", 1) + row[:strings.LastIndex(row, ",")+1] + word + "\n"
 }
 
+// named returns a table of gptRow with a word in a column in place of the framework.
+func named(column, word string) string {
+	return strings.Replace(header, "framework", column, 1) + strings.Replace(gptRow, "torchtitan", word, 1)
+}
+
+// TestLongSteps: rows whose step is too long to price are refused, on clusters of the caller too.
+func TestLongSteps(t *testing.T) {
+	of := func(set func(*cost.Cluster)) error {
+		own, err := cost.Load("a100-80g")
+		require.NoError(t, err)
+		set(own)
+		rows, err := Read("t.csv", strings.NewReader(header+gptRow), own)
+		if err == nil {
+			Evaluate(rows, nil)
+		}
+		return err
+	}
+	const want = "t.csv:2: global_batch: is 16 sequences, in a step roughly "
+	require.NoError(t, of(func(*cost.Cluster) {}))
+	require.ErrorContains(t, of(func(c *cost.Cluster) { c.IntraNode.Bandwidth = 1000 }), want)
+	require.ErrorContains(t, of(func(c *cost.Cluster) { c.Device.FLOPS = map[string]float64{"f32": 1e6, "bf16": 1e6} }), want)
+
+	slow := strings.Replace(header, "framework", "inter_node_gb_s_per_gpu", 1)
+	_, err := Read("t.csv", strings.NewReader(slow+strings.NewReplacer("SXM,4,8", "SXM,4,2", "torchtitan", "1e-6").Replace(gptRow)))
+	require.ErrorContains(t, err, want)
+}
+
+// TestColumnsWithoutNames: spreadsheets write them beside a table, with nothing in them.
+func TestColumnsWithoutNames(t *testing.T) {
+	rows := read(t, strings.Replace(header, "\n", ",,\n", 1)+strings.Replace(gptRow, "\n", ",,\n", 1))
+	require.Equal(t, read(t, header+gptRow), rows)
+}
+
 // TestOwnCluster: exactly the rows with the device of the caller's own cluster are predicted on it.
 func TestOwnCluster(t *testing.T) {
 	own, err := cost.Load("a100-80g")
@@ -118,6 +151,9 @@ func TestReadRefuses(t *testing.T) {
 		{"no GPUs", header + strings.Replace(gptRow, "SXM,4", "SXM,0", 1), `t.csv:2: n_gpus: is "0", want a count of 1 to 1073741824`},
 		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
 		{"timed without memory", strings.Replace(header, "framework", "fits", 1) + strings.Replace(gptRow, "torchtitan", "0", 1), "t.csv:2: fits: is 0, but step_time_s is 0.5: what was timed ran"},
+		{"slow network", named("inter_node_gb_s_per_gpu", "1e-9"), `t.csv:2: inter_node_gb_s_per_gpu: is "1e-9", want 1e-6 (1,000 bytes/s) at least`},
+		{"type of gradients", named("grad_reduce_dtype", "float32"), `t.csv:2: grad_reduce_dtype: is "float32", want one of fp32, bf16, fp16, fp8; did you mean fp32?`},
+		{"confidence", named("confidence", "Low"), `t.csv:2: confidence: is "Low", want one of high, medium, low; did you mean low?`},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
 		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
 	} {

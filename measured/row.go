@@ -125,6 +125,9 @@ func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	at := map[string]int{}
 	for i, name := range header {
 		name = strings.TrimPrefix(name, "\ufeff")
+		if name == "" { // spreadsheets write such columns beside the table
+			continue
+		}
 		if _, twice := at[name]; twice {
 			return nil, &Error{File: file, Line: 1, Column: name, Msg: "is there twice"}
 		}
@@ -204,17 +207,17 @@ func (p *parser) row() Row {
 		Layers: p.count("n_layers"), Hidden: p.count("hidden_size"), Heads: p.count("n_heads"), KVHeads: p.count("n_kv_heads"),
 		FFN: p.count("ffn_hidden_size"), Vocab: p.count("vocab_size"), SeqLen: p.count("seq_len"),
 		Gated: p.flag("ffn_gated"), Tied: p.flag("tied_embeddings"),
-		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: 1e9 * p.number("inter_node_gb_s_per_gpu"),
+		GPU: p.text("gpu"), GPUs: p.count("n_gpus"), GPUsPerNode: p.count("gpus_per_node"), Network: p.network(),
 		TP: p.count("tp"), PP: p.count("pp"), VirtualStages: max(1, p.atLeast("vpp", 0)), CP: p.count("cp"), DP: p.count("dp"), Experts: p.atLeast("ep", 0),
-		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.schedule(),
+		SequenceParallel: p.flag("sequence_parallel"), Schedule: p.optional("schedule", "none", "1f1b", "interleaved_1f1b", "unstated"),
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
-		GradDType:       p.text("grad_reduce_dtype"),
+		GradDType:       p.optional("grad_reduce_dtype", "fp32", "bf16", "fp16", "fp8"),
 		FlashAttention:  flash > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
 		FlashAttention2: flash > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
 		FusedNorm: strings.Contains(p.text("attention_kernel")+p.text("note"), "RMS kernel"), RecomputeNote: p.text("recompute_note"), Note: p.text("note"),
-		StepSeconds: p.number("step_time_s"), Peak: p.peak(), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.text("confidence"),
+		StepSeconds: p.number("step_time_s"), Peak: p.peak(), PeakKind: p.text("peak_mem_kind"), Kernels: p.text("attention_kernel"), Confidence: p.optional("confidence", "high", "medium", "low"),
 	}
 	if p.text("fits") != "" {
 		fits := p.flag("fits")
@@ -286,6 +289,16 @@ func (p *parser) number(column string) float64 {
 	return f
 }
 
+// network returns the rate between nodes in bytes/s, or 0 if it is not stated. No cluster has less than 1,000 bytes/s.
+func (p *parser) network() float64 {
+	const column = "inter_node_gb_s_per_gpu"
+	f := p.number(column)
+	if p.err == nil && f > 0 && f < 1e-6 {
+		p.refuse(column, fmt.Sprintf("is %q, want 1e-6 (1,000 bytes/s) at least", p.text(column)))
+	}
+	return 1e9 * f
+}
+
 // peak returns the published peak memory in bytes. nvidia-smi prints MiB, and sources that give gigabytes from it mean 1000
 // MiB.
 func (p *parser) peak() float64 {
@@ -308,12 +321,12 @@ func (p *parser) flag(column string) bool {
 	}
 }
 
-// schedule returns the schedule of a pipeline, or "" if the table does not state it.
-func (p *parser) schedule() string {
-	if p.text("schedule") == "" {
+// optional returns one of a few words, or "" if the table does not state it.
+func (p *parser) optional(column string, words ...string) string {
+	if p.text(column) == "" {
 		return ""
 	}
-	return p.word("schedule", "none", "1f1b", "interleaved_1f1b", "unstated")
+	return p.word(column, words...)
 }
 
 func (p *parser) word(column string, words ...string) string {
