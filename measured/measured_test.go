@@ -115,6 +115,22 @@ func TestOwnCluster(t *testing.T) {
 	require.Equal(t, builtin[0].PredictedSeconds, got[0].PredictedSeconds)
 }
 
+// TestNodesOfLevels: the nodes and the network of a row count on clusters whose network is described by levels too.
+func TestNodesOfLevels(t *testing.T) {
+	table := strings.Replace(header, "framework", "inter_node_gb_s_per_gpu", 1)
+	seconds := func(perNode, network string) float64 {
+		row := strings.NewReplacer("A100-80GB-SXM,4,8", "V100-16GB-SXM2,4,"+perNode, "bf16", "fp16", "torchtitan", network).Replace(gptRow)
+		outcomes, skipped := Evaluate(read(t, table+row), nil)
+		require.Empty(t, skipped)
+		return outcomes[0].PredictedSeconds
+	}
+	require.Greater(t, seconds("2", ""), seconds("8", ""))
+	require.Greater(t, seconds("2", "0.39"), seconds("2", ""))
+	require.Greater(t, seconds("1", "0.39"), seconds("2", "0.39"))
+	require.Equal(t, seconds("2", "1.5625"), seconds("2", "")) // is what the built-in cluster has
+	require.Equal(t, seconds("8", "0.39"), seconds("8", ""))   // within a node
+}
+
 func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "t.csv: is empty"},

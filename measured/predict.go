@@ -122,12 +122,7 @@ func (r *Row) equipped(base *cost.Cluster) *cost.Cluster {
 
 // onto returns a cluster with the row's nodes and network.
 func (r *Row) onto(base *cost.Cluster) *cost.Cluster {
-	c := *base
-	c.DevicesPerNode = r.GPUsPerNode
-	if r.Network > 0 {
-		c.InterNode.Bandwidth = r.Network
-	}
-	return &c
+	return base.Resized(r.GPUsPerNode, r.Network)
 }
 
 // graph traces a training step of the row's model.

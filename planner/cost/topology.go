@@ -543,13 +543,47 @@ func (c *Cluster) validateNetwork() error {
 	return nil
 }
 
-// deriveNode sets DevicesPerNode, IntraNode and InterNode from the levels: from the level called node, or else the
-// last but one, and the level around it.
-func (c *Cluster) deriveNode() {
-	at := slices.IndexFunc(c.Levels, func(l Level) bool { return l.Name == nodeLevel })
-	if at < 0 {
-		at = max(0, len(c.Levels)-2)
+// Resized returns the cluster with so many devices in a node, and so many bytes/s for each of them between nodes; 0 leaves
+// that as it is. Of levels inside a node and around it, those stay that still divide or hold it.
+func (c *Cluster) Resized(perNode int, network float64) *Cluster {
+	r := *c
+	if len(c.Levels) == 0 {
+		r.DevicesPerNode = perNode
+		if network > 0 {
+			r.InterNode.Bandwidth = network
+		}
+		return &r
 	}
+	at := c.nodeAt()
+	r.Levels = nil
+	for i, l := range c.Levels {
+		last := i == len(c.Levels)-1 // it has all devices
+		switch {
+		case i == at && !last:
+			l.Devices = perNode
+		case i < at && (l.Devices >= perNode || perNode%l.Devices != 0), i > at && !last && (l.Devices <= perNode || l.Devices%perNode != 0):
+			continue
+		}
+		if i > at && network > 0 && r.Levels[len(r.Levels)-1].Name == c.Levels[at].Name {
+			l.Bandwidth = network
+		}
+		r.Levels = append(r.Levels, l)
+	}
+	r.deriveNode()
+	return &r
+}
+
+// nodeAt is the index of the level whose units are nodes: the level called node, or else the last but one.
+func (c *Cluster) nodeAt() int {
+	if at := slices.IndexFunc(c.Levels, func(l Level) bool { return l.Name == nodeLevel }); at >= 0 {
+		return at
+	}
+	return max(0, len(c.Levels)-2)
+}
+
+// deriveNode sets DevicesPerNode, IntraNode and InterNode from the levels: from that of nodes, and the level around it.
+func (c *Cluster) deriveNode() {
+	at := c.nodeAt()
 	link := func(i int) Link {
 		l := c.Levels[min(i, len(c.Levels)-1)]
 		return Link{l.Bandwidth, l.Efficiency, l.Latency}

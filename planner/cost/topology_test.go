@@ -310,3 +310,31 @@ func TestTransferOfTheSlowestPair(t *testing.T) {
 	require.InDelta(t, float64(21*us/2), float64(m.Transfer(1e3, m.route(0, 1))), 1)
 	require.Equal(t, 1001*us, m.Transfer(1e6, m.route(0, 1)), "and long ones for the bandwidth inside")
 }
+
+// TestResized: resized clusters are valid, whatever levels they have, and of their own size they are the same.
+func TestResized(t *testing.T) {
+	level := func(name string, devices int) Level {
+		return Level{Name: name, Devices: devices, Bandwidth: 1e9, Efficiency: 1}
+	}
+	c, err := Load("v100")
+	require.NoError(t, err)
+	for _, levels := range [][]Level{
+		c.Levels,
+		{level("all", 0)},
+		{level("inner", 4), level("all", 0)},
+		{level("socket", 4), level(nodeLevel, 8), level("rack", 32), level("pod", 96), level("all", 0)},
+	} {
+		c.Levels = levels
+		c.deriveNode()
+		require.Equal(t, c, c.Resized(c.DevicesPerNode, 0))
+		for _, perNode := range []int{1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 96, 100} {
+			r := c.Resized(perNode, 3e9)
+			require.NoError(t, r.Validate(), "%d in a node of %v: %v", perNode, levels, r.Levels)
+			if len(levels) > 1 {
+				require.Equal(t, perNode, r.DevicesPerNode)
+				require.Equal(t, 3e9, r.InterNode.Bandwidth)
+				require.NotEqual(t, 3e9, r.IntraNode.Bandwidth)
+			}
+		}
+	}
+}
