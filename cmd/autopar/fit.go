@@ -70,16 +70,15 @@ func (c *fitCmd) Run(con *console) error {
 		return &measured.Error{File: c.Table, Msg: err.Error()}
 	}
 	result := fitOf(fit, skipped)
-	if c.Out != "" {
-		if err := c.write(fit, result); err != nil {
-			return err
-		}
-	}
 	if c.json() {
-		return con.json(result)
+		err = con.json(result)
+	} else {
+		result.print(con)
 	}
-	result.print(con)
-	return nil
+	if c.Out != "" { // after printing, so that a fit is not lost with its files
+		err = errors.Join(err, c.write(fit, result))
+	}
+	return err
 }
 
 func fitOf(f *measured.Fit, skipped []measured.Skipped) fitted {
@@ -118,7 +117,10 @@ func (c *fitCmd) write(f *measured.Fit, r fitted) error {
 	if err := measured.Plot(&image, f.Rows, "svg"); err != nil {
 		return err
 	}
-	return errors.Join(writeFile(filepath.Join(c.Out, "fit.json"), figures.Bytes()), writeFile(filepath.Join(c.Out, "residuals.svg"), image.Bytes()))
+	if err := writeFile(filepath.Join(c.Out, "fit.json"), figures.Bytes()); err != nil {
+		return err
+	}
+	return writeFile(filepath.Join(c.Out, "residuals.svg"), image.Bytes())
 }
 
 func (r fitted) print(con *console) {
