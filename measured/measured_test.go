@@ -134,6 +134,7 @@ func TestNodesOfLevels(t *testing.T) {
 func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, text, want string }{
 		{"empty", "", "t.csv: is empty"},
+		{"semicolons", strings.ReplaceAll(header, ",", ";"), "t.csv:1: has one column; columns are separated by commas"},
 		{"no rows", header, "t.csv: has no rows"},
 		{"missing column", strings.Replace(header, "n_layers,", "", 1) + gptRow, "t.csv:1: n_layers: is missing"},
 		{"column twice", strings.Replace(header, "source_id", "row_id", 1) + gptRow, "t.csv:1: row_id: is there twice"},

@@ -122,6 +122,9 @@ func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	if err != nil {
 		return nil, readError(file, err)
 	}
+	if len(header) == 1 {
+		return nil, &Error{File: file, Line: 1, Msg: "has one column; columns are separated by commas"}
+	}
 	at := map[string]int{}
 	for i, name := range header {
 		name = strings.TrimPrefix(name, "\ufeff")
