@@ -169,7 +169,7 @@ func TestReadRefuses(t *testing.T) {
 		{"nodes", header + strings.Replace(gptRow, "SXM,4,8", "SXM,4,3", 1), "t.csv:2: gpus_per_node: is 3, which does not divide n_gpus 4"},
 		{"timed without memory", strings.Replace(header, "framework", "fits", 1) + strings.Replace(gptRow, "torchtitan", "0", 1), "t.csv:2: fits: is 0, but step_time_s is 0.5: what was timed ran"},
 		{"slow network", named("inter_node_gb_s_per_gpu", "1e-9"), `t.csv:2: inter_node_gb_s_per_gpu: is "1e-9", want 1e-6 (1,000 bytes/s) at least`},
-		{"type of gradients", named("grad_reduce_dtype", "float32"), `t.csv:2: grad_reduce_dtype: is "float32", want one of fp32, bf16, fp16, fp8; did you mean fp32?`},
+		{"type of gradients", named("grad_reduce_dtype", "float32"), `t.csv:2: grad_reduce_dtype: is "float32", want one of fp32, bf16, fp16, fp8, unstated; did you mean fp32?`},
 		{"confidence", named("confidence", "Low"), `t.csv:2: confidence: is "Low", want one of high, medium, low; did you mean low?`},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
 		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},

@@ -216,7 +216,7 @@ func (p *parser) row() Row {
 		ZeRO: p.atLeast("zero_stage", 0), ZeROGroup: p.atLeast("zero_shard_degree", 0),
 		MicroBatch: p.atLeast("micro_batch", 0), GlobalBatch: p.count("global_batch"),
 		Recompute: p.word("recompute", "none", "selective", "full", "unstated"), DType: p.word("dtype", "fp32", "bf16", "fp16", "fp8"),
-		GradDType:       p.optional("grad_reduce_dtype", "fp32", "bf16", "fp16", "fp8"),
+		GradDType:       p.optional("grad_reduce_dtype", "fp32", "bf16", "fp16", "fp8", "unstated"),
 		FlashAttention:  flash > 0 || strings.Contains(p.text("attention_kernel"), "flash"),
 		FlashAttention2: flash > 1 || strings.Contains(p.text("attention_kernel"), "flash_attention2"), Compiled: p.flag("torch_compile"),
 		FusedNorm: strings.Contains(p.text("attention_kernel")+p.text("note"), "RMS kernel"), RecomputeNote: p.text("recompute_note"), Note: p.text("note"),
