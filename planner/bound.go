@@ -1,6 +1,7 @@
 package planner
 
 import (
+	"maps"
 	"slices"
 	"sort"
 
@@ -20,22 +21,49 @@ import (
 // through all stages and backward down to stage i; i then does the work that it has left; the last backward pass goes on to
 // stage 0, which updates, and what waits for that update follows (see tails). Whatever the cut, that chain passes every block
 // once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i.
+//
+// Few numbers of blocks are of interest: those of stages of about equal time. So only these are bounded, when they are asked for;
+// floors, which need no recomputation, tell which.
 type bounds struct {
-	pipe     *pipeline
-	limit    int64                // bytes
-	again    [][][]option         // [stage][n-1]: the recomputations with which n blocks may fit, with their bounds
-	compared [][]bool             // [stage][n-1]: see choices
-	time     [][]cost.Picoseconds // [stage][n-1]: the least of their bounds
-	atLeast  [][]cost.Picoseconds // [stage][n-1]: with n blocks or more
-	through  []line               // by stage: what it adds to the chains of later stages, micro-batch 0 forward and the last one backward
-	work     []line               // by stage: all work, that of the communication stream included
-	passes   []line               // by stage: all passes, without weight gradients if those have passes of their own
-	ahead    []cost.Picoseconds   // by stage: see gathersAhead
-	end      cost.Picoseconds     // what follows the last backward pass of stage 0
-	back     cost.Picoseconds     // a block in the backward pass of micro-batch 0, at the fastest stage
-	before   []cost.Picoseconds   // by stage: through of the stages before, without blocks
-	each     cost.Picoseconds     // a block of those, at the fastest stage
-	overall  cost.Picoseconds     // see ofAll, 0 until it is asked for
+	pipe    *pipeline
+	limit   int64 // bytes
+	opts    Options
+	learned map[tried]bool     // stages that were found not to fit
+	stages  []stageBounds      // by stage
+	through []line             // by stage: what it adds to the chains of later stages, micro-batch 0 forward and the last one backward
+	work    []line             // by stage: all work, that of the communication stream included
+	passes  []line             // by stage: all passes, without weight gradients if those have passes of their own
+	ahead   []cost.Picoseconds // by stage: see gathersAhead
+	end     cost.Picoseconds   // what follows the last backward pass of stage 0
+	back    cost.Picoseconds   // a block in the backward pass of micro-batch 0, at the fastest stage
+	before  []cost.Picoseconds // by stage: through of the stages before, without blocks
+	each    cost.Picoseconds   // a block of those, at the fastest stage
+	overall cost.Picoseconds   // see ofAll, 0 until it is asked for
+}
+
+// stageBounds bound plans by the number of blocks of a stage.
+type stageBounds struct {
+	pipe  *pipeline
+	stage int
+	works *stageWork
+	tails *tails
+	// start is micro-batch 0 forward through all stages and back through those from this one on, but for blocks on the way back.
+	// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
+	start, flow cost.Picoseconds
+	posted      cost.Picoseconds
+	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest stage
+	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest stage
+	fit         int                 // the most blocks that may fit
+	floor       []cost.Picoseconds  // by number of blocks less one: with so many or more, whatever is recomputed
+	known       []*stageBlockBounds // by number of blocks less one; nil until asked for
+}
+
+// stageBlockBounds are those of one number of blocks.
+type stageBlockBounds struct {
+	time     cost.Picoseconds // the least with any recomputation; never if none fits
+	options  []option         // nil until asked for
+	front    []option         // see [bounds.front]; nil until asked for
+	compared bool             // see [bounds.choices]
 }
 
 // never is the bound of what does not fit: later than any time.
@@ -44,12 +72,12 @@ const never = cost.Picoseconds(1) << 62
 // newBounds bounds the cuts of a pipeline under a memory limit. learned are stages that were found not to fit.
 func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *bounds {
 	opts.Recompute = opts.recompute(p.skel.outline.replicate)
-	b := &bounds{pipe: p, limit: limit}
+	b := &bounds{pipe: p, limit: limit, opts: opts, learned: maps.Clone(learned)}
 	c := b.chain()
 	tails := newTails(p)
 	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
 	for i := range p.stages {
-		b.ofStage(i, c, tails, opts, learned)
+		b.stages = append(b.stages, b.ofStage(i, c, tails))
 	}
 	b.back, b.each = c.block[c.first], never
 	before := cost.Picoseconds(0)
@@ -57,9 +85,6 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 		l := &b.through[i]
 		b.before, b.each = append(b.before, before), min(b.each, l.least())
 		before += l.fixed - l.gathersAhead()
-	}
-	for _, time := range b.time {
-		b.atLeast = append(b.atLeast, orMore(time))
 	}
 	return b
 }
@@ -125,76 +150,113 @@ func (b *bounds) chain() *chainTimes {
 	return c
 }
 
-// ofStage bounds plans by what stage i has: every number of blocks, with every recomputation with which they may fit.
-func (b *bounds) ofStage(i int, c *chainTimes, tails *tails, opts Options, learned map[tried]bool) {
+// ofStage prepares bounds of plans by what stage i has.
+func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	// start is micro-batch 0 forward through all stages and back through those from i on, but for blocks on the way back.
-	// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
-	start := c.forward.at(blocks, recomputation{})
-	flow := start + cost.Picoseconds(blocks)*c.block[rest] + b.end
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], known: make([]*stageBlockBounds, blocks-stages+1)}
+	x.start = c.forward.at(blocks, recomputation{})
+	x.flow = x.start + cost.Picoseconds(blocks)*c.block[rest] + b.end
 	for j := range stages {
 		size := first
 		if j < i {
 			size = rest
 		}
-		flow += c.backFixed[size][j]
+		x.flow += c.backFixed[size][j]
 		if j >= i {
-			start += c.backFixed[size][j]
+			x.start += c.backFixed[size][j]
 		}
 	}
 	// The stage goes on while a gradient that it has posted is on its way. So that of micro-batch 0 delays none of its own
 	// work, unless micro-batch 0 is the last one as well, and that of the last micro-batch delays stage 0 alone, on flow.
 	posted := p.body(i, ir.Backward, first).posted()
-	start -= posted
+	x.start -= posted
 	if p.microBatches > 1 {
-		flow -= posted
-		posted = p.body(i, ir.Backward, rest).posted()
-	} else {
-		posted = 0
+		x.flow -= posted
+		x.posted = p.body(i, ir.Backward, rest).posted()
 	}
-	// By how much longer micro-batch 0 takes through a block here than on the fastest stage.
-	slower := p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].least() - c.block[first]
-	b.again = append(b.again, make([][]option, 0, blocks-stages+1))
-	b.time = append(b.time, make([]cost.Picoseconds, 0, blocks-stages+1))
-	b.compared = append(b.compared, make([]bool, blocks-stages+1))
-	for n := 1; n <= blocks-stages+1; n++ {
-		// At least so many blocks are not before stage i: micro-batch 0 goes back through them.
-		from := n + stages - 1 - i
-		if i == 0 {
-			from = blocks
-		}
-		var all []option
-		least, tail := never, tails.of(i, n)
-		for _, r := range b.options(i, n, opts, learned) {
-			tail := tail + p.outlasts(i, n, r)
-			own := cost.Picoseconds(n)*slower + c.works[i].left(p, i, n, r)
-			t := flow + cost.Picoseconds(from)*(c.block[first]-c.block[rest]) + own
-			late := start + own - posted + c.works[i].weights.at(n, r) + tail
-			t = max(t, c.works[i].all.at(n, r)+c.works[i].waits(cost.Picoseconds(p.microBatches), n, r)+tail, late+cost.Picoseconds(from)*c.block[first])
-			all, least = append(all, option{r, t, late}), min(least, t)
-		}
-		b.again[i] = append(b.again[i], all)
-		b.time[i] = append(b.time[i], least)
+	x.slower = p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].least() - c.block[first]
+	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
+	least := x.works.least()
+	for n := range x.known {
+		x.floor = append(x.floor, x.option(&least, n+1, recomputation{}, tails.inOrder(i, n+1)).time)
 	}
+	for n := len(x.floor) - 2; n >= 0; n-- {
+		x.floor[n] = min(x.floor[n], x.floor[n+1])
+	}
+	return x
 }
 
-// orMore lists, for each time, the least of it and those after it.
-func orMore(time []cost.Picoseconds) []cost.Picoseconds {
-	least := slices.Clone(time)
-	for n := len(least) - 2; n >= 0; n-- {
-		least[n] = min(least[n], least[n+1])
+// option bounds plans in which the stage has n blocks, recomputed as r says, and a tail.
+func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Picoseconds) option {
+	p, stages := x.pipe, len(x.pipe.stages)
+	from := n + stages - 1 - x.stage // at least so many blocks are not before the stage: micro-batch 0 goes back through them
+	if x.stage == 0 {
+		from = p.skel.blocks
 	}
-	return least
+	own := cost.Picoseconds(n)*x.slower + w.left(p, x.stage, n, r)
+	late := x.start + own - x.posted + w.weights.at(n, r) + tail
+	return option{r, max(
+		x.flow+cost.Picoseconds(from)*(x.back-x.last)+own,
+		w.all.at(n, r)+w.waits(cost.Picoseconds(p.microBatches), n, r)+tail,
+		late+cost.Picoseconds(from)*x.back,
+	), late}
+}
+
+// blocks returns the bounds of n blocks of a stage.
+func (b *bounds) blocks(stage, n int) *stageBlockBounds {
+	x := &b.stages[stage]
+	if known := x.known[n-1]; known != nil {
+		return known
+	}
+	of := &stageBlockBounds{time: never}
+	x.known[n-1] = of
+	tail := x.tails.of(stage, n)
+	b.eachThatFits(stage, n, func(r recomputation) {
+		if o := x.option(x.works, n, r, tail); o.time < of.time { // outlasting it takes longer to find out
+			of.time = min(of.time, x.option(x.works, n, r, tail+x.pipe.outlasts(stage, n, r)).time)
+		}
+	})
+	return of
+}
+
+// time is the least bound of n blocks of a stage with any recomputation, never if they do not fit.
+func (b *bounds) time(stage, n int) cost.Picoseconds { return b.blocks(stage, n).time }
+
+// options lists the recomputations with which n blocks of a stage may fit, with their bounds.
+func (b *bounds) options(stage, n int) []option {
+	of, x := b.blocks(stage, n), &b.stages[stage]
+	if of.options == nil && of.time < never {
+		tail := x.tails.of(stage, n)
+		for _, r := range b.recomputations(stage, n) {
+			tail := tail + x.pipe.outlasts(stage, n, r)
+			of.options = append(of.options, x.option(x.works, n, r, tail))
+		}
+	}
+	return of.options
+}
+
+// front lists, of the options, those that [bounds.from] may be least of.
+func (b *bounds) front(stage, n int) []option {
+	of := b.blocks(stage, n)
+	if of.front != nil {
+		return of.front
+	}
+	passes := func(o *option) cost.Picoseconds { return b.passes[stage].at(n, o.recomputation) }
+	for _, o := range b.options(stage, n) {
+		if !slices.ContainsFunc(of.front, func(x option) bool { return x.time <= o.time && x.late <= o.late && passes(&x) <= passes(&o) }) {
+			of.front = append(of.front, o)
+		}
+	}
+	return of.front
 }
 
 // leave forbids numbers of blocks of a stage: those for which some, by number less one, is false.
 func (b *bounds) leave(stage int, some []bool) {
 	for n, ok := range some {
 		if !ok {
-			b.again[stage][n], b.time[stage][n] = nil, never
+			b.stages[stage].known[n] = &stageBlockBounds{time: never}
 		}
 	}
-	b.atLeast[stage] = orMore(b.time[stage])
 }
 
 // lastPass is the last pass of a step at stage i, in which its gradients are completed.
@@ -319,6 +381,28 @@ func (l line) plus(m line) line {
 	return l
 }
 
+// least is the work that blocks have whatever they recompute.
+func (w *stageWork) least() stageWork {
+	l := *w
+	for size := range 2 {
+		for _, x := range []*line{&l.forward[size], &l.backward[size], &l.weight[size]} {
+			x.lower()
+		}
+	}
+	for _, x := range []*line{&l.last, &l.passes, &l.weights, &l.all} {
+		x.lower()
+	}
+	l.beside = &stageWork{}
+	return l
+}
+
+// lower takes the least of all recomputation for blocks that recompute nothing.
+func (l *line) lower() {
+	l.fixed += slices.Min(l.early[:])
+	l.block = [extents]cost.Picoseconds{kept: l.least()}
+	l.early = [extents]cost.Picoseconds{}
+}
+
 // waits is how long a stage waits in its passes: for what they gather first, or for all that they give to the stream, as each
 // ends only when that is done. The last backward pass may end earlier (see outlast).
 func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation) cost.Picoseconds {
@@ -347,7 +431,16 @@ func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picosecond
 
 // most returns the most blocks that a stage can have within a time, 0 if not even one.
 func (b *bounds) most(stage int, time cost.Picoseconds) int {
-	return sort.Search(len(b.atLeast[stage]), func(i int) bool { return b.atLeast[stage][i] > time })
+	n := b.stages[stage].most(time)
+	for n > 0 && b.time(stage, n) > time {
+		n--
+	}
+	return n
+}
+
+// most returns the most blocks that may fit and of which the floor is within a time.
+func (x *stageBounds) most(time cost.Picoseconds) int {
+	return sort.Search(x.fit, func(i int) bool { return x.floor[i] > time })
 }
 
 // from bounds plans in which stage i has n blocks, recomputed by an option, and left is the number of blocks that are not
@@ -358,41 +451,57 @@ func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.P
 
 // ofAll bounds all plans of the pipeline. It is never where there are none.
 func (b *bounds) ofAll() cost.Picoseconds {
-	if b.overall == 0 {
-		b.overall = b.reach(never - 1)[0][b.pipe.skel.blocks]
+	if b.overall > 0 {
+		return b.overall
+	}
+	b.overall = b.best()
+	for more := b.overall/256 + 1; b.overall < never; more *= 4 { // the higher the ceiling, the more is bounded
+		ceiling := min(b.overall+more, never-1)
+		if all := b.reach(ceiling)[0][b.pipe.skel.blocks]; all < never || ceiling == never-1 {
+			b.overall = all
+			break
+		}
 	}
 	return b.overall
 }
 
 // reach bounds, by stage and number of blocks, the plans in which the stages from that one on have so many blocks between
-// them: a dynamic program from the last stage back. What takes longer than the ceiling is never.
+// them: a dynamic program from the last stage back. What takes longer than the ceiling is never, and so is what is part of no
+// plan: every stage has at least the blocks that the others cannot have within the ceiling.
 func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
-	stages, blocks := len(b.again), b.pipe.skel.blocks
+	stages, blocks := len(b.stages), b.pipe.skel.blocks
 	all := make([][]cost.Picoseconds, stages+1)
-	all[stages] = slices.Repeat([]cost.Picoseconds{never}, blocks+1)
-	all[stages][0] = 0
-	for i := stages - 1; i >= 0; i-- {
+	for i := range all {
 		all[i] = slices.Repeat([]cost.Picoseconds{never}, blocks+1)
-		from, to := stages-i, blocks-i
-		if i == 0 {
-			from = blocks
-		}
-		for left := from; left <= to; left++ {
+	}
+	all[stages][0] = 0
+	spare, most := -blocks, make([]int, stages) // the blocks that the stages can have, less those that there are
+	for i := range most {
+		most[i] = b.most(i, ceiling)
+		spare += most[i]
+	}
+	if spare < 0 {
+		return all
+	}
+	for i, later := stages-1, 0; i >= 0; i-- { // later: the most that later stages have
+		least := max(1, most[i]-spare)
+		for left := max(stages-i, later+most[i]-spare); left <= min(later+most[i], blocks-i); left++ {
 			before := b.before[i] + cost.Picoseconds(blocks-left)*b.each
-			least := never
-			for n := 1; n <= left-(stages-1-i); n++ {
+			time := never
+			for n := max(least, left-later); n <= min(most[i], left-(stages-1-i)); n++ {
 				after := all[i+1][left-n]
-				if b.time[i][n-1] > ceiling || after >= least {
+				if after >= time || b.time(i, n) > ceiling {
 					continue
 				}
-				for k := range b.again[i][n-1] {
-					least = min(least, max(after, b.from(i, left, n, &b.again[i][n-1][k], before)))
+				for k := range b.front(i, n) {
+					time = min(time, max(after, b.from(i, left, n, &b.front(i, n)[k], before)))
 				}
 			}
-			if least <= ceiling {
-				all[i][left] = least
+			if time <= ceiling {
+				all[i][left] = time
 			}
 		}
+		later += most[i]
 	}
 	return all
 }
@@ -400,10 +509,11 @@ func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 // best is a lower bound over all cuts that is cheaper than ofAll: the least time in which the stages can hold all blocks
 // between them, each by its own bounds. It is never if they cannot.
 func (b *bounds) best() cost.Picoseconds {
-	enough := func(t cost.Picoseconds) bool {
+	// hold reports whether stages can hold all blocks between them, given how many each can.
+	hold := func(most func(stage int) int) bool {
 		left := b.pipe.skel.blocks
-		for i := range b.atLeast {
-			n := b.most(i, t)
+		for i := range b.stages {
+			n := most(i)
 			if n == 0 {
 				return false
 			}
@@ -411,13 +521,21 @@ func (b *bounds) best() cost.Picoseconds {
 		}
 		return left <= 0
 	}
-	low := cost.Picoseconds(0) // no stage takes less than with one block
-	for _, least := range b.atLeast {
-		low = max(low, least[0])
+	fit := make([]int, len(b.stages)) // the most blocks that fit
+	for i := range fit {
+		fit[i] = b.most(i, never-1)
 	}
-	if low == never || !enough(never-1) {
+	if !hold(func(i int) int { return fit[i] }) {
 		return never
 	}
+	low := leastTime(1, func(t cost.Picoseconds) bool {
+		return hold(func(i int) int { return min(fit[i], b.stages[i].most(t)) })
+	})
+	return leastTime(low, func(t cost.Picoseconds) bool { return hold(func(i int) int { return b.most(i, t) }) })
+}
+
+// leastTime returns the least time from low on that is enough.
+func leastTime(low cost.Picoseconds, enough func(cost.Picoseconds) bool) cost.Picoseconds {
 	if enough(low) {
 		return low
 	}

@@ -128,13 +128,7 @@ func (v *cutAudit) below() *candidate {
 		v.bounds, v.missed = newBounds(v.pipe, v.limit, v.opts, v.learned), false
 		v.room = make([]int, len(v.cut)+1)
 		for i := len(v.cut) - 1; i >= 0; i-- {
-			most := 0
-			for n, t := range v.bounds.time[i] {
-				if t < v.cert.Step {
-					most = n + 1
-				}
-			}
-			v.room[i] = v.room[i+1] + most
+			v.room[i] = v.room[i+1] + v.bounds.most(i, v.cert.Step-1)
 		}
 		if faster := v.branch(0, 0, 0); faster != nil || !v.missed || v.steps > patience {
 			return faster
@@ -152,9 +146,9 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 		}
 		return v.price(v.cut)
 	}
-	for n := 1; n <= min(left, len(v.bounds.time[stage])) && v.steps <= patience; n++ {
+	for n := 1; n <= min(left, v.pipe.skel.blocks-len(v.cut)+1) && v.steps <= patience; n++ {
 		v.steps++
-		if left-n > v.room[stage+1] {
+		if left-n > v.room[stage+1] || v.bounds.time(stage, n) >= v.cert.Step {
 			continue
 		}
 		for _, r := range v.bounds.choices(stage, n) {

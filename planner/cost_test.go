@@ -730,7 +730,7 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 	for i, st := range c.cut {
 		n := st.Last - st.First
 		if st.Recomputed() == 0 {
-			require.LessOrEqual(t, bounds.time[i][n-1], c.time, "%s: bound of stage %d", c, i)
+			require.LessOrEqual(t, bounds.time(i, n), c.time, "%s: bound of stage %d", c, i)
 		}
 		arena := c.prog.Stages[i].Arena()
 		for range 2 {

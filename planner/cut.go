@@ -100,7 +100,7 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		least = left
 	}
 	for n := most; n >= least && c.budget >= 0; n-- {
-		if c.bounds.time[stage][n-1] > c.ceiling || c.reach[stage+1][left-n] > c.ceiling {
+		if c.reach[stage+1][left-n] > c.ceiling || c.bounds.time(stage, n) > c.ceiling {
 			continue // n blocks do not fit, though more may
 		}
 		again := c.bounds.choices(stage, n)
@@ -126,8 +126,12 @@ func (c *cutter) dive() *candidate {
 		var best option
 		for n := 1; n <= left-(len(c.cut)-1-i); n++ {
 			after := c.reach[i+1][left-n]
-			for k := range c.bounds.again[i][n-1] {
-				o := &c.bounds.again[i][n-1][k]
+			if after > c.ceiling || c.bounds.time(i, n) > c.ceiling {
+				continue
+			}
+			all := c.bounds.options(i, n)
+			for k := range all {
+				o := &all[k]
 				if time := max(after, c.bounds.from(i, left, n, o, before)); time < least {
 					least, most, best = time, n, *o
 				}

@@ -142,7 +142,7 @@ func TestBoundsKnowStreams(t *testing.T) {
 		b, time := newBounds(p, 1<<60, Options{Recompute: RecomputeNone}, nil), p.time(cut)
 		bound := cost.Picoseconds(0)
 		for i, st := range cut {
-			bound = max(bound, b.time[i][st.Last-st.First-1])
+			bound = max(bound, b.time(i, st.Last-st.First))
 		}
 		require.LessOrEqual(t, bound, time)
 		require.GreaterOrEqual(t, float64(bound), x.close*float64(time), "%d stages", x.pp)

@@ -139,58 +139,69 @@ type option struct {
 	late cost.Picoseconds
 }
 
-// options lists the recomputations with which n blocks may fit a stage and that may be part of the
-// fastest plan. A step ends no earlier if a part of it takes longer, so a recomputation is left out if
-// it takes at least as long as another one in every stretch between two transfers. Recomputing one
-// more block makes stretches longer, with one exception: the last block, which the backward pass
-// meets first, is recomputed while its gradient is waited for. So for each extent of the last block,
-// the least recomputation that fits competes.
-func (b *bounds) options(stage, n int, opts Options, learned map[tried]bool) []recomputation {
-	if opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
-		return nil // stages are equal
+// recomputations lists those with which n blocks may fit a stage and that may be part of the fastest
+// plan.
+func (b *bounds) recomputations(stage, n int) []recomputation {
+	var all []recomputation
+	b.eachThatFits(stage, n, func(r recomputation) { all = append(all, r) })
+	if len(all) < 2 {
+		return all
+	}
+	return b.undominated(stage, n, all)
+}
+
+// eachThatFits calls f for the recomputations with which n blocks may fit a stage and that may be
+// part of the fastest plan, and for some that [bounds.undominated] leaves out. A step ends no earlier
+// if a part of it takes longer, so a recomputation is left out if it takes at least as long as
+// another one in every stretch between two transfers. Recomputing one more block makes stretches
+// longer, with one exception: the last block, which the backward pass meets first, is recomputed
+// while its gradient is waited for. So for each extent of the last block, the least recomputation
+// that fits competes.
+func (b *bounds) eachThatFits(stage, n int, f func(recomputation)) {
+	if b.opts.Policy == Megatron && n*len(b.pipe.stages) != b.pipe.skel.blocks {
+		return // stages are equal
 	}
 	m, room := &b.pipe.memory[stage], b.pipe.room[stage]
-	fits := func(r recomputation) bool { return b.fits(stage, n, r, learned) }
-	if choices := opts.Recompute.choices(n); len(choices) == 1 {
+	fits := func(r recomputation) bool { return b.fits(stage, n, r, b.learned) }
+	if choices := b.opts.Recompute.choices(n); len(choices) == 1 {
 		if fits(choices[0]) {
-			return choices
+			f(choices[0])
 		}
-		return nil
+		return
 	}
 	if fits(recomputation{}) && b.ahead[stage] == 0 {
-		return []recomputation{{}}
+		f(recomputation{})
+		return
 	}
 	if m.least(n, room) > b.limit {
-		return nil
+		return
 	}
-	var all []recomputation
 	partly := []extent{pointwise, selective}
-	for f := range n { // the last block kept
-		if r := (recomputation{full: f}); fits(r) {
-			all = append(all, r)
+	for count := range n { // the last block kept
+		if r := (recomputation{full: count}); fits(r) {
+			f(r)
 			break // more in full only takes longer
 		}
 		for _, e := range partly {
-			for k := m.fewest(e, n, f, room, b.limit); k < n-f; k++ {
-				if r := mixed(f, e, k); fits(r) {
-					all = append(all, r)
+			for k := m.fewest(e, n, count, room, b.limit); k < n-count; k++ {
+				if r := mixed(count, e, k); fits(r) {
+					f(r)
 					break
 				}
 			}
 		}
 	}
 	for _, e := range partly { // the last block recomputed in part
-		for f := range n {
-			if r := mixed(f, e, n-f); fits(r) {
-				all = append(all, r)
+		for count := range n {
+			if r := mixed(count, e, n-count); fits(r) {
+				f(r)
 				break
 			}
 		}
 	}
 	if r := (recomputation{full: n}); fits(r) { // or in full
-		all = append(all, r)
+		f(r)
 	}
-	return b.undominated(stage, n, all)
 }
 
 // fits reports whether a stage with n blocks may fit, as far as its bound and what was learned say.
@@ -245,11 +256,12 @@ func undominated[T any](all []T, stretches func(T) []cost.Picoseconds) []T {
 // choices returns the options of a stage with n blocks. With overlap it is only here that dominated
 // ones are left out, as few numbers of blocks are ever asked for.
 func (b *bounds) choices(stage, n int) []option {
-	if b.pipe.template.Overlap && !b.compared[stage][n-1] {
-		b.compared[stage][n-1] = true
-		b.again[stage][n-1] = undominated(b.again[stage][n-1], func(o option) []cost.Picoseconds { return b.pipe.stretches(stage, n, o.recomputation) })
+	all, of := b.options(stage, n), b.blocks(stage, n)
+	if b.pipe.template.Overlap && !of.compared {
+		of.compared, of.front = true, nil
+		of.options = undominated(all, func(o option) []cost.Picoseconds { return b.pipe.stretches(stage, n, o.recomputation) })
 	}
-	return b.again[stage][n-1]
+	return of.options
 }
 
 // stretches lists the times of everything that a stage does between two transfers. With overlap, if

@@ -114,10 +114,10 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 	if c.bounds == nil {
 		return true // no cut fits
 	}
-	for i, ofStage := range free.again {
-		for n, options := range ofStage {
-			for _, o := range options {
-				if o.time <= time && !c.bounds.fits(i, n+1, o.recomputation, c.learned) {
+	for i := range free.bounds.stages {
+		for n := free.bounds.stages[i].most(time); n > 0; n-- {
+			for _, o := range free.bounds.options(i, n) {
+				if o.time <= time && !c.bounds.fits(i, n, o.recomputation, c.learned) {
 					return true
 				}
 			}
@@ -128,8 +128,8 @@ func (c *cutter) slowed(time cost.Picoseconds) bool {
 
 // freed are bounds of a pipeline with unlimited memory.
 type freed struct {
-	least cost.Picoseconds
-	again [][][]option // [bounds.again]; nil with interleaving
+	least  cost.Picoseconds
+	bounds *bounds // nil with interleaving
 }
 
 // freed bounds the plans of the pipeline with unlimited memory.
@@ -141,8 +141,8 @@ func (c *cutter) freed() *freed {
 	if p := c.pipe; c.chunks() > 1 {
 		c.free.least = p.time(p.interleavedCut(c.recompute(), make([]int, len(c.choice))))
 	} else {
-		b := newBounds(p, 1<<62, c.search.opts, nil) // with recomputation too: a block that gathers ahead may be faster
-		c.free.least, c.free.again = b.best(), b.again
+		c.free.bounds = newBounds(p, 1<<62, c.search.opts, nil) // with recomputation too: a block that gathers ahead may be faster
+		c.free.least = c.free.bounds.best()
 	}
 	return c.free
 }

@@ -231,7 +231,12 @@ func (c *cutter) unlaid() cost.Picoseconds {
 			least = c.least
 		}
 	} else if c.bounds != nil {
-		c.eachUnlaid(func(n int, time cost.Picoseconds) { least = min(least, time) })
+		last := c.pipe.template.PP() - 1
+		for i, floor := range c.bounds.stages[last].floor {
+			if floor < least && c.ofUnlaid(i+1) {
+				least = min(least, c.bounds.time(last, i+1))
+			}
+		}
 		if least < never {
 			least = max(least, c.bounds.ofAll())
 		}
@@ -253,15 +258,9 @@ func (c *cutter) inHead() cost.Picoseconds {
 	return c.head
 }
 
-// eachUnlaid calls f for every number of blocks of the last position that fits by the bound but has no layout yet, with the
-// bound of the time.
-func (c *cutter) eachUnlaid(f func(n int, time cost.Picoseconds)) {
-	last := c.pipe.template.PP() - 1
-	for i, time := range c.bounds.time[last] {
-		if time < never && !c.laid[i+1] && !c.learned[c.lastWith(i+1)] {
-			f(i+1, time)
-		}
-	}
+// ofUnlaid reports whether the last position fits with n blocks by the bound, but has no layout yet.
+func (c *cutter) ofUnlaid(n int) bool {
+	return !c.laid[n] && !c.learned[c.lastWith(n)] && c.bounds.time(c.pipe.template.PP()-1, n) < never
 }
 
 // lastWith is the last position with n blocks and the least recomputation that the options have.
@@ -280,16 +279,16 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 		c.solveInterleaved(time)
 		return true
 	}
-	few := c.pipe.skel.blocks // the least that the others leave to it
-	for i := range c.pipe.template.PP() - 1 {
+	few, last := c.pipe.skel.blocks, c.pipe.template.PP()-1 // few: the least that the others leave to it
+	for i := range last {
 		few -= c.bounds.most(i, time)
 	}
 	var all []tried
-	c.eachUnlaid(func(n int, least cost.Picoseconds) {
-		if least <= time && n >= few {
+	for n := max(1, few); n <= c.bounds.most(last, time); n++ {
+		if c.ofUnlaid(n) && c.bounds.time(last, n) <= time {
 			all = append(all, c.lastWith(n))
 		}
-	})
+	}
 	for _, last := range all {
 		first := c.pipe.skel.blocks - last.blocks
 		plan := c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, last.blocks)))

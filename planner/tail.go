@@ -48,6 +48,15 @@ func (t *tails) of(stage, n int) cost.Picoseconds {
 	return left
 }
 
+// inOrder is what the update of a stage with n blocks has to do in order: no tail is shorter.
+func (t *tails) inOrder(stage, n int) cost.Picoseconds {
+	var order cost.Picoseconds
+	for k := range t.parts[stage] {
+		order += t.parts[stage][k].at(n, recomputation{})
+	}
+	return order
+}
+
 // own returns, for each part of the update of a stage with n blocks, the time from its start on if the stage waits for
 // nobody: in order, or until its stream is done.
 func (t *tails) own(stage, n int) []cost.Picoseconds {
