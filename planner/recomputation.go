@@ -177,13 +177,16 @@ func (b *bounds) eachThatFits(stage, n int, f func(recomputation)) {
 		return
 	}
 	partly := []extent{pointwise, selective}
+	var last, next [extents]int // the fewest with one block less in full, and as many as that suggests now
 	for count := range n { // the last block kept
 		if r := (recomputation{full: count}); fits(r) {
 			f(r)
 			break // more in full only takes longer
 		}
 		for _, e := range partly {
-			for k := m.fewest(e, n, count, room, b.limit); k < n-count; k++ {
+			few := m.fewest(e, n, count, next[e], room, b.limit)
+			last[e], next[e] = few, 2*few-last[e]
+			for k := few; k < n-count; k++ {
 				if r := mixed(count, e, k); fits(r) {
 					f(r)
 					break
@@ -290,12 +293,37 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 
 // fewest returns the fewest of n blocks, at least one, that must be recomputed to an extent besides
 // f in full for the stage to fit, with none of the others recomputed; n-f or more if it never fits.
-func (m *stageMemory) fewest(e extent, n, f int, room codegen.Chunk, limit int64) int {
-	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit } // memory falls with k
+// It looks near a guess first.
+func (m *stageMemory) fewest(e extent, n, f, guess int, room codegen.Chunk, limit int64) int {
+	fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit }
 	if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
 		return 1 // this recomputation may save nothing, so no number can be skipped
 	}
-	return 1 + sort.Search(max(0, n-f-1), func(k int) bool { return fits(1 + k) })
+	// Memory falls with k, except that a third block is between two others.
+	k := 1
+	if m.tempMiddle[e] > m.temp[kept] {
+		for ; k <= 2; k++ {
+			if fits(k) {
+				return k
+			}
+		}
+	}
+	return k + searchNear(max(0, n-f-k), guess-k, func(i int) bool { return fits(k + i) })
+}
+
+// searchNear is [sort.Search] that takes few calls of f if the result is near a guess.
+func searchNear(n, guess int, f func(int) bool) int {
+	low, high := 0, n // the result is one of these or lies between them
+	for at, step := min(max(guess, 0), n-1), 1; low <= at && at < high; step *= 2 {
+		if f(at) {
+			high = at
+			at -= step
+		} else {
+			low = at + 1
+			at += step
+		}
+	}
+	return low + sort.Search(high-low, func(i int) bool { return f(low + i) })
 }
 
 // least bounds the arena of n blocks from below, with any recomputation.

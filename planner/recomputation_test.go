@@ -1,10 +1,12 @@
 package planner
 
 import (
+	"math/rand/v2"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/models/gpt"
 )
 
@@ -36,4 +38,37 @@ func TestPartialRecomputation(t *testing.T) {
 			require.True(t, res.Stats.Optimal)
 		})
 	}
+}
+
+// TestFewest: the fewest blocks that must be recomputed are those that trying one number after the other finds, whatever
+// is guessed, also where more blocks take more memory for a moment.
+func TestFewest(t *testing.T) {
+	r := rand.New(rand.NewPCG(1, 2))
+	jumps := 0
+	for range 20_000 {
+		var m stageMemory
+		for e := range extents {
+			m.moreSlot[e], m.slot[e], m.apart[e] = r.Int64N(9), r.Int64N(20), r.Int64N(3)
+			m.temp[e], m.tempInner[e], m.tempMiddle[e] = r.Int64N(20), r.Int64N(20), r.Int64N(40)
+		}
+		e, n, room := pointwise+extent(r.IntN(2)), 1+r.IntN(20), codegen.Chunk{Slots: 1 + r.IntN(3)}
+		f, limit := r.IntN(n), r.Int64N(200)
+		if m.moreSlot[e] >= m.moreSlot[kept] || m.apart[e] > m.apart[kept] {
+			continue
+		}
+		fits := func(k int) bool { return m.atLeast(n, mixed(f, e, k), room) <= limit }
+		want := 1
+		for want < n-f && !fits(want) {
+			want++
+		}
+		if got := m.fewest(e, n, f, r.IntN(25)-2, room, limit); want < n-f {
+			require.Equal(t, want, got, "%d blocks, %d in full, %+v", n, f, m)
+		} else {
+			require.GreaterOrEqual(t, got, want)
+		}
+		if want+1 < n-f && !fits(want+1) {
+			jumps++
+		}
+	}
+	require.Greater(t, jumps, 10)
 }
