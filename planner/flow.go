@@ -181,76 +181,150 @@ func (m *moment) wait(other moment) {
 	}
 }
 
-// runner is at a moment of a body: now in order, stream on the communication stream. It keeps no others: these are copies.
+// runner is at a segment of a body.
 type runner struct {
 	*flow
-	now, stream moment
+	now, stream moment // in order, and on the communication stream
+	gathered    moment // what the next segment needs; nil if nothing
+	reduced     moment // what the segment before has reduced of its gradients, before they are added up; likewise
+	left        moment // late reductions so far
+	joined      moment // the last of the other buckets: the body waits for those at its end
 	spans       []span
 }
 
-// run goes through the segments in the order of codegen. Between the items of segment k-1 and those of k, the reductions of
-// k-1 and the gathers for k+1 are handed to the stream, and gradients of k-2 are added up once they are reduced. Then what
-// reduces these sums further is handed over.
+// run goes through the segments in the order of codegen. Among alike segments it goes on only until each takes as long as the
+// one before: as max-plus expressions are linear, so do all others.
 func (f *flow) run(segments []*segment, n tally) flowTimes {
 	r := &runner{flow: f, now: moment{-1, 0}, stream: moment{0, -1}}
 	if f.joins {
 		r.now.wait(r.stream)
 	}
-	var left, joined moment // late reductions so far, and the last of the others: the body waits for those at its end
-	gathered := make([]moment, len(segments))
-	reduced := make([]moment, len(segments))
+	none := &segment{}
 	at := func(k int) *segment {
 		if k < 0 || k >= len(segments) {
-			return &segment{}
+			return none
 		}
 		return segments[k]
 	}
-	gather := func(k int) {
-		for _, t := range at(k).gathers {
-			gathered[k] = r.give(t)
-			joined = gathered[k]
+	r.gather(at(0))
+	var before, after [6]moment
+	alike := 0                             // so many segments before k+1 are the same as that one
+	for k := 0; k < len(segments)+2; k++ { // two more, for what follows the last segments
+		if alike++; at(k) != at(k+1) {
+			alike = 0
 		}
+		if alike == 3 { // all that a step has to do with
+			r.save(&before)
+		}
+		r.step(at(k-2), at(k-1), at(k), at(k+1), n)
+		if alike < 3 {
+			continue
+		}
+		r.save(&after)
+		if grown := growth(&before, &after); grown != nil {
+			for ; k+2 < len(segments) && at(k+1) == at(k+2); k++ {
+				r.grow(grown)
+			}
+		}
+		before, after = after, before
 	}
-	gather(0)
-	for k := range len(segments) + 2 { // two more, for what follows the last segments
-		for i, t := range at(k - 1).reduces {
-			done := r.give(t)
-			if i < at(k-1).each {
-				reduced[k-1] = done
-			}
-			if at(k - 1).late[i] {
-				left = done
-			} else {
-				joined = done
-			}
-		}
-		gather(k + 1)
-		if s := at(k - 2); s.sums > 0 {
-			r.now.wait(reduced[k-2])
-			r.now.add(s.sums)
-		}
-		for _, t := range at(k - 2).further {
-			left = r.give(t)
-		}
-		if len(at(k).gathers) > 0 {
-			r.now.wait(gathered[k])
-		}
-		for _, x := range at(k).items {
-			switch {
-			case x.kind != sim.Work:
-				r.transfer()
-			case x.sum != nil:
-				r.now.add(x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock))
-			case x.each:
-				r.now.add(cost.Picoseconds(n[x.chunk]) * x.time)
-			default:
-				r.now.add(x.time)
-			}
-		}
-	}
-	r.now.wait(joined)
+	r.now.wait(r.joined)
 	r.close()
-	return flowTimes{r.spans, left}
+	return flowTimes{r.spans, r.left}
+}
+
+// step does the items of a segment. Between those of the one before and its own, the reductions of that one and the gathers for
+// the next are handed to the stream, and gradients of the second before are added up once they are reduced. Then what reduces
+// these sums further is handed over.
+func (r *runner) step(second, before, s, next *segment, n tally) {
+	gathered, reduced := r.gathered, r.reduced
+	r.reduced = nil
+	for i, t := range before.reduces {
+		done := r.give(t)
+		if i < before.each {
+			r.reduced = done
+		}
+		if before.late[i] {
+			r.left = done
+		} else {
+			r.joined = done
+		}
+	}
+	r.gather(next)
+	if second.sums > 0 {
+		r.now.wait(reduced)
+		r.now.add(second.sums)
+	}
+	for _, t := range second.further {
+		r.left = r.give(t)
+	}
+	r.now.wait(gathered)
+	for _, x := range s.items {
+		switch {
+		case x.kind != sim.Work:
+			r.transfer()
+		case x.sum != nil:
+			r.now.add(x.sum.time(x.sum.fixed + n.all()*x.sum.perBlock))
+		case x.each:
+			r.now.add(cost.Picoseconds(n[x.chunk]) * x.time)
+		default:
+			r.now.add(x.time)
+		}
+	}
+}
+
+// gather hands what a segment gathers to the stream.
+func (r *runner) gather(s *segment) {
+	r.gathered = nil
+	for _, t := range s.gathers {
+		r.gathered = r.give(t)
+		r.joined = r.gathered
+	}
+}
+
+// moments lists all that the next steps depend on.
+func (r *runner) moments() [6]*moment {
+	return [6]*moment{&r.now, &r.stream, &r.gathered, &r.reduced, &r.left, &r.joined}
+}
+
+// save copies the moments.
+func (r *runner) save(to *[6]moment) {
+	for i, m := range r.moments() {
+		to[i] = append(to[i][:0], *m...)
+	}
+}
+
+// growth returns by how much all moments have grown, by mark; nil if they have not grown alike.
+func growth(before, after *[6]moment) moment {
+	grown := slices.Repeat(moment{-1}, len(after[0]))
+	for k := range after {
+		if len(before[k]) != len(after[k]) {
+			return nil
+		}
+		for i, t := range after[k] {
+			was := before[k][i]
+			switch {
+			case t < 0 && was < 0:
+			case t < 0 || was < 0 || grown[i] >= 0 && grown[i] != t-was:
+				return nil
+			default:
+				grown[i] = t - was
+			}
+		}
+	}
+	return grown
+}
+
+// grow adds to all moments, which may have memory in common.
+func (r *runner) grow(by moment) {
+	for _, m := range r.moments() {
+		*m = slices.Clone(*m)
+		for i, t := range *m {
+			if t >= 0 {
+				(*m)[i] += by[i]
+			}
+		}
+	}
 }
 
 // give hands a bucket to the stream, and returns when it is done.

@@ -178,7 +178,7 @@ func (b *bounds) eachThatFits(stage, n int, f func(recomputation)) {
 	}
 	partly := []extent{pointwise, selective}
 	var last, next [extents]int // the fewest with one block less in full, and as many as that suggests now
-	for count := range n { // the last block kept
+	for count := range n {      // the last block kept
 		if r := (recomputation{full: count}); fits(r) {
 			f(r)
 			break // more in full only takes longer
@@ -276,7 +276,8 @@ func (p *pipeline) stretches(stage, n int, r recomputation) []cost.Picoseconds {
 		for size := range 2 {
 			body := p.body(stage, phase, size)
 			if len(body) > 0 && body[0].flow.streams() {
-				times := body[0].flow.at(tally{n}, r)
+				f := body[0].flow // not remembered: few of these are ever simulated
+				times := f.run(f.expand(tally{n}, r), tally{n})
 				for _, span := range times.spans {
 					all = append(append(all, span.time), span.since...)
 				}
