@@ -222,9 +222,11 @@ func (f *flow) run(segments []*segment, n tally) flowTimes {
 		}
 		r.save(&after)
 		if grown := growth(&before, &after); grown != nil {
-			for ; k+2 < len(segments) && at(k+1) == at(k+2); k++ {
-				r.grow(grown)
+			first := k
+			for k+2 < len(segments) && at(k+1) == at(k+2) {
+				k++
 			}
+			r.grow(grown, cost.Picoseconds(k-first))
 		}
 		before, after = after, before
 	}
@@ -315,13 +317,13 @@ func growth(before, after *[6]moment) moment {
 	return grown
 }
 
-// grow adds to all moments, which may have memory in common.
-func (r *runner) grow(by moment) {
+// grow adds what so many steps add to all moments, which may have memory in common.
+func (r *runner) grow(by moment, steps cost.Picoseconds) {
 	for _, m := range r.moments() {
 		*m = slices.Clone(*m)
 		for i, t := range *m {
 			if t >= 0 {
-				(*m)[i] += by[i]
+				(*m)[i] += steps * by[i]
 			}
 		}
 	}
