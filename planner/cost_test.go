@@ -720,6 +720,17 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 	if reach > fits.best() {
 		met.reached++
 	}
+	for i := range fits.stages {
+		for n, floor := range fits.stages[i].floor {
+			least := never
+			for _, o := range fits.options(i, n+1) {
+				least = min(least, o.time)
+			}
+			require.Equal(t, least, fits.time(i, n+1), "%s: stage %d with %d blocks", c, i, n+1)
+			require.LessOrEqual(t, floor, least, "%s: floor of stage %d with %d blocks", c, i, n+1)
+		}
+	}
+	require.Equal(t, fits.everyCut(0, fits.pipe.skel.blocks), reach, "%s: bound of all cuts", c)
 	for i, st := range c.p.stages {
 		alone := st.update.busy() // of a stream that does not run on after it
 		if st.update[0].flow.outlasts(tally{1}, recomputation{}) == nil && newTails(c.p).of(i, 1) > alone.at(1, recomputation{}) {
@@ -740,6 +751,22 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 			c.p.measureApart()
 		}
 	}
+}
+
+// everyCut is [bounds.reach] without a ceiling, by plain recursion over all cuts.
+func (b *bounds) everyCut(stage, left int) cost.Picoseconds {
+	stages, blocks := len(b.stages), b.pipe.skel.blocks
+	if stage == stages {
+		return map[bool]cost.Picoseconds{false: never}[left == 0]
+	}
+	least := never
+	for n := 1; n <= left-(stages-1-stage); n++ {
+		after := b.everyCut(stage+1, left-n)
+		for _, o := range b.options(stage, n) {
+			least = min(least, max(after, b.from(stage, left, n, &o, b.before[stage]+cost.Picoseconds(blocks-left)*b.each)))
+		}
+	}
+	return least
 }
 
 // costsMet counts what cases have met, and how near bounds are.
