@@ -126,7 +126,7 @@ func inLossSlices() []mutant {
 	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as a bound says that a plan fits which is too slow to be laid out",
 		file: "planner/slices.go",
-		old:  "		if time < never && !c.laid[i+1] &&", new: "		if time > never && !c.laid[i+1] &&",
+		old:  "return !c.laid[n] && !c.learned[c.lastWith(n)] &&", new: "return false && !c.laid[n] && !c.learned[c.lastWith(n)] &&",
 		pkg: "./planner", run: "^TestSlicesOfWhatIsNotLaidOut$",
 	}, {
 		bug: "slices of the loss are not looked at where they pay", how: "as values that weights' gradients read count twice",

@@ -66,7 +66,7 @@ func inPosted() []mutant {
 	}, {
 		bug: "a bound of cuts is above a plan", how: "a stage waits for the first gradient that it posts",
 		file: "planner/bound.go",
-		old:  "\tstart -= posted\n", new: "",
+		old:  "\tx.start -= posted\n", new: "",
 		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_2016_case_103$",
 	}, {
 		bug: "memory is bounded from above", how: "every block has a place to send from",
@@ -86,7 +86,7 @@ func inPosted() []mutant {
 	}, {
 		bug: "memory that is short is not spared", how: "as bounds do not tell that a stage would be faster without recomputation",
 		file: "planner/relief.go",
-		old:  "o.time <= time && !c.bounds.fits(i, n+1, o.recomputation, c.learned)", new: "o.time <= time && c.bounds.time[i][n] > o.time",
+		old:  "o.time <= time && !c.bounds.fits(i, n, o.recomputation, c.learned)", new: "o.time <= time && c.bounds.time(i, n) > o.time",
 		pkg: "./planner", run: "^TestCertificates$",
 	}, {
 		bug: "a certificate leaves out a part of the space", how: "stages that wait for what they send",
