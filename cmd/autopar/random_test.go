@@ -226,7 +226,7 @@ func (c *randomRun) plan(file string, ranks int, more ...string) *planner.Docume
 func (c *randomRun) search(args []string, file string, refusal int) *planner.Document {
 	status, said := c.execute(args...)
 	isRefusal := func(prefix string) bool { return strings.HasPrefix(said, "autopar: "+prefix+": ") }
-	if status == refusal && slices.ContainsFunc([]string{"planner", "plan", "--plan-ngpus"}, isRefusal) {
+	if status == refusal && slices.ContainsFunc([]string{"planner", "plan", "--plan-ngpus", "--runtime-ngpus"}, isRefusal) {
 		c.Logf("refused: %s", said)
 		return nil
 	}
