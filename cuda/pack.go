@@ -71,12 +71,28 @@ func (l *lane) exchangeAll(all []exchange, more func() error) error {
 // strip is where a part of a value lies in it: count runs of elements, a pitch apart, the first of them at an element.
 type strip struct{ at, run, pitch, count int }
 
+// extent is which elements of a strip a piece has: those in slices lo to hi, of so many in all, of the dimensions before
+// those that are cut, or of one slice those in one of several parts of the first dimension that is cut.
+type extent struct{ lo, hi, slices, part, parts int }
+
 func (s strip) elems() int { return s.run * s.count }
 
-// piece returns the part of a strip in slices lo to hi, of so many in all, of the dimensions that are not cut.
-func (s strip) piece(lo, hi, of int) strip {
-	n := s.count / of
-	return strip{s.at + lo*n*s.pitch, s.run, s.pitch, (hi - lo) * n}
+// piece returns the part of a strip that a piece has. The strip has so many rows: indexes of the first dimension that is cut.
+func (s strip) piece(x extent, rows int) strip {
+	n, lo := s.count/x.slices, x.lo
+	if x.parts <= 1 {
+		return strip{s.at + lo*n*s.pitch, s.run, s.pitch, (x.hi - lo) * n}
+	}
+	from, to := rows*x.part/x.parts, rows*(x.part+1)/x.parts
+	switch {
+	case rows == 0:
+		return strip{}
+	case n == 1: // the rows of a slice are one run
+		row := s.run / rows
+		return strip{s.at + lo*s.pitch + from*row, (to - from) * row, s.pitch, 1}
+	}
+	n /= rows
+	return strip{s.at + (lo*rows+from)*n*s.pitch, s.run, s.pitch, (to - from) * n}
 }
 
 // stripOf returns the strip that dimension d of a part cuts out of a value. ok is false if they differ in another one.
@@ -107,18 +123,21 @@ func (l *lane) unpack(d ir.DType, value, packing driver.Ptr, strips []strip) err
 	})
 }
 
-// copies calls do for strips: for each first one of those that are alike and follow each other, with its place among
+// copies calls do for strips: for each first one of those that are alike and equally far apart, with its place among
 // what is packed, and the dimensions in which it and they lie in the value (From) and there (To).
 func (l *lane) copies(strips []strip, do func(at int, s strip, dims ...kernel.Dim) error) error {
 	at := 0
 	for len(strips) > 0 {
-		s, n := strips[0], 1
-		for n < len(strips) && strips[n] == (strip{s.at + n*s.run, s.run, s.pitch, s.count}) {
+		s, n, apart := strips[0], 1, 0
+		if len(strips) > 1 {
+			apart = strips[1].at - s.at
+		}
+		for n < len(strips) && strips[n] == (strip{s.at + n*apart, s.run, s.pitch, s.count}) {
 			n++
 		}
 		run, size := int64(s.run), int64(s.elems())
 		if size > 0 {
-			if err := do(at, s, kernel.Dim{N: int64(n), From: run, To: size}, kernel.Dim{N: int64(s.count), From: int64(s.pitch), To: run}, kernel.Dim{N: run, From: 1, To: 1}); err != nil {
+			if err := do(at, s, kernel.Dim{N: int64(n), From: int64(apart), To: size}, kernel.Dim{N: int64(s.count), From: int64(s.pitch), To: run}, kernel.Dim{N: run, From: 1, To: 1}); err != nil {
 				return err
 			}
 		}
@@ -129,13 +148,15 @@ func (l *lane) copies(strips []strip, do func(at int, s strip, dims ...kernel.Di
 
 // cuts is how a collective is packed.
 type cuts struct {
-	send, receive []strip // of the rank's operand for each member, of its result from each member
-	slices        int     // of the dimensions before those that are cut
-	bytes         int64   // of a slice in packing memory
+	send, receive         []strip // of the rank's operand for each member, of its result from each member
+	sendRows, receiveRows []int   // how many rows they have
+	slices                int     // of the dimensions before those that are cut
+	parts                 int     // of a slice, if it takes more than packing memory
+	bytes                 int64   // of a slice, or of such a part, in packing memory
 }
 
-// cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if it has few runs, or one
-// slice takes more than packing memory.
+// cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if it has few runs, or if
+// packing memory has too little room.
 func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 	if c.Node.Op == ir.OpAllReduce {
 		return cuts{}, false
@@ -144,12 +165,15 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 	if c.Node.Op == ir.OpAllToAll {
 		to = c.Attr.To
 	}
-	runs, elems := 0, int64(0)
+	first, runs := min(d, to), 0
+	slices := int(ir.Elems(c.Members[0].In.Slab.Local[:first]))
+	size := c.Members[0].In.DType.Size()
+	var all []cuts // of all members whose values differ in size
 	for j, of := range c.Members {
 		if j != c.Position && c.Node.Op != ir.OpAllToAll {
 			continue // all have the whole value alike
 		}
-		var send, receive []strip
+		x := cuts{slices: slices, parts: 1}
 		for _, m := range c.Members {
 			var s, r strip
 			regular := [2]bool{true, true}
@@ -162,23 +186,46 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 			if regular != [2]bool{true, true} {
 				return cuts{}, false
 			}
-			send, receive, runs = append(send, s), append(receive, r), max(runs, s.count, r.count)
+			x.send, x.receive, runs = append(x.send, s), append(x.receive, r), max(runs, s.count, r.count)
+			x.sendRows = append(x.sendRows, min(of.In.Slab.Local[first], m.Out.Slab.Local[first])) // one of them has all rows
+			x.receiveRows = append(x.receiveRows, min(m.In.Slab.Local[first], of.Out.Slab.Local[first]))
 		}
 		if j == c.Position {
-			cut.send, cut.receive = send, receive
+			cut = x
 		}
-		packed := of.In.Slab.Elems() + of.Out.Slab.Elems()
-		if c.Node.Op != ir.OpAllToAll {
-			packed = max(of.In.Slab.Elems(), of.Out.Slab.Elems()) // of the whole value alone
-		}
-		elems = max(elems, packed)
+		all = append(all, x)
 	}
-	cut.slices = int(ir.Elems(c.Members[0].In.Slab.Local[:min(d, to)]))
-	if runs <= fewRuns || cut.slices == 0 {
+	if runs <= fewRuns || slices == 0 {
 		return cuts{}, false
 	}
-	cut.bytes = elems / int64(cut.slices) * c.Members[0].In.DType.Size()
-	return cut, cut.bytes+pad <= packingBytes
+	for {
+		cut.bytes = 0
+		for _, x := range all {
+			cut.bytes = max(cut.bytes, x.most(cut.parts)*size)
+		}
+		if cut.bytes+pad <= packingBytes {
+			return cut, true
+		}
+		if c.Node.Op != ir.OpAllToAll || cut.parts >= c.Members[0].In.Slab.Global[first] {
+			return cuts{}, false
+		}
+		cut.parts++
+	}
+}
+
+// most returns how many elements of a slice, if it is divided into so many parts, are sent and received at a time.
+func (c *cuts) most(parts int) (elems int64) {
+	for i := range c.send {
+		for _, x := range [2]struct {
+			strip
+			rows int
+		}{{c.send[i], c.sendRows[i]}, {c.receive[i], c.receiveRows[i]}} {
+			if x.rows > 0 {
+				elems += int64(x.elems() / c.slices / x.rows * ((x.rows + parts - 1) / parts))
+			}
+		}
+	}
+	return elems
 }
 
 // pad is room for aligning what is received.
@@ -191,35 +238,40 @@ func (l *lane) packed(comm driver.Comm, c *runtime.Collective) (all []exchange) 
 		return nil
 	}
 	step := min(cut.slices, int((packingBytes-pad)/max(1, cut.bytes)))
+	if cut.parts > 1 {
+		step = 1
+	}
 	for lo := 0; lo < cut.slices; lo += step {
 		hi := min(lo+step, cut.slices)
-		x := l.packedPiece(comm, c, cut, lo, hi)
-		x.room = int64(hi-lo)*cut.bytes + pad
-		all = append(all, x)
+		for part := range cut.parts {
+			x := l.packedPiece(comm, c, cut, extent{lo, hi, cut.slices, part, cut.parts})
+			x.room = int64(hi-lo)*cut.bytes + pad
+			all = append(all, x)
+		}
 	}
 	return all
 }
 
-// packedPiece makes the exchange of some slices.
-func (l *lane) packedPiece(comm driver.Comm, c *runtime.Collective, cut cuts, lo, hi int) exchange {
+// packedPiece makes the exchange of a piece.
+func (l *lane) packedPiece(comm driver.Comm, c *runtime.Collective, cut cuts, which extent) exchange {
 	me := c.Members[c.Position]
 	d := me.In.DType
-	piece := func(all []strip) (some []strip, elems []int, sum int) {
-		for _, s := range all {
-			s = s.piece(lo, hi, cut.slices)
+	piece := func(all []strip, rows []int) (some []strip, elems []int, sum int) {
+		for i, s := range all {
+			s = s.piece(which, rows[i])
 			some, elems, sum = append(some, s), append(elems, s.elems()), sum+s.elems()
 		}
 		return some, elems, sum
 	}
 	at := func(p driver.Ptr, elem int) driver.Ptr { return p + driver.Ptr(int64(elem)*d.Size()) }
-	send, sends, sum := piece(cut.send)
-	receive, receives, _ := piece(cut.receive)
+	send, sends, sum := piece(cut.send, cut.sendRows)
+	receive, receives, _ := piece(cut.receive, cut.receiveRows)
 	pack := func(p driver.Ptr) error { return l.pack(d, p, l.operand(me, 0), send) }
 	unpack := func(p driver.Ptr) error { return l.unpack(d, l.result(me, 0), p, receive) }
 	even := func(elems []int) bool { return slices.Min(elems) == slices.Max(elems) }
 	switch c.Node.Op {
 	case ir.OpReduceScatter:
-		result := l.result(me, lo*cut.send[c.Position].run)
+		result := l.result(me, which.lo*cut.send[c.Position].run)
 		return exchange{before: pack, calls: func(p driver.Ptr) error {
 			if even(sends) {
 				return comm.ReduceScatter(p, result, int64(sends[0]), d, c.Attr.Reduce, l.stream)
@@ -239,7 +291,7 @@ func (l *lane) packedPiece(comm driver.Comm, c *runtime.Collective, cut cuts, lo
 			return nil
 		}}
 	case ir.OpAllGather:
-		operand := l.operand(me, lo*cut.receive[c.Position].run)
+		operand := l.operand(me, which.lo*cut.receive[c.Position].run)
 		return exchange{after: unpack, calls: func(p driver.Ptr) error {
 			if even(receives) {
 				return comm.AllGather(operand, p, int64(receives[0]), d, l.stream)

@@ -151,7 +151,10 @@ func TestRunsArePacked(t *testing.T) {
 		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 2, 1 << 20, map[string]int{"send": 2}},
 		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 3, 1 << 20, map[string]int{"send": 3 * 2}},
 		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 1 << 20, map[string]int{"send": 4 * 3}},
-		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*8*3*4*2/4, map[string]int{"send": 2 * 4 * 3}}, // a sequence at a time
+		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*8*3*4*2/4, map[string]int{"send": 2 * 4 * 3}},     // a sequence at a time
+		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*8*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}}, // one of two tokens of each rank
+		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*8*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}},
+		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*8*3*4*2/8 - 1, map[string]int{"send": 2 * 2 * 3 * 4 * 3}}, // no token has room
 		{ir.OpAllToAll, ir.CommAttr{Dim: 0, To: 1}, weight, 3, 1 << 20, map[string]int{"send": 3 * 2}},
 	} {
 		t.Run(fmt.Sprintf("%s/%d to %d/%d ranks/%d bytes", tt.op, tt.attr.Dim, tt.attr.To, tt.ranks, tt.bytes), func(t *testing.T) {

@@ -203,6 +203,11 @@ func inTheDevice() []mutant {
 		old:  "s.at + lo*n*s.pitch", new: "s.at",
 		pkg: "./cuda", run: "^TestRunsArePacked$",
 	}, {
+		bug: "what NCCL has brought lands at another place", how: "not even one sequence has room in packing memory",
+		file: "cuda/pack.go",
+		old:  "s.at + lo*s.pitch + from*row", new: "s.at + lo*s.pitch",
+		pkg: "./cuda", run: "^TestRunsArePacked$",
+	}, {
 		bug: "what NCCL has brought lands at another place", how: "ranks have parts of unequal size",
 		file: "cuda/pack.go",
 		old:  "lo*cut.send[c.Position].run", new: "lo*cut.send[0].run",
