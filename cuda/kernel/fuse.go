@@ -61,7 +61,7 @@ func Fuse(run []*runtime.Kernel, uses map[*ir.Value]int) []Group {
 				if taken[j] {
 					continue
 				}
-				if fusions[op].joins(g, k, uses) && !slices.ContainsFunc(between, func(b *runtime.Kernel) bool { return conflict(b, k) }) &&
+				if fusions[op].joins(g, k, uses) && !conflicts(between, k) &&
 					safe(append(g, k), fusions[op].together) {
 					g, taken[j] = append(g, k), true
 				} else {
@@ -165,6 +165,18 @@ func moreUpdates(g Group, k *runtime.Kernel, _ map[*ir.Value]int) bool {
 		a.WeightDecay = b.WeightDecay // each has its own
 		return updates < updatesMost && a == b && k.Args[0].DType == first.Args[0].DType && k.Args[3].DType == first.Args[3].DType &&
 			slices.Equal(k.Node.Args[4:], first.Node.Args[4:])
+	}
+	return false
+}
+
+// conflicts reports whether a kernel must stay behind one of those before it. It looks at the nearest first, because
+// that is where the kernel's own operands are made: with states of the optimizer on the host, an update reads what the
+// three kernels before it have fetched.
+func conflicts(before []*runtime.Kernel, k *runtime.Kernel) bool {
+	for _, b := range slices.Backward(before) {
+		if conflict(b, k) {
+			return true
+		}
 	}
 	return false
 }

@@ -3,7 +3,9 @@ package kernel_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -94,4 +96,40 @@ func TestFuseKeepsOrder(t *testing.T) {
 		}
 	}
 	require.Greater(t, grouped, 300)
+}
+
+// TestFuseIsFast groups the updates of a model whose states are on the host: each is between the copies of its states.
+// The time must not grow with the cube of their number, which took minutes for 580 weights.
+func TestFuseIsFast(t *testing.T) {
+	const weights = 580
+	vector := ir.Type{DType: ir.F32, Shape: []int{16}}
+	value := func() *ir.Value { return &ir.Value{Type: vector} }
+	shared := []*ir.Value{value(), value(), value()}
+	var run []*runtime.Kernel
+	end := int64(0)
+	tensor := func(space runtime.Space) runtime.Tensor {
+		end += 64
+		return runtime.Tensor{Space: space, Offset: end, DType: ir.F32, Slab: ir.Whole(vector.Shape)}
+	}
+	add := func(op ir.Op, attr ir.Attr, values []*ir.Value, args, results []runtime.Tensor) {
+		n := &ir.Node{Op: op, Attr: attr, Args: values, Results: []*ir.Value{value()}}
+		run = append(run, &runtime.Kernel{Node: n, Args: args, Results: results, Accum: make([]bool, len(results))})
+	}
+	scalars := []runtime.Tensor{tensor(runtime.OnDevice), tensor(runtime.OnDevice), tensor(runtime.OnDevice)}
+	for range weights {
+		states := []runtime.Tensor{tensor(runtime.OnDevice), tensor(runtime.OnDevice), tensor(runtime.OnDevice)}
+		var away []runtime.Tensor
+		for _, x := range states {
+			away = append(away, tensor(runtime.OnHost))
+			add(ir.OpFetch, nil, []*ir.Value{value()}, away[len(away)-1:], []runtime.Tensor{x})
+		}
+		args := append(append(slices.Clone(states), tensor(runtime.OnDevice)), scalars...)
+		add(ir.OpAdamW, ir.AdamWAttr{Eps: 1}, append([]*ir.Value{value(), value(), value(), value()}, shared...), args, states)
+		for i, x := range states {
+			add(ir.OpStash, nil, []*ir.Value{value()}, []runtime.Tensor{x}, away[i:i+1])
+		}
+	}
+	start := time.Now()
+	require.Len(t, kernel.Fuse(run, nil), len(run))
+	require.Less(t, time.Since(start), 10*time.Second)
 }
