@@ -15,10 +15,12 @@ import (
 // attention's heads are cut. NCCL would need a call for each of them. So a kernel packs the runs one after another in
 // packing memory, and another one unpacks what has come.
 
-// packingBytes is the packing memory of a lane, which is in no plan. Larger values move in several pieces.
-var packingBytes int64 = 32 << 20
+// packingBytes is the packing memory of a lane, which is in no plan. Larger values move in several pieces. Sizes of weights
+// are often multiples of large powers of two, so what pieces need besides has room of its own.
+var packingBytes int64 = 32<<20 + pad
 
-// fewRuns is for how many runs calls of their own take no longer than packing, by estimate.
+// fewRuns is for how many runs calls of their own take no longer than packing, by estimate: runs of a value, or of a piece of it
+// if they are so long that packing memory has room for no more.
 const fewRuns = 8
 
 // exchange is a collective by NCCL, or a piece of one: what is packed before NCCL's calls and unpacked after them. All
@@ -153,10 +155,11 @@ type cuts struct {
 	slices                int     // of the dimensions before those that are cut
 	parts                 int     // of a slice, if it takes more than packing memory
 	bytes                 int64   // of a slice, or of such a part, in packing memory
+	step                  int     // slices that are packed at a time
 }
 
-// cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if it has few runs, or if
-// packing memory has too little room.
+// cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if few runs would be
+// packed at a time.
 func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 	if c.Node.Op == ir.OpAllReduce {
 		return cuts{}, false
@@ -195,7 +198,7 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 		}
 		all = append(all, x)
 	}
-	if runs <= fewRuns || slices == 0 {
+	if slices == 0 {
 		return cuts{}, false
 	}
 	for {
@@ -204,7 +207,10 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 			cut.bytes = max(cut.bytes, x.most(cut.parts)*size)
 		}
 		if cut.bytes+pad <= packingBytes {
-			return cut, true
+			if cut.step = 1; cut.parts == 1 {
+				cut.step = min(slices, int((packingBytes-pad)/max(1, cut.bytes)))
+			}
+			return cut, runs/slices*cut.step/cut.parts > fewRuns
 		}
 		if c.Node.Op != ir.OpAllToAll || cut.parts >= c.Members[0].In.Slab.Global[first] {
 			return cuts{}, false
@@ -237,12 +243,8 @@ func (l *lane) packed(comm driver.Comm, c *runtime.Collective) (all []exchange) 
 	if !ok {
 		return nil
 	}
-	step := min(cut.slices, int((packingBytes-pad)/max(1, cut.bytes)))
-	if cut.parts > 1 {
-		step = 1
-	}
-	for lo := 0; lo < cut.slices; lo += step {
-		hi := min(lo+step, cut.slices)
+	for lo := 0; lo < cut.slices; lo += cut.step {
+		hi := min(lo+cut.step, cut.slices)
 		for part := range cut.parts {
 			x := l.packedPiece(comm, c, cut, extent{lo, hi, cut.slices, part, cut.parts})
 			x.room = int64(hi-lo)*cut.bytes + pad

@@ -133,7 +133,7 @@ func TestSequencesInOrder(t *testing.T) {
 // TestRunsArePacked: a value that is cut into many runs moves in as many calls as one that is cut into one each, or in a
 // few pieces if packing memory is small, however it is cut.
 func TestRunsArePacked(t *testing.T) {
-	weight, heads := []int{40, 12}, []int{2, 8, 3, 4, 2}
+	weight, heads, stream := []int{40, 12}, []int{2, 32, 3, 4, 2}, []int{12, 4, 5}
 	for _, tt := range []struct {
 		op    ir.Op
 		attr  ir.CommAttr
@@ -147,14 +147,16 @@ func TestRunsArePacked(t *testing.T) {
 		{ir.OpReduceScatter, ir.CommAttr{Dim: 1}, weight, 5, 1 << 20, map[string]int{"reduce": 5 * 5}},
 		{ir.OpReduceScatter, ir.CommAttr{Dim: 1}, weight, 2, 16 + 12*4 - 1, map[string]int{"reduce_scatter": 2 * 40}}, // no row has room
 		{ir.OpAllGather, ir.CommAttr{Dim: 1}, weight, 4, 1 << 20, map[string]int{"all_gather": 4}},
+		{ir.OpAllGather, ir.CommAttr{Dim: 1}, stream, 2, 16 + 9*4*5*4, map[string]int{"all_gather": 2 * 2}},
+		{ir.OpAllGather, ir.CommAttr{Dim: 1}, stream, 2, 16 + 8*4*5*4, map[string]int{"all_gather": 2 * 12}}, // few at a time
 		{ir.OpAllGather, ir.CommAttr{Dim: 1}, weight, 5, 1 << 20, map[string]int{"send": 5 * 4}},
 		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 2, 1 << 20, map[string]int{"send": 2}},
 		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 3, 1 << 20, map[string]int{"send": 3 * 2}},
 		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 1 << 20, map[string]int{"send": 4 * 3}},
-		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*8*3*4*2/4, map[string]int{"send": 2 * 4 * 3}},     // a sequence at a time
-		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*8*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}}, // one of two tokens of each rank
-		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*8*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}},
-		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*8*3*4*2/8 - 1, map[string]int{"send": 2 * 2 * 3 * 4 * 3}}, // no token has room
+		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*32*3*4*2/4, map[string]int{"send": 2 * 4 * 3}},     // a sequence at a time
+		{ir.OpAllToAll, ir.CommAttr{Dim: 3, To: 1}, heads, 4, 16 + 2*4*32*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}}, // half of the tokens of each rank
+		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*32*3*4*2/8, map[string]int{"send": 2 * 2 * 4 * 3}},
+		{ir.OpAllToAll, ir.CommAttr{Dim: 1, To: 3}, heads, 4, 16 + 2*4*32*3*4*2/8 - 1, map[string]int{"send": 2 * 24 * 4 * 3}}, // few runs in a third of them
 		{ir.OpAllToAll, ir.CommAttr{Dim: 0, To: 1}, weight, 3, 1 << 20, map[string]int{"send": 3 * 2}},
 	} {
 		t.Run(fmt.Sprintf("%s/%d to %d/%d ranks/%d bytes", tt.op, tt.attr.Dim, tt.attr.To, tt.ranks, tt.bytes), func(t *testing.T) {

@@ -195,7 +195,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "NCCL moves a value by a message for each row", how: "its columns are cut",
 		file: "cuda/pack.go",
-		old:  "runs <= fewRuns", new: "runs <= 1<<30",
+		old:  "cut.parts > fewRuns", new: "cut.parts > 1<<30",
 		pkg: "./cuda", run: "^TestRunsArePacked$",
 	}, {
 		bug: "what NCCL has brought lands at another place", how: "a part of several pieces is packed",
