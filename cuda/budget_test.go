@@ -19,7 +19,7 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-var update = flag.Bool("update", false, "rewrite bench/gpu/budget.md")
+var update = flag.Bool("update", false, "rewrite bench/gpu/budget.md and calls.md")
 
 // listener is a backend of one device that only records what it would launch.
 type listener struct {
