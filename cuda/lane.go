@@ -1,6 +1,7 @@
 package cuda
 
 import (
+	"cmp"
 	goruntime "runtime"
 	"slices"
 	"sync"
@@ -308,7 +309,11 @@ func (l *lane) find(n int64) int {
 	if n <= l.happened {
 		return -1
 	}
-	return slices.IndexFunc(l.marks, func(m mark) bool { return m.upTo >= n })
+	i, _ := slices.BinarySearchFunc(l.marks, n, func(m mark, n int64) int { return cmp.Compare(m.upTo, n) })
+	if i == len(l.marks) {
+		return -1
+	}
+	return i
 }
 
 // hold makes stream s wait for event n, which has been recorded.

@@ -409,7 +409,11 @@ func (g given) others() (ranks []int) {
 func (l *lane) note(g given) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.given = slices.DeleteFunc(l.given, func(g given) bool { return g.event <= l.happened })
+	later := slices.IndexFunc(l.given, func(g given) bool { return g.event > l.happened }) // they are in the order of their events
+	if later < 0 {
+		later = len(l.given)
+	}
+	l.given = slices.Delete(l.given, 0, later)
 	g.event = l.last() + 1
 	l.given = append(l.given, g)
 }
