@@ -143,6 +143,17 @@ func TestRunCatchesKernels(t *testing.T) {
 	}
 }
 
+// TestPairsAreShrunk: heads that rotary positions turn keep an even width, however many ranks there are for one head.
+func TestPairsAreShrunk(t *testing.T) {
+	full := large()
+	full.Model.NLayer, full.Model.NHead, full.Model.NEmbd, full.Model.Position = 1, 1, 10, gpt.RoPE
+	plan := cut(8, 1, 1, 1, 1)
+	plan.Stages = []partition.Stage{{First: 0, Last: 1}}
+	small, _, err := numeric.Shrink(full, plan)
+	require.NoError(t, err)
+	require.Equal(t, 10, small.Model.HeadDim())
+}
+
 func TestShrinkRefuses(t *testing.T) {
 	p := cut(64, 8, 1, 1, 1)
 	_, _, err := numeric.Shrink(large(), p)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
 
@@ -43,7 +44,11 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 		group = min(group, 2)
 	}
 	m.NHead = kvHeads * group
-	m.NEmbd = m.NHead * min(width, max(8, dp/m.NHead+1))
+	enough := max(8, dp/m.NHead+1)
+	if m.Position == gpt.RoPE { // which rotates pairs
+		enough += enough % 2
+	}
+	m.NEmbd = m.NHead * min(width, enough)
 	if m.NKVHead > 0 {
 		m.NKVHead = kvHeads
 	}
