@@ -35,43 +35,43 @@ func TestVerifyAcceptsOverlap(t *testing.T) {
 	c.Float = ir.BF16
 	half, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, batch, 33)
 	require.NoError(t, err)
-	for _, g := range []*ir.Graph{trainGraph(t, layers), half} {
+	for i, g := range []*ir.Graph{trainGraph(t, layers), half} {
 		for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble, partition.Interleaved} {
-			verifyOverlap(t, g, layers, schedule)
+			verifyOverlap(t, g, layers, schedule, i)
 		}
 	}
 }
 
-func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Schedule) {
+// verifyOverlap verifies each plan with 2 or 3 data-parallel ranks: with the others in another turn.
+func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Schedule, turn int) {
 	for _, pp := range []int{1, 2, 4} {
 		if schedule == partition.Interleaved && pp != 4 { // two ranks run two of four stages each
 			continue
 		}
 		for _, tp := range []int{1, 2} {
-			for _, dp := range []int{2, 3} {
-				for zero := range 4 {
-					p := overlapped(dp, tp, pp, 1+(pp+zero)%3, layers, zero)
-					p.Schedule = schedule
-					if schedule == partition.Interleaved {
-						p = chunked(overlapped(dp, tp, 4, 1+zero%2, layers, zero), 2)
-					}
-					p.SequenceParallel = tp > 1 && zero%2 == 0
-					for s := range p.Stages {
-						p.Stages[s].Recompute = zero % 2
-					}
-					name := fmt.Sprintf("%s dp %d tp %d pp %d zero %d", schedule, dp, tp, pp, zero)
-					prog := generate(t, g, p)
-					require.NoError(t, codegen.Verify(prog, g), name)
-					apart := *p
-					apart.Overlap = false
-					without := generate(t, g, &apart)
-					for r := range prog.Schedules {
-						n, bytes := communicated(prog, r)
-						m, same := communicated(without, r)
-						require.Equal(t, same, bytes, "%s: rank %d", name, r)
-						if zero >= 2 { // otherwise the update may have buckets without overlap too
-							require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
-						}
+			for zero := range 4 {
+				dp := 2 + (pp/2+tp+zero+turn)%2
+				p := overlapped(dp, tp, pp, 1+(pp+zero)%3, layers, zero)
+				p.Schedule = schedule
+				if schedule == partition.Interleaved {
+					p = chunked(overlapped(dp, tp, 4, 1+zero%2, layers, zero), 2)
+				}
+				p.SequenceParallel = tp > 1 && zero%2 == 0
+				for s := range p.Stages {
+					p.Stages[s].Recompute = zero % 2
+				}
+				name := fmt.Sprintf("%s dp %d tp %d pp %d zero %d", schedule, dp, tp, pp, zero)
+				prog := generate(t, g, p)
+				require.NoError(t, codegen.Verify(prog, g), name)
+				apart := *p
+				apart.Overlap = false
+				without := generate(t, g, &apart)
+				for r := range prog.Schedules {
+					n, bytes := communicated(prog, r)
+					m, same := communicated(without, r)
+					require.Equal(t, same, bytes, "%s: rank %d", name, r)
+					if zero >= 2 { // otherwise the update may have buckets without overlap too
+						require.Less(t, n, m, "%s: rank %d makes fewer collectives", name, r)
 					}
 				}
 			}
