@@ -70,8 +70,9 @@ func (l *lane) exchangeAll(all []exchange, more func() error) error {
 	return nil
 }
 
-// strip is where a part of a value lies in it: count runs of elements, a pitch apart, the first of them at an element.
-type strip struct{ at, run, pitch, count int }
+// strip is where a part of a value lies in it: count runs of elements, a pitch apart, the first of them at an element. Rows are
+// its indexes of the first dimension that is cut, by which [strip.piece] divides it.
+type strip struct{ at, run, pitch, count, rows int }
 
 // extent is which elements of a strip a piece has: those in slices lo to hi, of so many in all, of the dimensions before
 // those that are cut, or of one slice those in one of several parts of the first dimension that is cut.
@@ -79,22 +80,22 @@ type extent struct{ lo, hi, slices, part, parts int }
 
 func (s strip) elems() int { return s.run * s.count }
 
-// piece returns the part of a strip that a piece has. The strip has so many rows: indexes of the first dimension that is cut.
-func (s strip) piece(x extent, rows int) strip {
+// piece returns the part of a strip that a piece has.
+func (s strip) piece(x extent) strip {
 	n, lo := s.count/x.slices, x.lo
 	if x.parts <= 1 {
-		return strip{s.at + lo*n*s.pitch, s.run, s.pitch, (x.hi - lo) * n}
+		return strip{at: s.at + lo*n*s.pitch, run: s.run, pitch: s.pitch, count: (x.hi - lo) * n}
 	}
-	from, to := rows*x.part/x.parts, rows*(x.part+1)/x.parts
+	from, to := s.rows*x.part/x.parts, s.rows*(x.part+1)/x.parts
 	switch {
-	case rows == 0:
+	case s.rows == 0:
 		return strip{}
 	case n == 1: // the rows of a slice are one run
-		row := s.run / rows
-		return strip{s.at + lo*s.pitch + from*row, (to - from) * row, s.pitch, 1}
+		row := s.run / s.rows
+		return strip{at: s.at + lo*s.pitch + from*row, run: (to - from) * row, pitch: s.pitch, count: 1}
 	}
-	n /= rows
-	return strip{s.at + (lo*rows+from)*n*s.pitch, s.run, s.pitch, (to - from) * n}
+	n /= s.rows
+	return strip{at: s.at + (lo*s.rows+from)*n*s.pitch, run: s.run, pitch: s.pitch, count: (to - from) * n}
 }
 
 // stripOf returns the strip that dimension d of a part cuts out of a value. ok is false if they differ in another one.
@@ -106,7 +107,7 @@ func stripOf(value, part ir.Slab, d int) (s strip, ok bool) {
 	}
 	outer, inner := int(ir.Elems(value.Local[:d])), int(ir.Elems(value.Local[d+1:]))
 	lo, hi := max(value.Offset[d], part.Offset[d]), min(value.Offset[d]+value.Local[d], part.Offset[d]+part.Local[d])
-	return strip{(lo - value.Offset[d]) * inner, max(0, hi-lo) * inner, value.Local[d] * inner, outer}, true
+	return strip{at: (lo - value.Offset[d]) * inner, run: max(0, hi-lo) * inner, pitch: value.Local[d] * inner, count: outer}, true
 }
 
 // pack copies strips of a value to packing memory, one after another. unpack copies them back.
@@ -134,7 +135,7 @@ func (l *lane) copies(strips []strip, do func(at int, s strip, dims ...kernel.Di
 		if len(strips) > 1 {
 			apart = strips[1].at - s.at
 		}
-		for n < len(strips) && strips[n] == (strip{s.at + n*apart, s.run, s.pitch, s.count}) {
+		for n < len(strips) && strips[n] == (strip{s.at + n*apart, s.run, s.pitch, s.count, s.rows}) {
 			n++
 		}
 		run, size := int64(s.run), int64(s.elems())
@@ -150,12 +151,11 @@ func (l *lane) copies(strips []strip, do func(at int, s strip, dims ...kernel.Di
 
 // cuts is how a collective is packed.
 type cuts struct {
-	send, receive         []strip // of the rank's operand for each member, of its result from each member
-	sendRows, receiveRows []int   // how many rows they have
-	slices                int     // of the dimensions before those that are cut
-	parts                 int     // of a slice, if it takes more than packing memory
-	bytes                 int64   // of a slice, or of such a part, in packing memory
-	step                  int     // slices that are packed at a time
+	send, receive []strip // of the rank's operand for each member, of its result from each member
+	slices        int     // of the dimensions before those that are cut
+	parts         int     // of a slice, if it takes more than packing memory
+	bytes         int64   // of a slice, or of such a part, in packing memory
+	step          int     // slices that are packed at a time
 }
 
 // cutsOf returns how to pack a collective, the same kind of cuts on all ranks. ok is false if few runs would be
@@ -179,19 +179,19 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 		x := cuts{slices: slices, parts: 1}
 		for _, m := range c.Members {
 			var s, r strip
-			regular := [2]bool{true, true}
-			if c.Node.Op != ir.OpAllGather {
-				s, regular[0] = stripOf(of.In.Slab, m.Out.Slab, to)
+			sends, receives := c.Node.Op == ir.OpAllGather, c.Node.Op == ir.OpReduceScatter // nothing that is cut
+			if !sends {
+				s, sends = stripOf(of.In.Slab, m.Out.Slab, to)
 			}
-			if c.Node.Op != ir.OpReduceScatter {
-				r, regular[1] = stripOf(of.Out.Slab, m.In.Slab, d)
+			if !receives {
+				r, receives = stripOf(of.Out.Slab, m.In.Slab, d)
 			}
-			if regular != [2]bool{true, true} {
+			if !sends || !receives {
 				return cuts{}, false
 			}
+			s.rows = min(of.In.Slab.Local[first], m.Out.Slab.Local[first]) // one of them has all rows
+			r.rows = min(m.In.Slab.Local[first], of.Out.Slab.Local[first])
 			x.send, x.receive, runs = append(x.send, s), append(x.receive, r), max(runs, s.count, r.count)
-			x.sendRows = append(x.sendRows, min(of.In.Slab.Local[first], m.Out.Slab.Local[first])) // one of them has all rows
-			x.receiveRows = append(x.receiveRows, min(m.In.Slab.Local[first], of.Out.Slab.Local[first]))
 		}
 		if j == c.Position {
 			cut = x
@@ -221,14 +221,9 @@ func cutsOf(c *runtime.Collective) (cut cuts, ok bool) {
 
 // most returns how many elements of a slice, if it is divided into so many parts, are sent and received at a time.
 func (c *cuts) most(parts int) (elems int64) {
-	for i := range c.send {
-		for _, x := range [2]struct {
-			strip
-			rows int
-		}{{c.send[i], c.sendRows[i]}, {c.receive[i], c.receiveRows[i]}} {
-			if x.rows > 0 {
-				elems += int64(x.elems() / c.slices / x.rows * ((x.rows + parts - 1) / parts))
-			}
+	for _, x := range slices.Concat(c.send, c.receive) {
+		if x.rows > 0 {
+			elems += int64(x.elems() / c.slices / x.rows * ((x.rows + parts - 1) / parts))
 		}
 	}
 	return elems
@@ -258,16 +253,16 @@ func (l *lane) packed(comm driver.Comm, c *runtime.Collective) (all []exchange) 
 func (l *lane) packedPiece(comm driver.Comm, c *runtime.Collective, cut cuts, which extent) exchange {
 	me := c.Members[c.Position]
 	d := me.In.DType
-	piece := func(all []strip, rows []int) (some []strip, elems []int, sum int) {
-		for i, s := range all {
-			s = s.piece(which, rows[i])
+	piece := func(all []strip) (some []strip, elems []int, sum int) {
+		for _, s := range all {
+			s = s.piece(which)
 			some, elems, sum = append(some, s), append(elems, s.elems()), sum+s.elems()
 		}
 		return some, elems, sum
 	}
 	at := func(p driver.Ptr, elem int) driver.Ptr { return p + driver.Ptr(int64(elem)*d.Size()) }
-	send, sends, sum := piece(cut.send, cut.sendRows)
-	receive, receives, _ := piece(cut.receive, cut.receiveRows)
+	send, sends, sum := piece(cut.send)
+	receive, receives, _ := piece(cut.receive)
 	pack := func(p driver.Ptr) error { return l.pack(d, p, l.operand(me, 0), send) }
 	unpack := func(p driver.Ptr) error { return l.unpack(d, l.result(me, 0), p, receive) }
 	even := func(elems []int) bool { return slices.Min(elems) == slices.Max(elems) }

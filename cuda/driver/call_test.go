@@ -325,6 +325,17 @@ func TestTrialsEnd(t *testing.T) {
 	require.Equal(t, 5, apart, "timed, and chosen")
 }
 
+// openLt opens a cuBLASLt that keeps its choices in a folder.
+func openLt(t *testing.T, f *fakes, d Driver, dir string) (*Lt, BLAS) {
+	t.Helper()
+	l, err := newLt(f.lib, LtOptions{Dir: dir})
+	require.NoError(t, err)
+	b, err := l.Open(d, "H200")
+	require.NoError(t, err)
+	f.said()
+	return l, b
+}
+
 // TestUntimedProducts: without memory for trials a product has the library's first algorithm, for
 // all GPUs of this run. The next run tries again, and keeps the result.
 func TestUntimedProducts(t *testing.T) {
@@ -332,14 +343,7 @@ func TestUntimedProducts(t *testing.T) {
 	d, err := newLibcuda(f.lib)
 	require.NoError(t, err)
 	dir := t.TempDir()
-	open := func() (*Lt, BLAS) {
-		l, err := newLt(f.lib, LtOptions{Dir: dir})
-		require.NoError(t, err)
-		b, err := l.Open(d, "H200")
-		require.NoError(t, err)
-		f.said()
-		return l, b
-	}
+	open := func() (*Lt, BLAS) { return openLt(t, f, d, dir) }
 	g := GEMM{M: 3, N: 5, K: 7, LDA: 3, LDB: 7, LDC: 3, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
 	tuned := func(b BLAS, g GEMM) []string {
 		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
@@ -371,14 +375,7 @@ func TestProcessesChooseTogether(t *testing.T) {
 	d, err := newLibcuda(f.lib)
 	require.NoError(t, err)
 	dir := t.TempDir()
-	start := func() (*Lt, BLAS) {
-		l, err := newLt(f.lib, LtOptions{Dir: dir})
-		require.NoError(t, err)
-		b, err := l.Open(d, "H200")
-		require.NoError(t, err)
-		f.said()
-		return l, b
-	}
+	start := func() (*Lt, BLAS) { return openLt(t, f, d, dir) }
 	asks := func(b BLAS, m int64) bool {
 		g := GEMM{M: m, N: 5, K: 7, LDA: m, LDB: 7, LDC: m, TypeA: ir.BF16, TypeB: ir.BF16, TC: ir.BF16}
 		require.NoError(t, b.Tune(g, 0xa00, 0xb00, 0xc00, 0xd00, 0x5555))
