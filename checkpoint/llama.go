@@ -58,13 +58,21 @@ func (w *Weights) llamaConfig() (gpt.Config, error) {
 // checkLlama compares the model with what the tensors of a Llama do not show, if it is stated.
 func (w *Weights) checkLlama() error {
 	stated, err := w.statedLlama()
-	switch {
-	case err != nil || stated == nil:
+	if err != nil || stated == nil {
 		return err
-	case stated.NHead != w.cfg.NHead:
-		return errorf(w.path, "", "is of a model with n_head %d, not %d", stated.NHead, w.cfg.NHead)
-	case stated.Theta() != w.cfg.Theta():
-		return errorf(w.path, "", "is of a model with rope_theta %g, not %g", stated.Theta(), w.cfg.Theta())
+	}
+	said, is := stated.Rotation(), w.cfg.Rotation()
+	for _, x := range []struct {
+		key      string
+		said, is any
+	}{
+		{"n_head", stated.NHead, w.cfg.NHead}, {"norm_eps", stated.Eps(), w.cfg.Eps()}, {"rope_theta", said.Theta, is.Theta},
+		{"rope_factor", said.Factor, is.Factor}, {"rope_low_freq_factor", said.Low, is.Low}, {"rope_high_freq_factor", said.High, is.High},
+		{"rope_original_block_size", said.Original, is.Original},
+	} {
+		if x.said != x.is {
+			return errorf(w.path, "", "is of a model with %s %v, not %v", x.key, x.said, x.is)
+		}
 	}
 	return nil
 }

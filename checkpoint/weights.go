@@ -226,7 +226,8 @@ func (w *Weights) check() error {
 // checkStated compares the model with what the tensors do not show, if the file states it: the
 // number of heads, and in a file of [ExportWeights] the activation. HuggingFace's config.json says
 // tanh, whereas nanoGPT takes the exact GELU. If it says of its GPT-2 what no model here computes,
-// it is refused. Of a Llama it is the number of heads and the base of the angles.
+// it is refused. So is another epsilon of the norms; a file that states heads and no epsilon has the
+// default. Of a Llama it is the number of heads, the epsilon and how positions rotate.
 func (w *Weights) checkStated() error {
 	if w.layout == gpt.Llama {
 		return w.checkLlama()
@@ -242,6 +243,9 @@ func (w *Weights) checkStated() error {
 	}
 	if stated.NHead != w.cfg.NHead {
 		return errorf(w.path, "", "is of a model with n_head %d, not %d", stated.NHead, w.cfg.NHead)
+	}
+	if stated.Eps() != w.cfg.Eps() {
+		return errorf(w.path, "", "is of a model with norm_eps %v, not %v", stated.Eps(), w.cfg.Eps())
 	}
 	if a, said := meta["activation"]; said && a != w.cfg.Activation {
 		return errorf(w.path, "", "is of a model with activation %.40s, not %s", a, w.cfg.Activation)
@@ -410,6 +414,7 @@ func parameters(cfg gpt.Config) []string {
 // metadata states the sizes of a model by the keys of gpt.yaml. HuggingFace's loader requires the
 // format.
 func metadata(cfg gpt.Config) map[string]string {
+	number := func(x float64) string { return strconv.FormatFloat(x, 'g', -1, 64) }
 	all := map[string]string{
 		"format":     "pt",
 		"n_layer":    strconv.Itoa(cfg.NLayer),
@@ -426,9 +431,20 @@ func metadata(cfg gpt.Config) map[string]string {
 			"ffn_hidden":     strconv.Itoa(cfg.FFN()),
 			"norm":           cfg.Norm,
 			"position":       cfg.Position,
-			"rope_theta":     strconv.FormatFloat(cfg.Theta(), 'g', -1, 64),
+			"rope_theta":     number(cfg.Theta()),
 			"tie_embeddings": strconv.FormatBool(cfg.TieEmbeddings),
 		})
+		if r := cfg.Rotation(); r.Factor > 0 {
+			maps.Copy(all, map[string]string{
+				"rope_factor":              number(r.Factor),
+				"rope_low_freq_factor":     number(r.Low),
+				"rope_high_freq_factor":    number(r.High),
+				"rope_original_block_size": strconv.Itoa(r.Original),
+			})
+		}
+	}
+	if cfg.NormEps > 0 {
+		all["norm_eps"] = number(cfg.NormEps)
 	}
 	return all
 }
@@ -437,7 +453,7 @@ func metadata(cfg gpt.Config) map[string]string {
 var blockForm = regexp.MustCompile(`^h\.(\d+)\.(ln_1|attn\.c_attn|attn\.c_proj|ln_2|mlp\.c_fc|mlp\.c_proj)\.(weight|bias)$`)
 
 // WeightsConfig returns the configuration of the model in a weights file. Sizes are those of the
-// tensors. The number of heads and the activation, which no tensor shows, come from the file's
+// tensors. The number of heads, the activation and the norms' epsilon, which no tensor shows, come from the file's
 // metadata (as [ExportWeights] writes it), from nanoGPT's model_args (whose activation is the exact
 // GELU), or from a config.json in the same directory. Sizes that these state must agree with the
 // tensors. A tensor of no block that is stated, far from the others, is none of the model:
@@ -564,6 +580,12 @@ func (w *Weights) heads(cfg *gpt.Config) (*config.Config, error) {
 		if activation, ok := meta["activation"]; ok {
 			cfg.Activation = activation
 		}
+		cfg.NormEps = 0
+		if text, ok := meta["norm_eps"]; ok {
+			if cfg.NormEps, err = strconv.ParseFloat(text, 64); err != nil {
+				return nil, errorf(w.path, "", "norm_eps is %.40q, want a number", text)
+			}
+		}
 		if text, ok := meta["dropout"]; ok { // nanoGPT's; it may be changed for further training
 			if cfg.Dropout, err = strconv.ParseFloat(text, 64); err != nil {
 				return nil, errorf(w.path, "", "dropout is %.40q, want a number", text)
@@ -579,6 +601,6 @@ func (w *Weights) heads(cfg *gpt.Config) (*config.Config, error) {
 	if err != nil {
 		return nil, err
 	}
-	cfg.NHead, cfg.Activation = hf.Model.NHead, hf.Model.Activation
+	cfg.NHead, cfg.Activation, cfg.NormEps = hf.Model.NHead, hf.Model.Activation, hf.Model.NormEps
 	return hf, nil
 }

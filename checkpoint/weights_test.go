@@ -2,6 +2,7 @@ package checkpoint
 
 import (
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"math"
 	"os"
@@ -176,12 +177,21 @@ func TestForeignFiles(t *testing.T) {
 	other.NHead = 4
 	_, err = OpenWeights(path, other)
 	require.ErrorContains(t, err, "is of a model with n_head 3, not 4")
-	for _, not := range []string{`"layer_norm_epsilon": 1e-6`, `"scale_attn_by_inverse_layer_idx": true`, `"activation_function": "relu"`, `"model_type": "gptj"`} {
+	for _, not := range []string{`"layer_norm_epsilon": 0`, `"scale_attn_by_inverse_layer_idx": true`, `"activation_function": "relu"`, `"model_type": "gptj"`} {
 		beside := filepath.Join(filepath.Dir(path), "config.json")
 		require.NoError(t, os.WriteFile(beside, []byte(`{"n_layer": 2, "n_head": 3, `+not+`}`), 0o644))
 		_, err = OpenWeights(path, tinyModel())
 		require.ErrorContains(t, err, beside+":1: "+strings.Split(not, `"`)[1])
 	}
+	require.NoError(t, os.WriteFile(filepath.Join(filepath.Dir(path), "config.json"), []byte(`{"n_layer": 2, "n_head": 3, "layer_norm_epsilon": 1e-6}`), 0o644))
+	_, err = OpenWeights(path, tinyModel())
+	require.ErrorContains(t, err, "is of a model with norm_eps 1e-06, not 1e-05")
+	other = tinyModel()
+	other.NormEps = 1e-6
+	requireNumbered(t, path, other)
+	cfg, err = WeightsConfig(path)
+	require.NoError(t, err)
+	require.Equal(t, 1e-6, cfg.NormEps)
 }
 
 // TestWrappedModels: DistributedDataParallel and torch.compile put a word before every name.
@@ -248,6 +258,7 @@ func TestWrongWeights(t *testing.T) {
 	for want, change := range map[string]func(*gpt.Config){
 		"is of a model with n_head 3, not 4":                func(c *gpt.Config) { c.NHead = 4 },
 		"is of a model with activation gelu_tanh, not gelu": func(c *gpt.Config) { c.Activation = gpt.GELU },
+		"is of a model with norm_eps 1e-05, not 1e-06":      func(c *gpt.Config) { c.NormEps = 1e-6 },
 	} {
 		cfg := tinyModel()
 		change(&cfg)
@@ -326,6 +337,7 @@ func TestLlamaWeights(t *testing.T) {
 		func(*gpt.Config) {},
 		func(c *gpt.Config) { c.NKVHead = 6 },
 		func(c *gpt.Config) { c.NKVHead, c.TieEmbeddings = 1, true },
+		func(c *gpt.Config) { c.NormEps, c.RopeFactor, c.RopeHighFreq, c.RopeOriginalSize = 1e-6, 8, 16, 100 },
 	} {
 		cfg := tinyLlama()
 		change(&cfg)
@@ -371,12 +383,20 @@ func TestLlamaWeights(t *testing.T) {
 		_, err = OpenWeights(foreign, other)
 		require.ErrorContains(t, err, "is of a model with rope_theta 5000, not 10000")
 		other = cfg
+		other.NormEps = 1e-3
+		_, err = OpenWeights(path, other)
+		require.ErrorContains(t, err, fmt.Sprintf("is of a model with norm_eps %v, not 0.001", cfg.Eps()))
+		other = cfg
+		other.RopeFactor, other.RopeLowFreq, other.RopeHighFreq, other.RopeOriginalSize = 8, 3, 16, 100
+		_, err = OpenWeights(foreign, other)
+		require.ErrorContains(t, err, map[bool]string{true: "is of a model with rope_low_freq_factor 1, not 3", false: "is of a model with rope_factor 0, not 8"}[cfg.RopeFactor > 0])
+		other = cfg
 		other.NHead, other.NKVHead = 2*cfg.NHead, 2*cfg.KVHeads()
 		_, err = OpenWeights(path, other)
 		require.ErrorContains(t, err, "is of a model with n_head 6, not 12")
-		require.NoError(t, os.WriteFile(beside, []byte(`{"model_type": "llama", "rms_norm_eps": 1e-6}`), 0o600))
+		require.NoError(t, os.WriteFile(beside, []byte(`{"model_type": "llama", "rms_norm_eps": 0}`), 0o600))
 		_, err = OpenWeights(foreign, cfg)
-		require.ErrorContains(t, err, "config.json:1: rms_norm_eps: is 1e-06, only 1e-05 is supported")
+		require.ErrorContains(t, err, "config.json:1: rms_norm_eps: is 0, must be positive")
 	}
 }
 

@@ -32,11 +32,8 @@ func isHuggingFace(name string, data []byte) bool {
 	return typed || sized || filepath.Ext(name) == ".json"
 }
 
-// What models/gpt has no key for.
-const (
-	normEpsilon = 1e-5
-	initStd     = 0.02
-)
+// initStd is what models/gpt has no key for.
+const initStd = 0.02
 
 // activations pairs HuggingFace's names of activations with ours. Of several for the same, the first is GPT-2's own.
 func activations() [][2]string {
@@ -59,8 +56,11 @@ func HuggingFace(m gpt.Config) []byte {
 			"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama",
 			"num_hidden_layers": m.NLayer, "num_attention_heads": m.NHead, "num_key_value_heads": m.KVHeads(), "hidden_size": m.NEmbd,
 			"intermediate_size": m.FFN(), "max_position_embeddings": m.BlockSize, "rope_theta": m.Theta(),
-			"hidden_act": "silu", "rms_norm_eps": normEpsilon, "attention_bias": false, "mlp_bias": false,
+			"hidden_act": "silu", "rms_norm_eps": m.Eps(), "attention_bias": false, "mlp_bias": false,
 		})
+		if r := m.Rotation(); r.Factor > 0 {
+			members["rope_scaling"] = rope{Type: "llama3", Factor: r.Factor, Low: r.Low, High: r.High, Original: r.Original}
+		}
 	} else {
 		var inner *int
 		if m.FFNHidden > 0 {
@@ -70,7 +70,7 @@ func HuggingFace(m gpt.Config) []byte {
 		maps.Copy(members, map[string]any{
 			"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2",
 			"n_layer": m.NLayer, "n_head": m.NHead, "n_embd": m.NEmbd, "n_inner": inner, "n_positions": m.BlockSize,
-			"activation_function": activations()[i][0], "layer_norm_epsilon": normEpsilon,
+			"activation_function": activations()[i][0], "layer_norm_epsilon": m.Eps(),
 			"resid_pdrop": m.Dropout, "embd_pdrop": m.Dropout, "attn_pdrop": m.Dropout,
 		})
 	}
@@ -93,12 +93,12 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	}
 
 	model := gpt.DefaultConfig()
-	model.BlockSize, model.VocabSize = 1024, 50257
+	model.BlockSize, model.VocabSize, model.NormEps = 1024, 50257, 1e-5
 	var (
 		modelType, activation = "gpt2", "gelu_new"
 		resid, embd, attn     = 0.1, 0.1, 0.1
 		context, inner        *int // null is allowed
-		epsilon, initRange    = normEpsilon, initStd
+		initRange             = initStd
 		scale                 = true
 		scaleByLayer, cross   bool
 	)
@@ -116,7 +116,7 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		{"attn_pdrop", "", &attn},
 		{"resid_pdrop", "dropout", &resid},
 		{"tie_word_embeddings", "tie_embeddings", &model.TieEmbeddings},
-		{"layer_norm_epsilon", "", &epsilon},
+		{"layer_norm_epsilon", "norm_eps", &model.NormEps},
 		{"initializer_range", "", &initRange},
 		{"scale_attn_weights", "", &scale},
 		{"scale_attn_by_inverse_layer_idx", "", &scaleByLayer},
@@ -133,7 +133,6 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		return members["model_type"].at.Refuse("model_type", "is %v, only gpt2 and llama are supported", modelType)
 	}
 	if err := refuseOther(file, members, []fixed{
-		{"layer_norm_epsilon", epsilon, normEpsilon},
 		{"initializer_range", initRange, initStd},
 		{"scale_attn_weights", scale, true},
 		{"scale_attn_by_inverse_layer_idx", scaleByLayer, false},
@@ -146,6 +145,9 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 			"resid_pdrop %v, embd_pdrop %v and attn_pdrop %v differ; only one dropout is supported", resid, embd, attn)
 	}
 	model.Dropout = resid
+	if err := epsilonOf(&model, "layer_norm_epsilon", members); err != nil {
+		return err
+	}
 
 	if context != nil {
 		if _, both := members["n_positions"]; both && *context != model.BlockSize {
@@ -176,12 +178,12 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 func (c *Config) decodeLlama(file string, members map[string]member) error {
 	model := gpt.Config{
 		NLayer: 32, NHead: 32, NEmbd: 4096, FFNHidden: 11008, BlockSize: 2048, VocabSize: 32000,
-		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 10000,
+		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 10000, NormEps: 1e-6,
 	}
 	var (
 		activation            = "silu"
 		kvHeads, headDim      *int
-		epsilon, initRange    = 1e-6, initStd
+		initRange             = initStd
 		dropout               float64
 		attnBias, mlpBias     bool
 		scaling, ropeSettings *rope
@@ -198,7 +200,7 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 		{"tie_word_embeddings", "tie_embeddings", &model.TieEmbeddings},
 		{"hidden_act", "", &activation},
 		{"head_dim", "", &headDim},
-		{"rms_norm_eps", "", &epsilon},
+		{"rms_norm_eps", "norm_eps", &model.NormEps},
 		{"initializer_range", "", &initRange},
 		{"attention_dropout", "", &dropout},
 		{"attention_bias", "", &attnBias},
@@ -215,8 +217,16 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 		if r.rope == nil {
 			continue
 		}
-		if kind := cmp.Or(r.Type, r.Old, "default"); kind != "default" {
-			return members[r.key].at.Refuse(r.key, "is of type %s, only default is supported", kind)
+		switch kind := cmp.Or(r.Type, r.Old, "default"); {
+		case kind == "llama3" && min(r.Factor, r.Low, r.High, float64(r.Original)) > 0:
+			model.RopeFactor, model.RopeLowFreq, model.RopeHighFreq, model.RopeOriginalSize = r.Factor, r.Low, r.High, r.Original
+			for _, key := range []string{"rope_factor", "rope_low_freq_factor", "rope_high_freq_factor", "rope_original_block_size"} {
+				c.remember("model."+key, members[r.key].at)
+			}
+		case kind == "llama3":
+			return members[r.key].at.Refuse(r.key, "is of type llama3, which needs positive factor, low_freq_factor, high_freq_factor and original_max_position_embeddings")
+		case kind != "default":
+			return members[r.key].at.Refuse(r.key, "is of type %s, only default and llama3 are supported", kind)
 		}
 		if r.Theta != 0 {
 			model.RopeTheta = r.Theta
@@ -224,12 +234,14 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 	}
 	if err := refuseOther(file, members, []fixed{
 		{"hidden_act", activation, "silu"},
-		{"rms_norm_eps", epsilon, normEpsilon},
 		{"initializer_range", initRange, initStd},
 		{"attention_dropout", dropout, 0.0},
 		{"attention_bias", attnBias, false},
 		{"mlp_bias", mlpBias, false},
 	}); err != nil {
+		return err
+	}
+	if err := epsilonOf(&model, "rms_norm_eps", members); err != nil {
 		return err
 	}
 	if headDim != nil && *headDim*model.NHead != model.NEmbd {
@@ -244,9 +256,24 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 
 // rope is how transformers writes what positions rotate by: in rope_scaling, or since version 5 in rope_parameters.
 type rope struct {
-	Type  string  `json:"rope_type"`
-	Old   string  `json:"type"`
-	Theta float64 `json:"rope_theta"`
+	Type     string  `json:"rope_type"`
+	Old      string  `json:"type,omitempty"`
+	Theta    float64 `json:"rope_theta,omitempty"`
+	Factor   float64 `json:"factor"`
+	Low      float64 `json:"low_freq_factor"`
+	High     float64 `json:"high_freq_factor"`
+	Original int     `json:"original_max_position_embeddings"`
+}
+
+// epsilonOf leaves the epsilon of a model at 0 if it is this model's default.
+func epsilonOf(model *gpt.Config, key string, members map[string]member) error {
+	switch model.NormEps {
+	case 0:
+		return members[key].at.Refuse(key, "is 0, must be positive")
+	case gpt.DefaultConfig().Eps():
+		model.NormEps = 0
+	}
+	return nil
 }
 
 // field is a key of transformers, and ours for what it says, which is empty for what only has to be checked.

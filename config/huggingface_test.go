@@ -57,12 +57,12 @@ func TestHuggingFaceConfig(t *testing.T) {
 func TestHuggingFaceRefusals(t *testing.T) {
 	for _, tc := range []struct{ json, want string }{
 		{`{"model_type": "bert"}`, "config.json:1: model_type: is bert, only gpt2 and llama are supported"},
-		{`{"model_type": "llama"}`, "config.json:1: rms_norm_eps: is missing, which means 1e-06; only 1e-05 is supported"},
-		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "hidden_act": "gelu"}`, "hidden_act: is gelu, only silu is supported"},
-		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "attention_bias": true}`, "attention_bias: is true, only false is supported"},
-		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "rope_scaling": {"type": "linear", "factor": 2}}`, "rope_scaling: is of type linear, only default is supported"},
-		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}`, "rope_parameters: is of type llama3, only default is supported"},
-		{`{"model_type": "llama", "rms_norm_eps": 1e-5, "head_dim": 64}`, "head_dim: is 64, only hidden_size 4096 over num_attention_heads 32 is supported"},
+		{`{"model_type": "llama", "rms_norm_eps": 0}`, "config.json:1: rms_norm_eps: is 0, must be positive"},
+		{`{"model_type": "llama", "hidden_act": "gelu"}`, "hidden_act: is gelu, only silu is supported"},
+		{`{"model_type": "llama", "attention_bias": true}`, "attention_bias: is true, only false is supported"},
+		{`{"model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2}}`, "rope_scaling: is of type linear, only default and llama3 are supported"},
+		{`{"model_type": "llama", "rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}`, "rope_parameters: is of type llama3, which needs positive factor, low_freq_factor, high_freq_factor and original_max_position_embeddings"},
+		{`{"model_type": "llama", "head_dim": 64}`, "head_dim: is 64, only hidden_size 4096 over num_attention_heads 32 is supported"},
 		{"{\"model_type\": \"llama\",\n\"hidden_size\": null}", "config.json:2: hidden_size: cannot be null"},
 		{"{\n\"n_layer\": \"six\"}", `config.json:2: n_layer: cannot be "six"`},
 		{`{"n_layer": null}`, "n_layer: cannot be null"},
@@ -72,7 +72,7 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		{`{"attn_pdrop": 0.2}`, "resid_pdrop 0.1, embd_pdrop 0.1 and attn_pdrop 0.2 differ"},
 		{`{"n_ctx": 5, "n_positions": 6}`, "n_ctx: 5 differs from n_positions 6"},
 		{`{"activation_function": "relu"}`, `activation_function: is "relu", wants gelu_new, gelu_pytorch_tanh or gelu`},
-		{`{"layer_norm_epsilon": 1e-6}`, "layer_norm_epsilon: is 1e-06, only 1e-05 is supported"},
+		{`{"layer_norm_epsilon": 0}`, "layer_norm_epsilon: is 0, must be positive"},
 		{`{"scale_attn_weights": false}`, "scale_attn_weights: is false, only true is supported"},
 		{`{"scale_attn_by_inverse_layer_idx": true}`, "scale_attn_by_inverse_layer_idx: is true"},
 		{`{"schema": 1, "plan": {"n_layer": 3}}`, "config.json:1: has none of the keys of a GPT-2's config.json; wants these, or sections model, data, batch, optimizer, train, parallel"},
@@ -99,6 +99,9 @@ func TestHuggingFaceLlama(t *testing.T) {
 	for _, preset := range []string{"llama-2-7b", "llama-2-70b", "llama-3-8b"} {
 		want, err := gpt.Preset(preset)
 		require.NoError(t, err)
+		if preset == "llama-3-8b" {
+			want.NormEps, want.RopeFactor, want.RopeHighFreq = 1e-6, 32, 8
+		}
 		c, err := Parse("config.json", HuggingFace(want), nil)
 		require.NoError(t, err)
 		require.NoError(t, c.Validate())
@@ -113,6 +116,21 @@ func TestHuggingFaceLlama(t *testing.T) {
 		NLayer: 30, NHead: 9, NKVHead: 3, NEmbd: 576, FFNHidden: 1536, BlockSize: 2048, VocabSize: 49152,
 		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 100000, TieEmbeddings: true,
 	}, c.Model)
+
+	// Llama 3.2 1B, as meta-llama publishes it.
+	c, err = Parse("config.json", []byte(`{"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+		"num_key_value_heads": 8, "head_dim": 64, "max_position_embeddings": 131072, "vocab_size": 128256, "rms_norm_eps": 1e-05, "tie_word_embeddings": true,
+		"rope_theta": 500000.0, "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"}}`), nil)
+	require.NoError(t, err)
+	require.NoError(t, c.Validate())
+	require.Equal(t, gpt.Config{
+		NLayer: 16, NHead: 32, NKVHead: 8, NEmbd: 2048, FFNHidden: 8192, BlockSize: 131072, VocabSize: 128256,
+		Activation: gpt.SwiGLU, Norm: gpt.RMSNorm, Position: gpt.RoPE, RopeTheta: 500000, TieEmbeddings: true,
+		RopeFactor: 32, RopeLowFreq: 1, RopeHighFreq: 4, RopeOriginalSize: 8192,
+	}, c.Model)
+	c, err = Parse("config.json", []byte(`{"model_type": "llama"}`), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1e-6, c.Model.NormEps, "the default of transformers is not ours")
 }
 
 // TestWriteHuggingFace: what is written is read as the same model. Tokens are stated where they are known.

@@ -401,6 +401,9 @@ func TestTorchtitanTrainsThePlan(t *testing.T) {
 		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP = 2, 2, 1, 2 }, "context-parallel ranks shard", ""},
 		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP, p.ZeRO = 2, 2, 1, 2, 3 }, `fsdp_reshard_after_forward = "always"`, "context-parallel ranks shard"},
 		{llama, zero, "long waves", "context-parallel ranks"},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, rope_factor: 8", 1), zero, `flavor = "8B"`, "long waves"},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, rope_factor: 32", 1), zero, "long waves", ""},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, norm_eps: 1e-6", 1), zero, "norm_eps=1e-06", `flavor = "8B"`},
 		{llama, zero, "the warmup reaches its peak one step earlier", ""},
 		{strings.Replace(llama, "warmup_iters: 80", "warmup_iters: 0", 1), zero, "warmup_steps = 0\n", "one step earlier"},
 	} {
@@ -445,6 +448,9 @@ func TestMegatronTrainsThePlan(t *testing.T) {
 		{llama, zero(3, false), "Megatron-FSDP reduces gradients and gathers parameters beside the computation.", "--overlap"},
 		{llama, zero(2, true), "--overlap-param-gather ", "beside the computation"},
 		{llama, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.CP, p.ZeRO = 2, 2, 1, 2, 1 }, "--use-distributed-optimizer ", ""},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, rope_factor: 32, norm_eps: 1e-6", 1), zero(1, false), "  --use-rope-scaling \\\n  --rope-scaling-factor 32 \\\n", "8192 positions"},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, rope_factor: 32, rope_original_block_size: 4096, norm_eps: 1e-6", 1), zero(1, false), "turn once to 4 times in 8192 positions", ""},
+		{strings.Replace(llama, "llama-3-8b", "llama-3-8b, norm_eps: 1e-6", 1), zero(1, false), "  --norm-epsilon 1e-06 \\\n", "rope-scaling"},
 	} {
 		text, err := written(t, document(t, c.config, c.plan), export.Megatron)
 		require.NoError(t, err)

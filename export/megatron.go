@@ -70,11 +70,19 @@ func (p *plan) megatron(o Options) string {
 	if m.Norm == gpt.RMSNorm {
 		a.add("normalization", "RMSNorm")
 	}
+	if m.NormEps > 0 {
+		a.add("norm-epsilon", m.NormEps)
+	}
 	p.note(m.Norm == gpt.LayerNorm && !m.Bias, "LayerNorm has biases")
 	if m.Position == gpt.RoPE {
 		a.add("position-embedding-type", "rope")
 		a.add("rotary-base", int(m.Theta()))
 		p.note(m.Theta() != float64(int(m.Theta())), "the base of rope is %d", int(m.Theta()))
+		if r := m.Rotation(); r.Factor > 0 {
+			a.flag(true, "use-rope-scaling")
+			a.add("rope-scaling-factor", r.Factor)
+			p.note(r.Low != 1 || r.High != 4 || r.Original != 8192, "the long waves of rope are those that turn once to 4 times in 8192 positions")
+		}
 	}
 	a.flag(!m.TieEmbeddings, "untie-embeddings-and-output-weights")
 	a.flag(!m.Bias, "disable-bias-linear")

@@ -27,7 +27,8 @@ func (p *plan) torchtitan(o Options) string {
 	p.lack(t.DType == "float16", "float16: train in bfloat16")
 	p.lack(t.DType == "bfloat16" && t.MasterWeights && !sharded && several && p.ContextParallel() == 1, "bfloat16 with master weights without FSDP: plan with --zero 2")
 
-	p.note(true, "the angles of rope's long waves are rescaled, as those of Llama 3.1")
+	r := m.Rotation()
+	p.note(r.Factor != 8 || r.Low != 1 || r.High != 4 || r.Original != 8192, "the angles of rope's long waves are rescaled, as those of Llama 3.1")
 
 	f := &toml{}
 	f.section("model")
@@ -144,15 +145,19 @@ func flavorOf(m *gpt.Config) (name, add string) {
 	}{
 		{"8B", 32, 32, 8, 4096, 14336}, {"70B", 80, 64, 8, 8192, 28672}, {"405B", 126, 128, 8, 16384, 53248},
 	} {
-		if known.blocks == m.NLayer && known.heads == m.NHead && known.kv == m.KVHeads() && known.width == m.NEmbd && known.ff == m.FFN() && m.VocabSize == 128256 && m.Theta() == 500000 {
+		if known.blocks == m.NLayer && known.heads == m.NHead && known.kv == m.KVHeads() && known.width == m.NEmbd && known.ff == m.FFN() && m.VocabSize == 128256 && m.Theta() == 500000 && m.Eps() == 1e-5 {
 			return known.name, ""
 		}
 	}
 	// torchtitan's MLP is 8/3 as wide as the model, times the multiplier, rounded up to multiple_of.
 	multiplier := math.Min(1, float64(m.FFN())/float64(8*m.NEmbd/3))
 	name = "autopar"
-	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, vocab_size=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g),",
-		name, m.NEmbd, m.NLayer, m.NHead, m.KVHeads(), m.VocabSize, m.FFN(), math.Floor(multiplier*1000)/1000, m.Theta())
+	epsilon := ""
+	if m.NormEps > 0 {
+		epsilon = fmt.Sprintf(", norm_eps=%g", m.NormEps)
+	}
+	return name, fmt.Sprintf("%q: TransformerModelArgs(dim=%d, n_layers=%d, n_heads=%d, n_kv_heads=%d, vocab_size=%d, multiple_of=%d, ffn_dim_multiplier=%.3f, rope_theta=%g%s),",
+		name, m.NEmbd, m.NLayer, m.NHead, m.KVHeads(), m.VocabSize, m.FFN(), math.Floor(multiplier*1000)/1000, m.Theta(), epsilon)
 }
 
 // toml is a file of sections, keys and values.

@@ -1,5 +1,7 @@
 package ir
 
+import "math"
+
 // Attr holds the compile-time arguments of a node. Attributes are comparable
 // structs; an op that takes none has a nil Attr.
 type Attr interface{ attr() }
@@ -91,9 +93,26 @@ type GELUAttr struct{ Tanh bool }
 
 // RoPEAttr belongs to OpRoPE. Theta is the base of the angles. Inverse rotates in the opposite direction, which
 // is the gradient.
+//
+// With Factor, long waves are Factor times as long, as in Llama 3.1 (Llama Team, "The Llama 3 Herd of Models",
+// 2024; rope type llama3 of transformers): those that turn at most Low times in Original positions. Those that
+// turn at least High times stay as they are, and between the two frequencies change linearly.
 type RoPEAttr struct {
-	Theta   float64
-	Inverse bool
+	Theta             float64
+	Inverse           bool
+	Factor, Low, High float64
+	Original          int
+}
+
+// Frequency returns the angle in radians per position of pair number i of a head that is width wide, forwards.
+func (a RoPEAttr) Frequency(i, width int) float64 {
+	f := math.Pow(a.Theta, -2*float64(i)/float64(width))
+	if a.Factor == 0 {
+		return f
+	}
+	turns := float64(a.Original) * f / (2 * math.Pi)
+	short := min(max((turns-a.Low)/(a.High-a.Low), 0), 1)
+	return f * (short + (1-short)/a.Factor)
 }
 
 // DropoutAttr belongs to OpDropout and to attention and its gradient. Key names the random stream. It is the

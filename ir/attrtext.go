@@ -120,6 +120,9 @@ func checkAttr(op Op, attr Attr) error {
 		if a.Theta <= 0 {
 			return fmt.Errorf("attribute theta is %v, want more than 0", a.Theta)
 		}
+		if a.Factor < 0 || a.Factor > 0 && !(a.Original > 0 && 0 < a.Low && a.Low < a.High) {
+			return fmt.Errorf("attributes factor, low, high and original are %v, %v, %v and %d, want positive ones, low below high, or no factor", a.Factor, a.Low, a.High, a.Original)
+		}
 	case RowsAttr:
 		if a.Parts < 1 || a.Parts > maxAxisSize || a.Part < 0 || a.Part >= a.Parts {
 			return fmt.Errorf("attributes part and parts are %d and %d, want a number below another of at most %d", a.Part, a.Parts, maxAxisSize)

@@ -278,14 +278,24 @@ func inFiles() []mutant {
 		old:  "if r.Theta != 0 {", new: "if r.Theta < 0 {",
 		pkg: "./train", run: "^TestLlamaOfTransformers$",
 	}, {
+		bug:  "a Llama is trained with other waves of its positions than it was",
+		file: "checkpoint/llama.go",
+		old:  `{"rope_factor", said.Factor, is.Factor}, {"rope_low_freq_factor", said.Low, is.Low},`, new: "",
+		pkg: "./checkpoint", run: "^TestLlamaWeights$",
+	}, {
+		bug:  "a model is trained with another epsilon than it was",
+		file: "checkpoint/weights.go",
+		old:  "if stated.Eps() != w.cfg.Eps() {", new: "if false {",
+		pkg: "./checkpoint", run: "^TestForeignFiles$",
+	}, {
 		bug:  "a Llama is trained with another base of its angles than it was",
 		file: "checkpoint/llama.go",
-		old:  "case stated.Theta() != w.cfg.Theta():", new: "case false:",
+		old:  `{"rope_theta", said.Theta, is.Theta},`, new: "",
 		pkg: "./checkpoint", run: "^TestLlamaWeights$",
 	}, {
 		bug:  "scaled positions of a Llama pass for plain ones",
 		file: "config/huggingface.go",
-		old:  `kind != "default" {`, new: `kind == "none" {`,
+		old:  `kind != "default":`, new: `kind == "none":`,
 		pkg: "./config", run: "^TestHuggingFaceRefusals$",
 	}, {
 		bug: "a GPT-2 that no model here computes is trained as one that it is not", how: "beside a gpt.yaml",

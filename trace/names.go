@@ -7,6 +7,7 @@ type (
 	Graph     = ir.Graph
 	ParamAttr = ir.ParamAttr
 	AdamWAttr = ir.AdamWAttr
+	RoPEAttr  = ir.RoPEAttr
 	DType     = ir.DType
 
 	LossScaleAttr = ir.LossScaleAttr

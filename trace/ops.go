@@ -58,9 +58,9 @@ func (t *Tracer) GELU(x Tensor, tanh bool) Tensor {
 func (t *Tracer) SwiGLU(x Tensor) Tensor { return t.record(ir.OpSwiGLU, nil, x)[0] }
 
 // RoPE rotates the queries and keys of qkv[b, t, g+2, h, d] by angles that grow
-// with positions[t]; theta is the base of the angles. Values pass.
-func (t *Tracer) RoPE(qkv, positions Tensor, theta float64) Tensor {
-	return t.record(ir.OpRoPE, ir.RoPEAttr{Theta: theta}, qkv, positions)[0]
+// with positions[t]. Values pass.
+func (t *Tracer) RoPE(qkv, positions Tensor, attr RoPEAttr) Tensor {
+	return t.record(ir.OpRoPE, attr, qkv, positions)[0]
 }
 
 // Dropout zeroes each element with probability p and scales the others by

@@ -226,7 +226,8 @@ func rope(l *list) error {
 		inverse = 1
 	}
 	l.run("rope.cu", "rope", d, blocks(int64(s[0]*s[1]), 1), block256, 4*s[4], l.result(0), l.arg(0), l.arg(1), int32(s[1]),
-		int32((s[2]-1)*s[3]), int32(s[3]), int32(s[4]), attr.Theta, inverse)
+		int32((s[2]-1)*s[3]), int32(s[3]), int32(s[4]), attr.Theta, attr.Factor, attr.Low,
+		attr.High, float64(attr.Original), inverse)
 	return nil
 }
 

@@ -1,13 +1,20 @@
 // Rotary position embedding (Su et al., 2021). Elements i and i+width/2 of each head of queries and
-// keys are a pair, which is rotated by position*theta^(-2i/width). A block has one position of a
-// sequence. Heads that are rotated come before those that are copied.
-KERNEL(rope, 256)(T* y, const T* x, const int* positions, int length, int turned, int copied, int width, double theta, int inverse) {
+// keys are a pair, which is rotated by position*theta^(-2i/width). With a factor, long waves are longer:
+// see ir.RoPEAttr. A block has one position of a sequence. Heads that are rotated come before those that
+// are copied.
+KERNEL(rope, 256)(T* y, const T* x, const int* positions, int length, int turned, int copied, int width, double theta, double factor,
+	double low, double high, double original, int inverse) {
 	SHARED(float, table); // cosines, then sines
 	int half = width / 2;
 	double at = positions[block_x() % length];
 	for (int i = thread(); i < half; i += threads()) {
-		double sine, cosine;
-		sincos(at * pow(theta, -2.0 * i / width), &sine, &cosine);
+		double sine, cosine, frequency = pow(theta, -2.0 * i / width);
+		if (factor > 0) {
+			double turns = original * frequency / 6.283185307179586;
+			double part = fmin(fmax((turns - low) / (high - low), 0.0), 1.0);
+			frequency *= part + (1 - part) / factor;
+		}
+		sincos(at * frequency, &sine, &cosine);
 		table[i] = (float)cosine;
 		table[half + i] = (float)(inverse ? -sine : sine);
 	}

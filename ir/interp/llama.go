@@ -78,7 +78,7 @@ func swiGLUGrad(_ *ir.Node, in, out []Tensor) error {
 
 // rope is rotary position embedding (Su et al., "RoFormer", 2021) of queries and keys [B, T, G+2, NH, D], in
 // the convention of HuggingFace's Llama. Element i of the first half of a head and element i of its second half
-// are a pair, which is rotated at position p by the angle p θ^(-2i/D), or by its negative if inverse. Values
+// are a pair, which is rotated at position p by p times their frequency, or by its negative if inverse. Values
 // are not rotated.
 func rope(n *ir.Node, in, out []Tensor) error {
 	attr := n.Attr.(ir.RoPEAttr)
@@ -90,7 +90,7 @@ func rope(n *ir.Node, in, out []Tensor) error {
 			for part := range x.group() + 1 { // queries and keys
 				for h := range heads {
 					for i := range width / 2 {
-						angle := float64(in[1].I[t]) * math.Pow(attr.Theta, -2*float64(i)/float64(width))
+						angle := float64(in[1].I[t]) * attr.Frequency(i, width)
 						if attr.Inverse {
 							angle = -angle
 						}

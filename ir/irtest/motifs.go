@@ -111,7 +111,11 @@ func (b *graphBuilder) roles() int { return 3 + b.rng.IntN(3) }
 func ropeMotif(b *graphBuilder) {
 	length := b.size()
 	qkv := b.fresh(b.size(), length, b.roles(), b.size(), 2*b.size())
-	b.op(ir.OpRoPE, ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}, qkv, b.ids(0, 100, length))
+	attr := ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}
+	if b.rng.IntN(2) == 0 {
+		attr.Factor, attr.Low, attr.High, attr.Original = 2, 1, 4, 20
+	}
+	b.op(ir.OpRoPE, attr, qkv, b.ids(0, 100, length))
 }
 
 func geluMotif(b *graphBuilder) {

@@ -1,6 +1,7 @@
 package gpt
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -27,6 +28,13 @@ type Config struct {
 	Position      string  `yaml:"position" enum:"learned,rope" help:"position encoding"`
 	RopeTheta     float64 `yaml:"rope_theta" help:"base of rope's angles; 0 is 10000"`
 	TieEmbeddings bool    `yaml:"tie_embeddings" help:"the head reuses the token table"`
+	NormEps       float64 `yaml:"norm_eps" print:"nonzero" help:"epsilon of the norms; 0 is 1e-5"`
+
+	// Longer waves of rotary positions: see [trace.RoPEAttr].
+	RopeFactor       float64 `yaml:"rope_factor" print:"nonzero" help:"rope's long waves are so many times as long, as in Llama 3.1; 0 is as they are"`
+	RopeLowFreq      float64 `yaml:"rope_low_freq_factor" print:"nonzero" help:"long waves turn at most so often in rope_original_block_size positions; 0 is 1"`
+	RopeHighFreq     float64 `yaml:"rope_high_freq_factor" print:"nonzero" help:"waves that turn at least so often stay as they are; 0 is 4"`
+	RopeOriginalSize int     `yaml:"rope_original_block_size" print:"nonzero" help:"positions in which turns are counted; 0 is 8192"`
 
 	// Low-rank adapters beside frozen weights: see lora.go.
 	LoRARank    int     `yaml:"lora_rank" print:"nonzero" help:"rank of the adapters that are trained beside frozen weights (LoRA); 0 trains all weights"`
@@ -203,12 +211,19 @@ func (c Config) FFN() int {
 	return c.FFNHidden
 }
 
+// Eps is the epsilon of the norms, with the default applied.
+func (c Config) Eps() float64 { return cmp.Or(c.NormEps, 1e-5) }
+
 // Theta is the base of rope's angles, with the default applied [Su et al. 2021].
-func (c Config) Theta() float64 {
-	if c.RopeTheta == 0 {
-		return 10000
+func (c Config) Theta() float64 { return cmp.Or(c.RopeTheta, 10000) }
+
+// Rotation is how rope turns queries and keys, with the defaults of transformers applied.
+func (c Config) Rotation() trace.RoPEAttr {
+	r := trace.RoPEAttr{Theta: c.Theta(), Factor: c.RopeFactor}
+	if r.Factor > 0 {
+		r.Low, r.High, r.Original = cmp.Or(c.RopeLowFreq, 1), cmp.Or(c.RopeHighFreq, 4), cmp.Or(c.RopeOriginalSize, 8192)
 	}
-	return c.RopeTheta
+	return r
 }
 
 // HeadDim is the width of one attention head, C/NH.
@@ -218,6 +233,7 @@ func (c Config) HeadDim() int { return c.NEmbd / c.NHead }
 // weights. Four keys do not count: the preset is only a name, dropout (also that of adapters) is not part of
 // the trained model, Float is not a key, and rotary positions have no limit.
 func (c Config) Same(other Config) error {
+	rotary, turns, turned := c.Position == RoPE, c.Rotation(), other.Rotation()
 	for _, k := range []struct {
 		key      string
 		is, want any
@@ -225,15 +241,35 @@ func (c Config) Same(other Config) error {
 		{"n_layer", c.NLayer, other.NLayer}, {"n_head", c.NHead, other.NHead}, {"n_kv_head", c.KVHeads(), other.KVHeads()},
 		{"n_embd", c.NEmbd, other.NEmbd}, {"ffn_hidden", c.FFN(), other.FFN()}, {"block_size", c.BlockSize, other.BlockSize},
 		{"vocab_size", c.VocabSize, other.VocabSize}, {"bias", c.Bias, other.Bias}, {"activation", c.Activation, other.Activation},
-		{"norm", c.Norm, other.Norm}, {"position", c.Position, other.Position}, {"rope_theta", c.Theta(), other.Theta()},
+		{"norm", c.Norm, other.Norm}, {"position", c.Position, other.Position}, {"norm_eps", c.Eps(), other.Eps()},
+		{"rope_theta", turns.Theta, turned.Theta}, {"rope_factor", turns.Factor, turned.Factor}, {"rope_low_freq_factor", turns.Low, turned.Low},
+		{"rope_high_freq_factor", turns.High, turned.High}, {"rope_original_block_size", turns.Original, turned.Original},
 		{"tie_embeddings", c.TieEmbeddings, other.TieEmbeddings}, {"lora_rank", c.LoRARank, other.LoRARank},
 		{"lora_alpha", c.loraFactor() * float64(c.LoRARank), other.loraFactor() * float64(other.LoRARank)},
 		{"lora_targets", strings.Join(c.Adapted(), " "), strings.Join(other.Adapted(), " ")},
 	} {
-		rotary := c.Position == RoPE
-		if k.is != k.want && (k.key != "rope_theta" || rotary) && (k.key != "block_size" || !rotary) {
+		if k.is != k.want && (rotary || !strings.HasPrefix(k.key, "rope_")) && (!rotary || k.key != "block_size") {
 			return &ConfigError{k.key, fmt.Sprintf("is %v, not %v", k.is, k.want)}
 		}
+	}
+	return nil
+}
+
+func (c Config) validateLongWaves() error {
+	for _, x := range []struct {
+		key      string
+		value    float64
+		standard string
+	}{
+		{"rope_factor", c.RopeFactor, "no longer waves"}, {"rope_low_freq_factor", c.RopeLowFreq, "1"},
+		{"rope_high_freq_factor", c.RopeHighFreq, "4"}, {"rope_original_block_size", float64(c.RopeOriginalSize), "8192"},
+	} {
+		if !(x.value >= 0) || math.IsInf(x.value, 1) {
+			return refuse(x.key, "is %v, must be positive, or 0 for %s", x.value, x.standard)
+		}
+	}
+	if r := c.Rotation(); r.Factor > 0 && r.Low >= r.High {
+		return refuse("rope_high_freq_factor", "is %v, must be more than rope_low_freq_factor %v", r.High, r.Low)
 	}
 	return nil
 }
@@ -273,6 +309,12 @@ func (c Config) Validate() error {
 	}
 	if !(c.RopeTheta >= 0) || math.IsInf(c.RopeTheta, 1) {
 		return refuse("rope_theta", "is %v, must be positive, or 0 for 10000", c.RopeTheta)
+	}
+	if !(c.NormEps == 0 || c.NormEps >= 0x1p-126 && c.NormEps < 1) {
+		return refuse("norm_eps", "is %v, must be a normal float32 of more than 0 and less than 1, or 0 for 1e-5", c.NormEps)
+	}
+	if err := c.validateLongWaves(); err != nil {
+		return err
 	}
 	if c.VocabSize > maxVocabSize {
 		return refuse("vocab_size", "is %d, must be at most %d", c.VocabSize, maxVocabSize)

@@ -3,6 +3,7 @@ package gpt
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -41,11 +42,16 @@ func TestSame(t *testing.T) {
 		"n_embd": func(c *Config) { c.NEmbd *= 2 }, "ffn_hidden": func(c *Config) { c.FFNHidden = 7 }, "block_size": func(c *Config) { c.BlockSize = 7 },
 		"vocab_size": func(c *Config) { c.VocabSize = 7 }, "bias": func(c *Config) { c.Bias = false }, "activation": func(c *Config) { c.Activation = GELUTanh },
 		"norm": func(c *Config) { c.Norm = RMSNorm }, "position": func(c *Config) { c.Position = RoPE }, "tie_embeddings": func(c *Config) { c.TieEmbeddings = false },
-		"rope_theta": func(c *Config) { c.RopeTheta = 7 },
+		"rope_theta": func(c *Config) { c.RopeTheta = 7 }, "norm_eps": func(c *Config) { c.NormEps = 1e-6 }, "rope_factor": func(c *Config) { c.RopeFactor = 7 },
+		"rope_low_freq_factor": func(c *Config) { c.RopeLowFreq = 2 }, "rope_high_freq_factor": func(c *Config) { c.RopeHighFreq = 7 },
+		"rope_original_block_size": func(c *Config) { c.RopeOriginalSize = 7 },
 	} {
 		was := base
-		if key == "rope_theta" {
+		if strings.HasPrefix(key, "rope_") {
 			was.Position = RoPE
+		}
+		if strings.HasPrefix(key, "rope_") && key != "rope_factor" {
+			was.RopeFactor = 8
 		}
 		is := was
 		change(&is)
@@ -54,11 +60,12 @@ func TestSame(t *testing.T) {
 		require.Equal(t, key, differs.Key)
 	}
 	same := base
-	same.Preset, same.Dropout, same.NKVHead, same.FFNHidden, same.RopeTheta = "mine", 0.5, 12, 3072, 7
+	same.Preset, same.Dropout, same.NKVHead, same.FFNHidden, same.RopeTheta, same.RopeFactor, same.NormEps = "mine", 0.5, 12, 3072, 7, 8, 1e-5
 	require.NoError(t, same.Same(base))
 	same.Position = RoPE
 	longer := same
 	longer.BlockSize *= 2
+	longer.RopeLowFreq, longer.RopeHighFreq, longer.RopeOriginalSize = 1, 4, 8192
 	require.NoError(t, longer.Same(same), "rotary positions have no table that ends")
 }
 
@@ -87,6 +94,11 @@ func TestValidateNamesKeyAndNumbers(t *testing.T) {
 		{"ffn overflows", func(c *Config) { c.NEmbd = 12 << 58 }, "n_embd", "beyond what can be counted"},
 		{"rope of odd heads", func(c *Config) { c.NEmbd, c.Position = 12*7, RoPE }, "n_embd", "84 over n_head 12 makes heads 7 wide; position rope rotates pairs and needs an even width"},
 		{"negative theta", func(c *Config) { c.RopeTheta = -1 }, "rope_theta", "is -1, must be positive, or 0 for 10000"},
+		{"epsilon 1", func(c *Config) { c.NormEps = 1 }, "norm_eps", "is 1, must be a normal float32 of more than 0 and less than 1, or 0 for 1e-5"},
+		{"epsilon that float32 has not", func(c *Config) { c.NormEps = 1e-50 }, "norm_eps", "is 1e-50"},
+		{"shorter waves", func(c *Config) { c.RopeFactor = -8 }, "rope_factor", "is -8, must be positive, or 0 for no longer waves"},
+		{"no positions", func(c *Config) { c.RopeOriginalSize = -1 }, "rope_original_block_size", "is -1, must be positive, or 0 for 8192"},
+		{"low above high", func(c *Config) { c.RopeFactor, c.RopeLowFreq = 8, 4 }, "rope_high_freq_factor", "is 4, must be more than rope_low_freq_factor 4"},
 		{"more kv heads than heads", func(c *Config) { c.NKVHead = 24 }, "n_kv_head", "24 does not divide n_head 12; 12 would do"},
 	}
 	for _, tc := range cases {

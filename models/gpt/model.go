@@ -10,10 +10,7 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-const (
-	initStd = 0.02 // of every matrix and table [Radford et al. 2019]
-	normEps = 1e-5
-)
+const initStd = 0.02 // of every matrix and table [Radford et al. 2019]
 
 // model is one traced use of a Config. It is written like nanoGPT's model.py, with Llama's choices [Touvron et
 // al. 2023] in addition to GPT-2's. In shapes B, T, C, V and NH have nanoGPT's meaning, D = C/NH, and F is the
@@ -67,7 +64,7 @@ func (m *model) attn(t *trace.Tracer, x, positions trace.Tensor) trace.Tensor {
 	packed := []int{m.QueryGroup() + 2, m.KVHeads(), m.HeadDim()}
 	qkv := m.linear(t, "c_attn", x, initStd, packed, []int{m.NEmbd})
 	if m.Position == RoPE {
-		qkv = t.RoPE(qkv, positions, m.Theta())
+		qkv = t.RoPE(qkv, positions, m.Rotation())
 	}
 	y := m.linear(t, "c_proj", m.attention(t, qkv), m.residualStd(), []int{m.NEmbd}, m.heads())
 	return t.Dropout(y, m.Dropout, m.random)
@@ -105,9 +102,9 @@ func (m *model) linear(t *trace.Tracer, name string, x trace.Tensor, std float64
 func (m *model) norm(t *trace.Tracer, x trace.Tensor) trace.Tensor {
 	w := m.param(t, "weight", []int{m.NEmbd}, trace.ParamAttr{Init: trace.InitOnes})
 	if m.Norm == RMSNorm {
-		return t.RMSNorm(x, w, normEps)
+		return t.RMSNorm(x, w, m.Eps())
 	}
-	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), normEps)
+	return t.LayerNorm(x, w, m.bias(t, []int{m.NEmbd}), m.Eps())
 }
 
 // matrix declares a weight with weight decay; norms and biases have none.

@@ -103,8 +103,10 @@ func samplesOf(z sizes) []sample {
 	}
 	add(ir.OpSwiGLU, nil, f32(B, T, 2, C))
 	add(ir.OpSwiGLUGrad, nil, f32(B, T, 2, C), f32(B, T, C))
-	for _, inverse := range []bool{false, true} {
-		attr := ir.RoPEAttr{Theta: 10000, Inverse: inverse}
+	plain := ir.RoPEAttr{Theta: 10000}
+	inverse, longer := plain, ir.RoPEAttr{Theta: 10000, Factor: 8, Low: 1, High: 40, Original: 80} // some waves in each of the three ranges
+	inverse.Inverse = true
+	for _, attr := range []ir.RoPEAttr{plain, inverse, longer} {
 		add(ir.OpRoPE, attr, f32(B, T, 3, NH, 2*D), i32(T)).high = 5000
 		add(ir.OpRoPE, attr, f32(B, 1, 3, NH, 2*D), i32(1)).high = 5000
 		add(ir.OpRoPE, attr, f32(B, T, G+2, NH, 2*D), i32(T)).high = 5000

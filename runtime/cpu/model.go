@@ -137,7 +137,7 @@ func swiGLUGrad(d *Device, k *runtime.Kernel) error {
 
 func rope(d *Device, k *runtime.Kernel) error {
 	attr, shape := k.Node.Attr.(ir.RoPEAttr), attentionShape(k.Args[0], k.Args[0])
-	kernel.RoPE(d.pool, d.result(k, 0), d.arg(k, 0), d.ints(k.Args[1]), shape, attr.Theta, attr.Inverse)
+	kernel.RoPE(d.pool, d.result(k, 0), d.arg(k, 0), d.ints(k.Args[1]), shape, func(i int) float64 { return attr.Frequency(i, shape.D) }, attr.Inverse)
 	return nil
 }
 

@@ -138,6 +138,7 @@ func TestRoPE(t *testing.T) {
 	for _, s := range []AttentionShape{{B: 1, T: 1, H: 1, D: 2}, {B: 3, T: 7, H: 5, D: 6}, {B: 2, T: 33, H: 3, D: 64}, {B: 2, T: 5, H: 2, D: 34}} {
 		width := s.H * s.D
 		x, positions := rnd.floats(3*s.B*s.T*width), rnd.ids(s.T, 0, 5000)
+		frequency := func(i int) float64 { return math.Pow(10000, -2*float64(i)/float64(s.D)) }
 		want, bound := wide(x), 0.0
 		for i := range want {
 			d, part, at := i%s.D, i/width%3, i/(3*width)%s.T
@@ -148,19 +149,19 @@ func TestRoPE(t *testing.T) {
 			if d >= s.D/2 {
 				pair, sign, d = i-s.D/2, 1, d-s.D/2
 			}
-			sin, cos := math.Sincos(float64(positions[at]) * math.Pow(10000, -2*float64(d)/float64(s.D)))
+			sin, cos := math.Sincos(float64(positions[at]) * frequency(d))
 			want[i] = float64(x[i])*cos + sign*float64(x[pair])*sin
 			bound = max(bound, 1.5*0x1p-23*(math.Abs(float64(x[i]))+math.Abs(float64(x[pair]))))
 		}
 		check(t, fmt.Sprint("RoPE ", s), bound, [][]float64{want}, func(p *Pool) [][]float32 {
 			y := clone(x)
-			RoPE(p, y, y, positions, s, 10000, false)
+			RoPE(p, y, y, positions, s, frequency, false)
 			return [][]float32{y}
 		})
 		check(t, fmt.Sprint("RoPE inverse ", s), 2e-6, [][]float64{wide(x)}, func(p *Pool) [][]float32 {
 			y, z := make([]float32, len(x)), make([]float32, len(x))
-			RoPE(p, y, x, positions, s, 10000, false)
-			RoPE(p, z, y, positions, s, 10000, true)
+			RoPE(p, y, x, positions, s, frequency, false)
+			RoPE(p, z, y, positions, s, frequency, true)
 			return [][]float32{z}
 		})
 	}

@@ -7,10 +7,10 @@ import (
 
 // RoPE sets y[B, T, G+2, H, D] to qkv with queries and keys rotated by rotary position embedding
 // (Su et al., "RoFormer", 2021), in the convention of HuggingFace's Llama: elements i and i + D/2
-// of a head are a pair, rotated at position p by p * theta^(-2i/D), or backwards with inverse.
+// of a head are a pair, rotated at position p by p * frequency(i) radians, or backwards with inverse.
 // Angles are computed in float64; a pair (a, b) is within 1.5 units in the last place of |a|+|b|.
 // positions has T elements; D is even. y may be qkv.
-func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, theta float64, inverse bool) {
+func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, frequency func(i int) float64, inverse bool) {
 	shape.check("RoPE", DropoutArgs{})
 	row := shape.parts() * shape.H * shape.D // of one position
 	n := shape.B * shape.T * row
@@ -22,7 +22,7 @@ func RoPE(p *Pool, y, qkv []float32, positions []int32, shape AttentionShape, th
 	p = p.orInline()
 	p.sums = grow(p.sums, shape.D/2)
 	for i := range p.sums {
-		p.sums[i] = math.Pow(theta, -2*float64(i)/float64(shape.D))
+		p.sums[i] = frequency(i)
 		if inverse {
 			p.sums[i] = -p.sums[i]
 		}
