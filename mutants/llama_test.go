@@ -51,6 +51,21 @@ func inLlama() []mutant {
 		old:  "float64(t.positions[at]) * f", new: "float64(at) * f",
 		pkg: kernel, run: "^TestRoPE$",
 	}, {
+		bug:  "waves between long and short turn as short ones",
+		file: "ir/attr.go",
+		old:  "short := min(max((turns-a.Low)/(a.High-a.Low), 0), 1)", new: "short := min(max((turns-a.Low)*1e9, 0), 1)",
+		pkg: "./train", run: "^TestTrainsAsTransformers$",
+	}, {
+		bug: "long waves no longer", how: "in the kernel of a GPU",
+		file: "cuda/kernel/rope.cu",
+		old:  "if (factor > 0) {", new: "if (factor < 0) {",
+		pkg: "./cuda/kernel", run: "^TestOps$",
+	}, {
+		bug:  "norms of a Llama have this model's own epsilon",
+		file: "models/gpt/model.go",
+		old:  "return t.RMSNorm(x, w, m.Eps())", new: "return t.RMSNorm(x, w, 1e-5)",
+		pkg: "./train", run: "^TestTrainsAsTransformers$",
+	}, {
 		bug:  "every rank looks up every token",
 		file: "partition/rulecost.go",
 		old:  "if !along || from.Kind != ir.Replicate {", new: "if from != to {",

@@ -16,7 +16,10 @@ HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "transformers")
 
 config = LlamaConfig(
     num_hidden_layers=2, num_attention_heads=6, num_key_value_heads=3, hidden_size=24, intermediate_size=20, vocab_size=29,
-    max_position_embeddings=40, rms_norm_eps=1e-5, rope_theta=500.0, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+    max_position_embeddings=40, rms_norm_eps=1e-5, rope_parameters={
+        "rope_type": "llama3", "rope_theta": 500.0, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 3.0,
+        "original_max_position_embeddings": 20,  # in which the first of two pairs turns 3.2 times, and the second one 0.14 times
+    }, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
 )
 model = LlamaForCausalLM(config).eval()
 gen = torch.Generator().manual_seed(11)

@@ -19,9 +19,10 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "training")
-L, H, KV, C, FFN, T, V, THETA = 2, 4, 2, 8, 5, 9, 13, 700.0
+L, H, KV, C, FFN, T, V, NORM_EPS = 2, 4, 2, 8, 5, 9, 13, 1e-3
+THETA, FACTOR, LOW, HIGH, ORIGINAL = 700.0, 8.0, 1.0, 4.0, 16  # the one pair of a head turns 2.5 times in 16 positions
 SEED, BATCH, MICRO, STEPS, EVAL_ITERS = 1234567, 5, 2, 25, 2
-LR, MIN_LR, WARMUP, DECAY_ITERS, BETAS, EPS, WEIGHT_DECAY, CLIP = 1e-2, 1e-3, 4, 20, (0.9, 0.95), 1e-8, 0.1, 1.2
+LR, MIN_LR, WARMUP, DECAY_ITERS, BETAS, EPS, WEIGHT_DECAY, CLIP = 5e-3, 1e-3, 4, 20, (0.9, 0.95), 1e-8, 0.1, 1.2
 RANK, ALPHA = 2, 6
 M = 0xFFFFFFFF
 
@@ -108,7 +109,10 @@ def adapted(model, dtype):
 
 config = LlamaConfig(
     num_hidden_layers=L, num_attention_heads=H, num_key_value_heads=KV, hidden_size=C, intermediate_size=FFN, vocab_size=V,
-    max_position_embeddings=T, rms_norm_eps=1e-5, rope_theta=THETA, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
+    max_position_embeddings=T, rms_norm_eps=NORM_EPS, rope_parameters={
+        "rope_type": "llama3", "rope_theta": THETA, "factor": FACTOR, "low_freq_factor": LOW, "high_freq_factor": HIGH,
+        "original_max_position_embeddings": ORIGINAL,
+    }, tie_word_embeddings=False, bos_token_id=None, eos_token_id=None,
 )
 model = LlamaForCausalLM(config)
 gen = torch.Generator().manual_seed(7)
@@ -127,7 +131,8 @@ train_ids, val_ids = ids[:170], ids[170:]
 out = {
     "config": "\n".join([
         f"model: {{n_layer: {L}, n_head: {H}, n_kv_head: {KV}, n_embd: {C}, ffn_hidden: {FFN}, block_size: {T}, vocab_size: {V}, bias: false, "
-        f"activation: swiglu, norm: rmsnorm, position: rope, rope_theta: {THETA}, tie_embeddings: false}}",
+        f"activation: swiglu, norm: rmsnorm, position: rope, rope_theta: {THETA}, tie_embeddings: false, norm_eps: {NORM_EPS}, "
+        f"rope_factor: {FACTOR}, rope_low_freq_factor: {LOW}, rope_high_freq_factor: {HIGH}, rope_original_block_size: {ORIGINAL}}}",
         f"batch: {{global: {BATCH}}}",
         f"optimizer: {{learning_rate: {LR}, min_lr: {MIN_LR}, warmup_iters: {WARMUP}, lr_decay_iters: {DECAY_ITERS}, beta1: {BETAS[0]}, "
         f"beta2: {BETAS[1]}, eps: {EPS}, weight_decay: {WEIGHT_DECAY}, grad_clip: {CLIP}}}",
@@ -138,14 +143,14 @@ out = {
 }
 for kind in ("whole", "adapted"):
     both = []
-    for dtype in (torch.float64, torch.float32):
+    for dtype in (torch.float32, torch.float64):
         m = copy.deepcopy(model).to(dtype)
         if kind == "adapted":
             m = adapted(m, dtype)
         out[kind] = train(m, train_ids, val_ids)
         if kind == "adapted":
             m = m.merge_and_unload()
-        weights = {n: w.detach().clone().contiguous() for n, w in m.state_dict().items()}
+        weights = {n: w.detach().float().contiguous() for n, w in m.state_dict().items()}
         both.append((out[kind], weights))
     save_file(weights, os.path.join(HERE, kind + ".safetensors"))
     (a, aw), (b, bw) = both
