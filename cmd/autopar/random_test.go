@@ -150,7 +150,9 @@ func (c *randomRun) model(wide, large bool, adapters string) string {
 	}
 	position := c.word("learned rope")
 	if position == "rope" { // it rotates pairs of elements
-		width += width % 2
+		if width += width % 2; c.block%2 == 0 {
+			position += ", rope_factor: 8, rope_original_block_size: 30, norm_eps: 1e-3"
+		}
 	}
 	float := "float32"
 	switch kind := c.IntN(10); {
