@@ -106,7 +106,7 @@ func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {
 		return nil, err
 	}
 	for _, known := range [][2]string{
-		{"B200", "b200"}, {"H200", "h200"}, {"H100", "h100"}, {"A100-SXM4-40GB", "a100-40g"}, {"A100-PCIE-40GB", "a100-40g"}, {"A100", "a100-80g"}, {"A10G", "a10g"},
+		{"B200", "b200"}, {"H200", "h200-autopar"}, {"H100", "h100-autopar"}, {"A100-SXM4-40GB", "a100-40g"}, {"A100-PCIE-40GB", "a100-40g"}, {"A100", "a100-80g"}, {"A10G", "a10g"},
 	} {
 		if strings.Contains(" "+name, " "+known[0]) {
 			return cost.Load(known[1])

@@ -29,9 +29,9 @@ type fusion struct {
 }
 
 // fusions are indexed by the op of a group's first kernel. They are not instructions of programs
-// because other backends gain nothing by them: so programs, plans and predictions are the same for
-// all backends. GELU is not fused with a product: cuBLASLt's is the approximation by tanh, and most
-// models have the exact one.
+// because other backends gain nothing by them: so programs and plans are the same for all backends.
+// Predictions count them where the cluster's software is autopar-cuda. GELU is not fused with a
+// product: cuBLASLt's is the approximation by tanh, and most models have the exact one.
 var fusions = [...]fusion{
 	ir.OpMatMul:        {joins: biasOfProduct},                // one call of cuBLASLt
 	ir.OpSumTo:         {joins: productOfSum, together: true}, // likewise

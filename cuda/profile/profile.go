@@ -222,7 +222,7 @@ func (r *Result) fit(steps []*step) {
 const vectorShare = 0.5
 
 func software() cost.Software {
-	s, err := cost.LoadSoftware("autopar")
+	s, err := cost.LoadSoftware("autopar-cuda")
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}

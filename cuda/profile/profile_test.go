@@ -153,7 +153,7 @@ func measure(t *testing.T, opts fake.Options, like *cost.Cluster) (*Result, *cos
 func TestMeasure(t *testing.T) {
 	r, c, text := measure(t, fake.Options{Devices: 4, Memory: 96 << 20}, nil)
 	require.Equal(t, 4, c.DevicesPerNode)
-	require.Equal(t, "autopar", c.Software.Name)
+	require.Equal(t, "autopar-cuda", c.Software.Name)
 	require.InEpsilon(t, memoryRate, c.Device.MemoryBandwidth, 0.02)
 	require.InEpsilon(t, launchMS/1e3, c.Device.LaunchOverhead, 0.1)
 	require.InEpsilon(t, linkRate, c.IntraNode.Bandwidth, 0.02)

@@ -247,7 +247,7 @@ func (c *Cluster) Validate() error {
 		value, most float64
 	}{
 		{"score_bytes", s.ScoreBytes, 1e3}, {"flash", s.Flash, 1e3}, {"rms_norm", s.RMSNorm, 1e3}, {"activation", s.Activation, 1e3},
-		{"rotation", s.Rotation, 1e3}, {"loss", s.Loss, 1e3}, {"optimizer", s.Optimizer, 1e3}, {"elementwise", s.Elementwise, 1e3},
+		{"rotation", s.Rotation, 1e3}, {"loss", s.Loss, 1e3}, {"optimizer", s.Optimizer, 1e3}, {"sum", s.Sum, 1e3}, {"elementwise", s.Elementwise, 1e3},
 		{"host", s.Host, 1}, {"sync", s.Sync, 1}, {"cast", s.Cast, 1e3}, {"buffer", s.Buffer, 1e18}, {"reduce", s.Reduce, 1e3},
 		{"network", s.Network, 1e3}, {"replicas", s.Replicas, 1e3}, {"cast_bytes", s.CastBytes, 1e3},
 	} {

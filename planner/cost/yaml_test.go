@@ -13,7 +13,7 @@ import (
 )
 
 func TestBuiltins(t *testing.T) {
-	require.Equal(t, []string{"a100-40g", "a100-80g", "a10g", "b200", "cpu", "h100", "h100-96g", "h200", "v100", "v100-32g"}, Names())
+	require.Equal(t, []string{"a100-40g", "a100-80g", "a10g", "b200", "cpu", "h100", "h100-96g", "h100-autopar", "h200", "h200-autopar", "v100", "v100-32g"}, Names())
 	for _, name := range Names() {
 		c, err := Load(name)
 		require.NoError(t, err, name)
