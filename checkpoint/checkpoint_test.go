@@ -226,6 +226,23 @@ func TestFailureAtEachStage(t *testing.T) {
 	requireHolds(t, dir, 1)
 }
 
+// TestRoomForTheNext: what killed writers have left is removed before anything is written. A disk may have room for one
+// directory that is being written, and not for two.
+func TestRoomForTheNext(t *testing.T) {
+	dir := t.TempDir()
+	mustSave(t, dir, snapshot(1), Retention{})
+	left := filepath.Join(dir, rootDir, tempPrefix+"1")
+	require.NoError(t, os.Mkdir(left, 0o755))
+	require.NoError(t, os.WriteFile(filepath.Join(left, "rank-00000.safetensors"), nil, 0o644))
+	w := &saver{root: filepath.Join(dir, rootDir), before: func(string) error {
+		require.NoDirExists(t, left)
+		return errors.New("disk full")
+	}}
+	_, err := w.save(snapshot(2))
+	require.ErrorContains(t, err, "disk full")
+	require.Equal(t, []string{"step-00000001"}, names(t, dir))
+}
+
 // TestOldOnesStay: a checkpoint that cannot be removed is reported, does not keep others from being
 // removed, and does not make a save fail, whether anybody waits for it or not. The next save tries
 // again.

@@ -112,6 +112,7 @@ func (e *StaleError) Unwrap() error { return e.Err }
 type saver struct {
 	root string
 	keep Retention
+	left error // why not all that killed writers have left was removed
 	// before, if set, is called before each stage; an error ends the saving there. Tests use it.
 	before func(stage string) error
 }
@@ -197,10 +198,20 @@ func together(ctx context.Context, peers *launch.Peers, mine progress, err error
 	return all, err
 }
 
-// begin makes the temporary directory.
+// begin makes the temporary directory. First it removes those that killed writers have left: the
+// disk may not have room for another.
 func (w *saver) begin() (string, error) {
 	if err := os.MkdirAll(w.root, 0o777); err != nil {
 		return "", err
+	}
+	entries, err := os.ReadDir(w.root)
+	if err != nil {
+		return "", err
+	}
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), tempPrefix) && e.IsDir() {
+			w.left = errors.Join(w.left, os.RemoveAll(filepath.Join(w.root, e.Name())))
+		}
 	}
 	return os.MkdirTemp(w.root, tempPrefix)
 }
@@ -257,7 +268,7 @@ func (w *saver) finish(temp string, m Manifest) (name string, stale, err error) 
 	if err := w.stage("retention"); err != nil {
 		return "", nil, err
 	}
-	if err := w.retain(name, m.BestStep); err != nil {
+	if err := errors.Join(w.left, w.retain(name, m.BestStep)); err != nil {
 		return name, &StaleError{err}, nil
 	}
 	return name, nil, nil
@@ -388,7 +399,7 @@ func parseName(name string) (saved, bool) {
 	return s, true
 }
 
-// retain removes what is neither latest nor retained, and what a killed writer has left.
+// retain removes what is neither latest nor retained.
 func (w *saver) retain(latest string, best int) error {
 	entries, err := os.ReadDir(w.root)
 	if err != nil {
@@ -399,8 +410,6 @@ func (w *saver) retain(latest string, best int) error {
 	for _, e := range entries {
 		if s, ok := parseName(e.Name()); ok && e.IsDir() {
 			all = append(all, s)
-		} else if strings.HasPrefix(e.Name(), tempPrefix) && e.IsDir() {
-			drop = append(drop, e.Name())
 		}
 	}
 	slices.SortFunc(all, func(a, b saved) int { // newest first
