@@ -73,8 +73,8 @@ func (b *Background) Poll() error {
 
 // Wait is Poll after waiting until nothing is being written. The wait is bounded.
 func (b *Background) Wait() error {
-	if b.writing == nil {
-		return nil
+	if err := b.Poll(); err != nil || b.writing == nil { // a snapshot that is written is not late, whoever asks how late
+		return err
 	}
 	late := time.NewTimer(time.Until(b.begun.Add(b.bound)))
 	defer late.Stop()
