@@ -85,7 +85,8 @@ func (p *Peers) Local() []int {
 func (p *Peers) LocalRank() int { return slices.Index(p.Local(), p.place.Rank) }
 
 // Gather gives every process the bytes of all, by rank. All processes call it, and none returns
-// before the last has called it. After an error, including the end of ctx, the job has failed.
+// before the last has called it. After an error, including the end of ctx, the job has failed. If
+// ctx ends by its deadline, other ranks than 0 wait somewhat longer: rank 0 knows who is late.
 func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	return p.gather(ctx, kindGather, p.inbox, mine)
 }
@@ -107,6 +108,11 @@ func (p *Peers) gather(ctx context.Context, kind byte, inbox []chan []byte, mine
 	if p.place.Rank > 0 {
 		p.conns[0].write(kind, mine)
 		table, ok := p.receive(ctx, inbox[0])
+		if !ok && errors.Is(ctx.Err(), context.DeadlineExceeded) { // rank 0 waits for all, and is to say for whom
+			longer, cancel := context.WithTimeout(context.Background(), max(newsDelay, time.Since(start)/4))
+			defer cancel()
+			table, ok = p.receive(longer, inbox[0])
+		}
 		if !ok {
 			return nil, p.late(ctx, start, []int{0})
 		}

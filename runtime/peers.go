@@ -54,11 +54,7 @@ func (e *Executor) share(ctx context.Context, p *program) error {
 			mine = binary.LittleEndian.AppendUint32(mine, math.Float32bits(p.outputs[o.name]))
 		}
 	}
-	wait := e.opts.Timeout
-	if e.opts.Peers.Rank() > 0 {
-		wait += wait / 4 // rank 0 waits for all: it should time out first, and name the late rank
-	}
-	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), wait)
+	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.opts.Timeout)
 	defer cancel()
 	all, err := e.opts.Peers.Gather(bounded, mine)
 	if err != nil {
