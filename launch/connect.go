@@ -76,24 +76,24 @@ func (p *Peers) ConnectWhere(ctx context.Context, wanted func(a, b int) bool) (c
 		conns[rank] = conn
 		newLink(conn).write(kindHello, p.place.hello())
 	}
-	missing := 0
+	var missing []int
 	for rank := p.place.Rank + 1; rank < p.place.World; rank++ {
 		if wanted(p.place.Rank, rank) {
-			missing++
+			missing = append(missing, rank)
 		}
 	}
-	for ; missing > 0; missing-- {
+	for len(missing) > 0 {
 		conn, err := listener.Accept()
 		if err != nil {
-			return conns, cmp.Or(ctx.Err(), err) // the end of ctx closes the listener
+			return conns, fmt.Errorf("rank %d at %s has not come: %w", missing[0], p.hosts[missing[0]], cmp.Or(ctx.Err(), err)) // the end of ctx closes the listener
 		}
 		rank, _, err := p.greet(newLink(conn))
-		if err != nil || rank < p.place.Rank || conns[rank] != nil {
-			conn.Close()
-			missing++ // it is not a rank of this job
+		at := slices.Index(missing, rank)
+		if err != nil || at < 0 {
+			conn.Close() // it is not a rank of this job
 			continue
 		}
-		conns[rank] = conn
+		conns[rank], missing = conn, slices.Delete(missing, at, at+1)
 	}
 	_, err = p.Gather(ctx, nil) // so that nobody sends before all connections are there
 	return conns, err

@@ -413,5 +413,17 @@ func TestLate(t *testing.T) {
 	for _, err := range errs {
 		require.Regexp(t, `waited [\d.]+m?s for rank 1 at 127\.0\.0\.1`, err)
 	}
+	errs = each(t.Context(), addr, 2, func(p *launch.Peers) error {
+		if p.Rank() == 0 {
+			_, err := p.Connect(short())
+			return err
+		}
+		_, err := p.Gather(t.Context(), []byte("1")) // as its port
+		<-p.Failed()
+		return errors.Join(err, p.Err())
+	})
+	for _, err := range errs {
+		require.Regexp(t, `launch: connecting with the others for \d+\.\d s: rank 1 at 127\.0\.0\.1 has not come: context deadline exceeded$`, err)
+	}
 	require.Less(t, time.Since(began), time.Minute)
 }
