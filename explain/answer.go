@@ -75,7 +75,7 @@ func (r *Report) answer(g *likeNodes) Answer {
 		a.Reason = r.why.placedBy(n.Results[0])
 		sig := ir.SignatureOf(n)
 		for _, rule := range rulesOf(r.prog.Mesh, n, sig) {
-			a.Rules = append(a.Rules, AxisRule{r.prog.Mesh.Axes[rule.axis].Name, rule.describe(r.prog.Mesh, sig)})
+			a.Rules = append(a.Rules, AxisRule{r.prog.Mesh.Axes[rule.axis].Name, rule.describe(r.prog.Mesh, n, sig)})
 		}
 		a.Choices = r.choices(n)
 	}

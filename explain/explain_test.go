@@ -610,6 +610,13 @@ func TestNames(t *testing.T) {
 	require.Equal(t, "65 = 17+16+16+16", cutText(ir.Axis{Size: 4}, 65))
 }
 
+// TestAxesSplitWhatOthersLeave: an axis splits a part of what an axis before it splits too.
+func TestAxesSplitWhatOthersLeave(t *testing.T) {
+	var text bytes.Buffer
+	require.NoError(t, report(t, shapes()["hosted"]).Why(&text, "h.0.attn/attention"))
+	require.Contains(t, text.String(), "rep: splits b (7 = 4+3)\n  rule         dp: splits b (4 = 2x2)\n  rule         mb: splits b (by 1)\n")
+}
+
 // TestRecomputedChunks: which blocks are recomputed is said for each chunk, as it is not the first ones of the stage.
 func TestRecomputedChunks(t *testing.T) {
 	var text bytes.Buffer

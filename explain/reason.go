@@ -286,7 +286,7 @@ func (w *reasons) onAxis(v *ir.Value, axis int) string {
 		if !ok {
 			continue
 		}
-		text := fmt.Sprintf("%s %s", class(n.Name), rule{axis, dim}.describe(mesh, sig))
+		text := fmt.Sprintf("%s %s", class(n.Name), rule{axis, dim}.describe(mesh, n, sig))
 		if frozen := frozenDims(sig, n, read); dim == ir.ReplicateAll && frozen != "" {
 			text = fmt.Sprintf("%s needs %s whole", class(n.Name), frozen)
 		}

@@ -51,8 +51,9 @@ func ruleOn(n *ir.Node, sig *ir.Signature, axis int) (dim int, ok bool) {
 	return ir.PassPartial, legal && slices.Equal(args, wantArgs) && slices.Equal(results, wantResults)
 }
 
-// describe says what a rule does, as in "splits n0 (96 = 48+48)".
-func (r rule) describe(mesh ir.Mesh, sig *ir.Signature) string {
+// describe says what a rule of a node does, as in "splits n0 (96 = 48+48)". Of what axes before it split too, it says how it
+// splits the first part.
+func (r rule) describe(mesh ir.Mesh, n *ir.Node, sig *ir.Signature) string {
 	a := mesh.Axes[r.axis]
 	switch r.dim {
 	case ir.ReplicateAll:
@@ -68,7 +69,13 @@ func (r rule) describe(mesh ir.Mesh, sig *ir.Signature) string {
 	if !slices.ContainsFunc(sig.Results, func(dims []int) bool { return slices.Contains(dims, r.dim) }) {
 		which = "its inner dimension " + d.Name
 	}
-	text := fmt.Sprintf("splits %s (%s)", which, cutText(a, d.Size))
+	size := d.Size
+	for _, outer := range rulesOf(mesh, n, sig) {
+		if outer.axis < r.axis && outer.dim == r.dim {
+			size = mesh.Axes[outer.axis].Cut(size, 0).Len
+		}
+	}
+	text := fmt.Sprintf("splits %s (%s)", which, cutText(a, size))
 	_, results, _ := sig.Rule(r.dim)
 	for _, p := range results {
 		if p.Kind == ir.Partial {

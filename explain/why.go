@@ -216,7 +216,7 @@ func (r *Report) whyCompute(out io.Writer, n *ir.Node) {
 		fmt.Fprintf(out, "  placed       %s\n", by)
 	}
 	for _, rule := range rulesOf(mesh, n, sig) {
-		fmt.Fprintf(out, "  rule         %s: %s\n", mesh.Axes[rule.axis].Name, rule.describe(mesh, sig))
+		fmt.Fprintf(out, "  rule         %s: %s\n", mesh.Axes[rule.axis].Name, rule.describe(mesh, n, sig))
 	}
 	for i, a := range n.Args {
 		was := origin(a)
