@@ -153,11 +153,11 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	return err
 }
 
-// hasPort reports whether an address has a port, from 1 to 65535.
+// hasPort reports whether an address has a host, at which others can reach it, and a port, from 1 to 65535.
 func hasPort(addr string) bool {
-	_, port, err := net.SplitHostPort(addr)
+	host, port, err := net.SplitHostPort(addr)
 	n, bad := strconv.ParseUint(port, 10, 16)
-	return err == nil && bad == nil && n > 0
+	return err == nil && bad == nil && n > 0 && host != ""
 }
 
 // brief is what machine 0 tells all machines about a start of the job.
