@@ -47,10 +47,11 @@ func (r *run) report(st StepStats) error {
 	}
 	r.printf("\n")
 	m := StepMetrics{
-		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms,
+		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms, MeanMS: float64(r.unlogged) / float64(time.Millisecond) / float64(r.updates),
 		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),
 		CommBytes: st.CommBytes, Collectives: st.Collectives, LossScale: st.LossScale, SkippedSteps: st.Skipped,
 	}
+	r.unlogged, r.updates = 0, 0
 	looked := r.stragglers.due()
 	for _, s := range r.stragglers.take() {
 		r.printf("%s of %d ranks\n", s, r.exec.Ranks())

@@ -2,6 +2,7 @@ package train
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,6 +28,7 @@ type StepMetrics struct {
 	LR          float64 `json:"lr"`
 	GradNorm    float32 `json:"grad_norm"` // before clipping; 0 in a step that the loss scaler skipped
 	TimeMS      float64 `json:"time_ms"`
+	MeanMS      float64 `json:"mean_ms"`      // of the updates since the last logged iteration, this one included
 	TokensPerS  float64 `json:"tokens_per_s"` // of all ranks
 	MFU         float64 `json:"mfu"`          // a fraction of all ranks' peak; -1 in the first iterations
 	PeakBytes   int64   `json:"peak_bytes"`   // the largest arena of a rank
@@ -100,18 +102,18 @@ func UpdateTime(dir string, from int) (float64, error) {
 		return 0, fmt.Errorf("train: %w", err)
 	}
 	defer f.Close()
-	sum, n := 0.0, 0
+	sum, last := 0.0, from-1 // the time up to the last iteration that is listed
 	for lines := bufio.NewScanner(f); ; {
 		if !lines.Scan() {
 			if err := lines.Err(); err != nil {
 				return 0, fmt.Errorf("train: %s: %w", f.Name(), err)
 			}
-			return sum / 1e3 / float64(max(1, n)), nil
+			return sum / 1e3 / float64(max(1, last+1-from)), nil
 		}
 		var step StepMetrics // of an evaluation it has no time
-		if json.Unmarshal(lines.Bytes(), &step) == nil && step.Iter >= from && step.TimeMS > 0 {
-			sum += step.TimeMS
-			n++
+		if json.Unmarshal(lines.Bytes(), &step) == nil && step.Iter > last && step.TimeMS > 0 {
+			sum += cmp.Or(step.MeanMS, step.TimeMS) * float64(step.Iter-last) // older versions have written no mean
+			last = step.Iter
 		}
 	}
 }

@@ -116,7 +116,9 @@ type run struct {
 	stragglers stragglers
 	result     Result
 	bestStep   int
-	saved      int // step of the newest checkpoint of this run, written or being written, or -1
+	saved      int           // step of the newest checkpoint of this run, written or being written, or -1
+	unlogged   time.Duration // that updates took since the last logged iteration
+	updates    int           // how many they are
 
 	stop       context.CancelFunc
 	memory     *checkpoint.Memory
@@ -434,6 +436,8 @@ func (r *run) finished(st StepStats) error {
 	}
 	r.result.Steps, r.result.Loss = it+1, st.Loss
 	r.mfu.steps++
+	r.unlogged += st.Duration
+	r.updates++
 	if r.exec.Peers() != nil {
 		r.stragglers.add(r.exec.Ranks(), r.exec.Computed)
 	}

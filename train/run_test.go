@@ -35,7 +35,7 @@ import (
 func deterministic(steps map[int]StepMetrics) map[int]StepMetrics {
 	out := map[int]StepMetrics{}
 	for i, s := range steps {
-		s.TimeMS, s.TokensPerS, s.MFU = 0, 0, 0
+		s.TimeMS, s.MeanMS, s.TokensPerS, s.MFU = 0, 0, 0, 0
 		out[i] = s
 	}
 	return out
@@ -146,6 +146,28 @@ func TestNoUpdatesTakeNoTime(t *testing.T) {
 	each, err := UpdateTime(t.TempDir(), 0)
 	require.NoError(t, err)
 	require.Zero(t, each)
+}
+
+// TestUpdateTime: an iteration that is logged stands for those before it, by their mean. A checkpoint is often written in just those
+// that are logged.
+func TestUpdateTime(t *testing.T) {
+	out := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(out, MetricsFile), []byte(`{"iter":0,"time_ms":9,"mean_ms":9}
+{"iter":10,"time_ms":30,"mean_ms":12}
+{"iter":10,"train_loss":1,"val_loss":1}
+{"iter":20,"time_ms":20}
+`), 0o644))
+	for from, want := range map[int]float64{0: (9 + 120 + 200) / 21e3, 1: (120 + 200) / 20e3, 11: 20e-3, 21: 0} {
+		each, err := UpdateTime(out, from)
+		require.NoError(t, err)
+		require.InDelta(t, want, each, 1e-12, from)
+	}
+	cfg := tinyConfig(t, textData(t), "train.log_interval=3")
+	train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: 7})
+	steps, _ := readMetrics(t, out)
+	require.Equal(t, steps[0].TimeMS, steps[0].MeanMS)
+	require.Positive(t, steps[3].MeanMS)
+	require.Len(t, steps, 3)
 }
 
 // TestResumeCutsMetrics: what a killed run wrote after its checkpoint, including half a line, is
