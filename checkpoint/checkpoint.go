@@ -70,16 +70,13 @@ func errorf(file, tensor, format string, args ...any) error {
 	return &Error{File: file, Tensor: tensor, Msg: fmt.Sprintf(format, args...)}
 }
 
-// intersect returns the part that two slabs of one tensor have in common.
-func intersect(a, b ir.Slab) (ir.Slab, bool) {
-	out := ir.Slab{Global: a.Global, Offset: make([]int, len(a.Offset)), Local: make([]int, len(a.Local))}
+// overlap reports whether two slabs of one tensor have an element in common. Saving compares all
+// parts of a tensor with each other, so it does not allocate.
+func overlap(a, b ir.Slab) bool {
 	for d := range a.Local {
-		lo := max(a.Offset[d], b.Offset[d])
-		hi := min(a.Offset[d]+a.Local[d], b.Offset[d]+b.Local[d])
-		if hi <= lo {
-			return ir.Slab{}, false
+		if max(a.Offset[d], b.Offset[d]) >= min(a.Offset[d]+a.Local[d], b.Offset[d]+b.Local[d]) {
+			return false
 		}
-		out.Offset[d], out.Local[d] = lo, hi-lo
 	}
-	return out, true
+	return true
 }

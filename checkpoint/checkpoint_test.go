@@ -115,6 +115,27 @@ func TestSaveAndOpen(t *testing.T) {
 	require.ErrorContains(t, err, `tensor "w": has shape [7 5], want [5 7]`)
 }
 
+// TestOverlap: whether parts overlap is known without allocating, as the parts of a tensor of hundreds of ranks are compared in
+// pairs, while training waits.
+func TestOverlap(t *testing.T) {
+	at := func(row, col, rows, cols int) ir.Slab {
+		return ir.Slab{Global: []int{9, 9}, Offset: []int{row, col}, Local: []int{rows, cols}}
+	}
+	of := at(2, 3, 4, 2)
+	for _, c := range []struct {
+		other ir.Slab
+		want  bool
+	}{
+		{of, true}, {at(0, 0, 9, 9), true}, {at(5, 4, 1, 1), true}, {at(0, 0, 3, 4), true},
+		{at(6, 3, 1, 2), false}, {at(0, 3, 2, 2), false}, {at(2, 5, 4, 4), false}, {at(2, 0, 4, 3), false}, {at(3, 4, 0, 1), false},
+	} {
+		require.Equal(t, c.want, overlap(of, c.other), c.other)
+		require.Equal(t, c.want, overlap(c.other, of), c.other)
+		require.Zero(t, testing.AllocsPerRun(10, func() { overlap(of, c.other) }))
+	}
+	require.True(t, overlap(ir.Whole(nil), ir.Whole(nil)), "scalars")
+}
+
 // TestAnyToAny: however uneven grids cut a tensor when it is saved and when it is read, every
 // element arrives.
 func TestAnyToAny(t *testing.T) {

@@ -174,7 +174,7 @@ func (t *Tensor) validate(path string, files map[string]bool) error {
 			}
 		}
 		for j, other := range t.Parts[:i] {
-			if _, overlap := intersect(t.slab(p), t.slab(other)); overlap {
+			if overlap(t.slab(p), t.slab(other)) {
 				return errorf(path, t.Name, "parts %d (%s) and %d (%s) overlap", j, other.File, i, p.File)
 			}
 		}

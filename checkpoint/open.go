@@ -303,7 +303,7 @@ func (c *Checkpoint) Read(name string, dtype ir.DType, slab ir.Slab, dst []byte)
 	}
 	for _, p := range t.Parts {
 		part := t.slab(p)
-		if _, common := intersect(slab, part); !common {
+		if !overlap(slab, part) {
 			continue
 		}
 		section, err := c.files[p.File].Section(name)

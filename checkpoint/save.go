@@ -288,10 +288,7 @@ func (m *Manifest) assign(shards []Shard) (map[string][]Shard, error) {
 		if !slices.Equal(t.Shape, s.Slab.Global) {
 			return nil, fmt.Errorf("rank %d holds a part of %s of shape %v, others of %v", s.Rank, s.Name, s.Slab.Global, t.Shape)
 		}
-		taken := slices.ContainsFunc(t.Parts, func(p Part) bool {
-			_, overlap := intersect(t.slab(p), s.Slab)
-			return overlap
-		})
+		taken := slices.ContainsFunc(t.Parts, func(p Part) bool { return overlap(t.slab(p), s.Slab) })
 		if taken || s.Slab.Elems() == 0 {
 			continue
 		}
