@@ -108,6 +108,7 @@ func choices(doc *planner.Document) [][]string {
 func stageRows(doc *planner.Document) [][]string {
 	p, predicted := doc.Plan, doc.Predicted
 	rows := [][]string{{"STAGE", "BLOCKS", "RECOMPUTED", "PEAK MEMORY OF A RANK"}}
+	limit := doc.Cluster.MemoryUnder(int64(doc.Config.Parallel.MemoryLimit), p.RuntimeNGPUs)
 	pools := len(doc.Cluster.Pools) > 0
 	if pools {
 		rows[0] = append(rows[0], "OF", "DEVICES")
@@ -125,7 +126,7 @@ func stageRows(doc *planner.Document) [][]string {
 		}
 		row := []string{fmt.Sprint(i), strings.Join(blocks, ", "), explain.RecomputedText(stages...), peak}
 		if pools {
-			row = append(row, explain.Bytes(doc.Cluster.MemoryAt(p, i)), doc.Cluster.KindText(p, i))
+			row = append(row, explain.Bytes(min(limit, doc.Cluster.MemoryAt(p, i))), doc.Cluster.KindText(p, i))
 		}
 		rows = append(rows, row)
 	}
