@@ -143,7 +143,7 @@ const grace = 10 * time.Second
 // Run runs the job to its end. If ctx is cancelled it interrupts the processes everywhere and waits
 // for them. The job then goes on without this machine if enough machines are left; otherwise the
 // result is [context.Canceled] everywhere. The error of a job that has failed is an [*ExitError] or
-// a [*MachineError].
+// a [*MachineError], that of a machine which cannot take part a [*RefusedError].
 func (a *Agent) Run(ctx context.Context) error {
 	if a.Node > 0 {
 		conn, err := a.come(ctx, a.Addr)
@@ -175,6 +175,20 @@ func (a *Agent) note(format string, args ...any) {
 	}
 }
 
+// RefusedError says that machine 0 has turned a machine away, which was started in another way.
+type RefusedError struct {
+	Node int
+	Addr string // of machine 0
+	Err  error  // what is different
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("launch: machine %d is turned away by machine 0 at %s: %v", e.Node, e.Addr, e.Err)
+}
+
+// Unwrap returns the cause.
+func (e *RefusedError) Unwrap() error { return e.Err }
+
 // come connects with the agent of machine 0. It tries again while that is not there.
 func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Patience)
@@ -183,7 +197,7 @@ func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
 	conn, refused, err := reach(ctx, addr, a.hello())
 	switch {
 	case refused:
-		err = fmt.Errorf("launch: machine %d is turned away by machine 0 at %s: %w", a.Node, addr, err)
+		err = &RefusedError{a.Node, addr, err}
 	case err != nil:
 		err = fmt.Errorf("launch: machine %d has no answer of machine 0 at %s after %.1f s: %w", a.Node, addr, time.Since(start).Seconds(), err)
 	}

@@ -230,7 +230,9 @@ func TestMachinesComeAndGo(t *testing.T) {
 	defer end()
 	first := m.run(all, 0, 1)
 	m.says("1 ranks\n", 1)
-	require.ErrorContains(t, <-m.run(t.Context(), 1, 2), "it has 2 processes, machine 0 has 1")
+	var refused *launch.RefusedError
+	require.ErrorAs(t, <-m.run(t.Context(), 1, 2), &refused)
+	require.ErrorContains(t, refused, "machine 1 is turned away by machine 0 at "+m.addr+": it has 2 processes, machine 0 has 1")
 	require.ErrorContains(t, <-m.run(t.Context(), 3, 1), "the job has machines 0 to 2")
 	ctx, leave := context.WithCancel(t.Context())
 	second := m.run(ctx, 2, 1)

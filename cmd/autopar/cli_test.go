@@ -46,6 +46,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{&planner.DocumentError{}, statusInput},
 		{&train.InputError{}, statusInput},
 		{&planner.InfeasibleError{Closest: &partition.Plan{Stages: []partition.Stage{{Last: 1}}}}, statusInfeasible},
+		{&launch.RefusedError{Err: errors.New("it has 1 processes, machine 0 has 2")}, statusInput},
 		{&launch.ExitError{Status: statusInput}, statusInput},
 		{&launch.ExitError{Status: statusInput, Crash: true}, statusFailed},
 		{&train.DivergedError{}, statusFailed},
