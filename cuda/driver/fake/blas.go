@@ -4,16 +4,18 @@ import (
 	"encoding/binary"
 	"math"
 
-	"gonum.org/v1/gonum/floats"
-
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/runtime/cpu/kernel"
 )
 
-// BLAS returns products by three loops in float64, column-major.
-func (d *Driver) BLAS() driver.BLAS { return &blas{d} }
+// BLAS returns the products of runtime/cpu: a matrix column by column is its transpose row by row.
+func (d *Driver) BLAS() driver.BLAS { return &blas{d, kernel.NewPool(1)} }
 
-type blas struct{ driver *Driver }
+type blas struct {
+	driver *Driver
+	pool   *kernel.Pool // the driver does one piece of work at a time
+}
 
 func (b *blas) Close() error { return nil }
 
@@ -36,16 +38,15 @@ func (b *blas) With(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s driv
 }
 
 func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s driver.Stream) error {
-	columns := func(trans bool, rows, cols int64) int64 {
-		if trans {
-			return rows
-		}
-		return cols
+	rowsX, colsX, rowsY, colsY := g.K, g.M, g.N, g.K // row by row, as they lie in memory
+	if g.TransA {
+		rowsX, colsX = g.M, g.K
 	}
-	extent := func(ld, cols int64, d ir.DType) int64 { return ld * cols * d.Size() }
-	rx := Range{x, extent(g.LDA, columns(g.TransA, g.M, g.K), g.TypeA)}
-	ry := Range{y, extent(g.LDB, columns(g.TransB, g.K, g.N), g.TypeB)}
-	rz := Range{z, extent(g.LDC, g.N, g.TC)}
+	if g.TransB {
+		rowsY, colsY = g.K, g.N
+	}
+	rx, ry := Range{x, rowsX * g.LDA * g.TypeA.Size()}, Range{y, rowsY * g.LDB * g.TypeB.Size()}
+	rz := Range{z, g.N * g.LDC * g.TC.Size()}
 	reads, writes := []Range{rx, ry}, []Range{rz, {workspace, b.Workspace()}}
 	bias, sums := Range{vector, g.M * g.TC.Size()}, Range{vector, g.N * g.TC.Size()}
 	switch g.Epilogue {
@@ -55,61 +56,64 @@ func (b *blas) product(g driver.GEMM, x, y, z, vector, workspace driver.Ptr, s d
 		writes = append(writes, sums)
 	}
 	return b.driver.give(s, "cublasLtMatmul", reads, writes, func() error {
-		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, g.M, g.K, g.TransA)
-		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, g.K, g.N, g.TransB)
-		z, added := b.driver.Memory(rz), []byte(nil)
-		if g.Epilogue == driver.AddBias {
-			added = b.driver.Memory(bias)
+		x := unpack(b.driver.Memory(rx), g.TypeA, g.LDA, rowsX, colsX)
+		y := unpack(b.driver.Memory(ry), g.TypeB, g.LDB, rowsY, colsY)
+		product := make([]float32, g.N*g.M)
+		multiply := kernel.MatMulNN
+		switch {
+		case g.TransA && g.TransB:
+			return invalid("cublasLtMatmul", "both matrices are transposed, which nothing needs")
+		case g.TransA:
+			multiply = kernel.MatMulNT
+		case g.TransB:
+			multiply = kernel.MatMulTN
 		}
-		row := make([]float64, g.N) // of the product
-		if g.Epilogue == driver.SumB {
-			for k := range g.K {
-				floats.Add(row, y[k*g.N:(k+1)*g.N])
+		multiply(b.pool, int(g.N), int(g.M), int(g.K), y, x, product, false)
+		added := make([]float32, g.M)
+		switch g.Epilogue {
+		case driver.AddBias:
+			added = unpack(b.driver.Memory(bias), g.TC, g.M, 1, g.M)
+		case driver.SumB:
+			sum, down, across := b.driver.Memory(sums), int64(1), g.K
+			if g.TransB {
+				down, across = g.N, 1
 			}
-			for col, sum := range row {
-				g.TC.Write(b.driver.Memory(sums)[int64(col)*g.TC.Size():], float32(sum))
+			for j := range g.N {
+				total := float64(0)
+				for k := range g.K {
+					total += float64(y[j*across+k*down])
+				}
+				g.TC.Write(sum[j*g.TC.Size():], float32(total))
 			}
 		}
-		for i := range g.M {
-			clear(row)
-			for k := range g.K {
-				floats.AddScaled(row, x[i*g.K+k], y[k*g.N:(k+1)*g.N])
-			}
-			for col, sum := range row {
-				to := z[(int64(col)*g.LDC+i)*g.TC.Size():]
-				if added != nil {
-					sum += float64(g.TC.Read(added[i*g.TC.Size():]))
+		memory := b.driver.Memory(rz)
+		for j := range g.N {
+			z := memory[j*g.LDC*g.TC.Size():]
+			for i, v := range product[j*g.M : (j+1)*g.M] {
+				to := z[int64(i)*g.TC.Size():]
+				if v += added[i]; g.Accumulate {
+					v += g.TC.Read(to)
 				}
-				if g.Accumulate {
-					sum += float64(g.TC.Read(to))
-				}
-				g.TC.Write(to, float32(sum))
+				g.TC.Write(to, v)
 			}
 		}
 		return nil
 	})
 }
 
-// unpack returns op(a) row by row. a has rows x cols if it is not transposed. There is a separate
-// loop for float32, the most frequent type.
-func unpack(m []byte, d ir.DType, ld, rows, cols int64, trans bool) []float64 {
-	x := make([]float64, rows*cols)
-	down, across := d.Size(), ld*d.Size() // bytes from element to element
-	if trans {
-		down, across = across, down
-	}
+// unpack returns rows that lie ld elements apart. There is a separate loop for float32, the most frequent
+// type.
+func unpack(m []byte, d ir.DType, ld, rows, cols int64) []float32 {
+	x := make([]float32, 0, rows*cols)
 	for row := range rows {
-		at, line := row*down, x[row*cols:(row+1)*cols]
+		line := m[row*ld*d.Size():][:cols*d.Size()]
 		if d == ir.F32 {
-			for col := range line {
-				line[col] = float64(math.Float32frombits(binary.LittleEndian.Uint32(m[at:])))
-				at += across
+			for ; len(line) > 0; line = line[4:] {
+				x = append(x, math.Float32frombits(binary.LittleEndian.Uint32(line)))
 			}
-			continue
 		}
-		for col := range line {
-			line[col] = float64(d.Read(m[at:]))
-			at += across
+		for ; len(line) > 0; line = line[d.Size():] {
+			x = append(x, d.Read(line))
 		}
 	}
 	return x
