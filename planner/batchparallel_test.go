@@ -15,7 +15,7 @@ func TestBatchParallelSearchIsExact(t *testing.T) {
 	t.Parallel()
 	const seed = 43
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases, plans, winners, sharded := 9, 0, 0, 0
+	cases, plans, winners, sharded := 7, 0, 0, 0
 	if testing.Short() {
 		cases = 4
 	}

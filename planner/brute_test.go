@@ -43,7 +43,7 @@ var exactAll = flag.Bool("exact-all", false, "hold the search to all plans also 
 
 // skip reports whether a case has so many plans that only -exact-all goes through them.
 func (b *brute) skip() bool {
-	const most = 1000
+	const most = 500
 	if *exactAll {
 		return false
 	}
@@ -522,7 +522,7 @@ func TestSearchIsExact(t *testing.T) {
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
-		if b.skip() {
+		if k != 9 && k != 28 && b.skip() { // these two have shown more than smaller ones
 			skipped++
 			continue
 		}
@@ -563,7 +563,7 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	const seed = 6
 	r := rand.New(rand.NewPCG(seed, 0))
 	recomputing, chunks := 0, map[int]int{}
-	for k := range 11 {
+	for k := range 8 {
 		model := tiny(4 + r.IntN(6))
 		model.Bias, model.BlockSize = false, []int{33, 24}[k%2] // with 24 context parallelism of 2 is searched
 		batch := 2 + r.IntN(5)
@@ -629,7 +629,7 @@ func TestPiecesAreSearched(t *testing.T) {
 	const seed = 8
 	r := rand.New(rand.NewPCG(seed, 0))
 	found := map[int]int{}
-	for k := range 24 {
+	for k := range 18 {
 		model, ranks := tiny(2), 2+k%6/5*2
 		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
 		batch := 3 + r.IntN(4)

@@ -152,7 +152,7 @@ func TestLoweringTheLimit(t *testing.T) {
 		peak := slices.Max(res.Prediction.PeakBytes)
 		require.LessOrEqual(t, peak, limit)
 		require.GreaterOrEqual(t, res.Prediction.Step, before)
-		before, limit = res.Prediction.Step, min(peak-1, limit*9/10)
+		before, limit = res.Prediction.Step, min(peak-1, limit*8/10)
 		if res.Plan.DP < 4 {
 			seen["cut"] = true
 		}
