@@ -17,7 +17,7 @@ import (
 // whatever else is cut, recomputed or sharded, changes nothing that is learned.
 // The plans that TestParity samples are here by name.
 func TestContextParity(t *testing.T) {
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, paritySteps())
+	one := oneRank(t, paritySteps())
 	tests := []struct {
 		dp, cp, tp, pp int
 		change         func(p *partition.Plan)
@@ -89,7 +89,7 @@ func TestContextHalfPrecision(t *testing.T) {
 // TestContextMasks: one step draws the masks that one rank draws. Of other masks
 // the loss would differ in the third digit.
 func TestContextMasks(t *testing.T) {
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, 1)
+	one := oneRank(t, 1)
 	got := trainBatch(t, contextPlan(1, 3, 2, 1), parityBatch, 1)
 	require.InDelta(t, one.loss[0], got.loss[0], 1e-6)
 	require.InEpsilon(t, one.norm[0], got.norm[0], 1e-6)

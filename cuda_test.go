@@ -21,7 +21,7 @@ import (
 // on the CPU. The fake also refuses every access to memory that no event orders.
 func TestLoopbackParity(t *testing.T) {
 	const steps = 3
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	one := oneRank(t, steps)
 	plans := allParityPlans()
 	plans = sampleOf(t, plans, most(len(plans), 4))
 	var worstLoss, worstNorm float64
@@ -82,7 +82,7 @@ func TestGraphsOfOneProcess(t *testing.T) {
 // use NCCL, and compares each step with one rank on the CPU.
 func TestReplayedParity(t *testing.T) {
 	const steps = 6
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	one := oneRank(t, steps)
 	overlapped := parityPlan(2, 1, 1, 3, partition.OneFOneB, false)
 	overlapped.ZeRO, overlapped.Overlap = 2, true
 	sequence := parityPlan(1, 3, 1, 11, partition.OneFOneB, true)
@@ -119,7 +119,7 @@ func TestReplayedParity(t *testing.T) {
 // sends and receives that each hold a stream until the other has come, in steps that become graphs.
 func TestPipelinesOverNCCL(t *testing.T) {
 	const steps = 4
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, steps)
+	one := oneRank(t, steps)
 	zero := parityPlan(2, 1, 2, 3, partition.OneFOneB, true)
 	zero.ZeRO, zero.Overlap = 2, true
 	chunks, bubble := pipelinePlan(2, 1, 2, 2, 1, ""), pipelinePlan(2, 1, 2, 0, 2, "") // gradients reduced beside other tasks
@@ -143,19 +143,18 @@ func TestPipelinesOverNCCL(t *testing.T) {
 			require.Equal(t, (steps-3)*p.RuntimeNGPUs, graphs)
 		})
 	}
-	for name, run := range map[string]func(p *partition.Plan) trajectory{
-		"every call waits for its effect": func(p *partition.Plan) trajectory {
-			got, _ := trainOnFake(t, p, fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, steps)
-			return got
-		},
-		"a GPU does the work of its streams in turn": func(p *partition.Plan) trajectory {
-			got, _ := trainOnFake(t, p, fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, steps)
-			return got
-		},
+	for name, x := range map[string]struct {
+		fakes fake.Options
+		opts  cuda.Options
+		plans []int
+	}{
+		"every call waits for its effect":            {fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, []int{2, 11}},
+		"a GPU does the work of its streams in turn": {fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, []int{7, 12}},
 	} {
-		for _, i := range []int{2, 7, 11, 12} {
+		for _, i := range x.plans {
 			t.Run(fmt.Sprintf("%s/%s dp %d tp %d pp %d", name, plans[i].ScheduleText(), plans[i].DP, plans[i].TP, plans[i].PP()), func(t *testing.T) {
-				dLoss, _ := differences(one, run(plans[i]))
+				got, _ := trainOnFake(t, plans[i], x.fakes, x.opts, steps)
+				dLoss, _ := differences(one, got)
 				require.LessOrEqual(t, dLoss, 1e-5)
 			})
 		}

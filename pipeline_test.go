@@ -16,7 +16,7 @@ import (
 // token table tied over its ends, and compares each step with one rank (rows 30,
 // 31 and 33).
 func TestPipelineParity(t *testing.T) {
-	one := trainBatch(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch, paritySteps())
+	one := oneRank(t, paritySteps())
 	for _, c := range []struct {
 		dp, tp, pp, interleave, micro, zero int
 		sequence                            bool

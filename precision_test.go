@@ -47,7 +47,7 @@ func trainerIn(t testing.TB, c precision, p *partition.Plan, batch int) (*codege
 	return prog, exec
 }
 
-// TestHalfPrecisionParity trains under a random sample of the plans of the parity
+// TestHalfPrecisionParity trains under a sample of the plans of the parity
 // table in each precision, a larger one with -parity-all. What ranks exchange is
 // rounded, and sums of other terms round otherwise, so the losses differ by
 // roundings of activations: over 20 steps by up to 2e-4 in bf16 and 2e-5 in f16
@@ -62,7 +62,7 @@ func TestHalfPrecisionParity(t *testing.T) {
 		prog, exec := trainerIn(t, c, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
 		one := stepsOf(t, prog, exec, parityBatch, learningSteps)
 		require.Less(t, one.loss[len(one.loss)-1], one.loss[0]-0.05, "it learns")
-		for _, x := range append(sampleOf(t, allParityPlans(), most(200, 12)), crowdedHeads()) {
+		for _, x := range append(sampleOf(t, allParityPlans(), most(200, 7)), crowdedHeads()) {
 			p := x.plan
 			prog, exec := trainerIn(t, c, p, parityBatch)
 			twoBytesOnTheWire(t, prog)
@@ -110,7 +110,7 @@ func twoBytesOnTheWire(t *testing.T, prog *codegen.Program) {
 func TestHalfPrecisionLearns(t *testing.T) {
 	steps := most(200, 100)
 	plan := parityPlan(1, 1, 1, parityBatch, partition.GPipe, false)
-	want := trainBatch(t, plan, parityBatch, steps)
+	want := oneRank(t, steps)
 	for _, c := range precisions() {
 		prog, exec := trainerIn(t, c, plan, parityBatch)
 		got := stepsOf(t, prog, exec, parityBatch, steps)
