@@ -68,10 +68,13 @@ func offloadCases() []offloaded {
 // as the program says.
 func TestOffloadKeepsTheBits(t *testing.T) {
 	const batch, steps = 11, 3
-	for _, c := range offloadCases() {
+	for k, c := range offloadCases() {
 		var want trajectory
 		var device []int64
 		for _, what := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {
+			if what == partition.OffloadOptimizer && k%2 > 0 && !*parityAll {
+				continue // with the weights its state moves, too
+			}
 			name := fmt.Sprintf("%s, offload %s", c.name, what)
 			c.plan.Offload = what
 			prog, exec := c.train(t, c.plan, batch)
