@@ -47,12 +47,12 @@ func inTheDeviceCode() []mutant {
 		bug: "device code: a query's product with its gradient has those of others", how: "of all rows of a warp",
 		file: "cuda/kernel/attention_delta.cu",
 		old:  "int mask = many / 2;", new: "int mask = 16;",
-		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^61$",
+		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^64$",
 	}, {
 		bug: "device code: probabilities are read before they are written", how: "no barrier in the gradient of keys",
 		file: "cuda/kernel/attention_grad.cu",
 		old:  "			sync_block();\n			add_product(out_k,", new: "			add_product(out_k,",
-		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^61$",
+		pkg: pkg, run: "^TestOps$/^ops$/^attention_grad$/^64$",
 	}, {
 		bug: "device code: the mask is that of the part, not of the whole", how: "heads are counted from the rank's first",
 		file: "cuda/kernel/attention.go",
