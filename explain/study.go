@@ -245,7 +245,11 @@ func (s *Study) Sensitivities() error {
 	faster("2x network in a node", cost.IntraLink)
 	faster("2x HBM bandwidth", cost.HBM)
 	if batch := s.doc.Config.Batch.Global; batch > 1 {
-		change("half the batch", func(x *setting) { x.batch = batch / 2 })
+		name := "half the batch"
+		if batch%2 > 0 {
+			name = fmt.Sprintf("a batch of %d", batch/2)
+		}
+		change(name, func(x *setting) { x.batch = batch / 2 })
 	}
 	change("twice the batch", func(x *setting) { x.batch *= 2 })
 	change("twice the devices", func(x *setting) { s.double(x) })

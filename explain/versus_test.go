@@ -161,7 +161,7 @@ func TestStudy(t *testing.T) {
 	}
 	require.Less(t, names["2x network between nodes"].StepSeconds+names["2x HBM bandwidth"].StepSeconds, 2*x.Now.StepSeconds)
 	require.Equal(t, 4, names["twice the devices"].Ranks)
-	require.InEpsilon(t, names["half the batch"].TokensPerSecond*names["half the batch"].StepSeconds, 3*33, 1e-9)
+	require.InEpsilon(t, names["a batch of 3"].TokensPerSecond*names["a batch of 3"].StepSeconds, 3*33, 1e-9)
 	require.InEpsilon(t, 2/3600.0/x.Now.TokensPerSecond*1e9, x.Now.GPUHours, 1e-9)
 
 	before := s.Searches
