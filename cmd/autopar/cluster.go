@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 
 	"github.com/autopar/autopar/explain"
@@ -50,7 +51,7 @@ func (c *clusterCmd) Run(con *console) error {
 
 func (c *clusterCmd) list(con *console) error {
 	var clusters []*cost.Cluster
-	rows := [][]string{{"NAME", "DEVICE", "PER NODE", "MEMORY", "ITS BANDWIDTH", "F32", "16-BIT", "IN NODE", "BETWEEN NODES"}}
+	rows := [][]string{{"NAME", "DEVICE", "PER NODE", "MEMORY", "ITS BANDWIDTH", "F32", "16-BIT", "IN NODE", "BETWEEN NODES", "SOFTWARE"}}
 	for _, name := range cost.Names() {
 		k, err := cost.Load(name)
 		if err != nil {
@@ -66,7 +67,7 @@ func (c *clusterCmd) list(con *console) error {
 			half = fmt.Sprintf("%.4g TFLOP/s", rate/1e12)
 		}
 		rows = append(rows, []string{k.Name, k.Device.Name, perNode, explain.Bytes(k.Device.Memory), fmt.Sprintf("%.4g GB/s", k.Device.MemoryBandwidth/1e9),
-			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), half, linkText(k.IntraNode), between})
+			fmt.Sprintf("%.4g TFLOP/s", k.PeakFLOPS("f32", 1)/1e12), half, linkText(k.IntraNode), between, cmp.Or(k.Software.Name, "-")})
 	}
 	if c.json() {
 		return con.json(clusters)
