@@ -211,6 +211,11 @@ func inTheBounds() []mutant {
 		old:  "|| w.gathers(n) || w.gathersFor", new: "|| w.gathersFor",
 		pkg: "./planner", run: "^TestCostInPiecesIsSimulation$/^seed_3107$",
 	}, {
+		bug: "a floor has what reductions would delay", how: "of a position that waits meanwhile, under an interleaved schedule",
+		file: "planner/posted.go",
+		old:  " - cost.Picoseconds(even.at[0].blocks)*p.last[inBlock].delays // position", new: " // position",
+		pkg: "./planner", run: "^TestWaitingPositionsAreNotDelayed$",
+	}, {
 		bug: "a floor keeps more micro-batches than are in flight", how: "one",
 		file: "planner/passage.go",
 		old:  "x.flights = rooms[at][0].Slots", new: "x.flights = rooms[at][0].Slots + 1",

@@ -235,12 +235,28 @@ func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partit
 	require.NoError(t, err)
 	p := newPipeline(skel, skel.memoryOf(b), b, schedule)
 	p.stages = skel.times(b, schedule)
-	time := p.time(evenCut(s.graphs.blocks, o.pp, func(int) extent { return kept }))
+	time := p.time(evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }))
 	refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
 	require.NoError(t, err)
 	require.LessOrEqual(t, refined, time, "all that it does")
 	require.LessOrEqual(t, s.flowing(&pending{outline: o}, b, schedule, nil), time, "the flow")
 	require.LessOrEqual(t, s.floor(o, s.trunk(o), b, schedule), time)
+}
+
+// TestWaitingPositionsAreNotDelayed: with interleaving a position waits between its chunks, and reduces gradients meanwhile. So these
+// may delay none of its work, and a chain that comes from the last stage to its update does not have what they would delay.
+func TestWaitingPositionsAreNotDelayed(t *testing.T) {
+	const batch = 100
+	c := preset(t, "gpt2-xl")
+	c.Float = ir.BF16
+	v100 := cluster(t, "v100")
+	opts, err := Options{RuntimeNGPUs: 96, TPPieces: 2}.on(v100, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, v100, opts)
+	for _, chunks := range []int{2, 24} {
+		o := outline{degrees: degrees{plan: 8, dp: 2, cp: 1, tp: 2, pp: 2}, sharding: sharding{overlap: true, pieces: 2, split: split{replicate: "attn+mlp", batch: true}}, chunks: chunks}
+		requireBounded(t, s, o, 5, partition.Interleaved)
+	}
 }
 
 // TestHeadAddsItsOwnGradients: with overlap the gradients of the head are added up while blocks compute that come after it. It is the
