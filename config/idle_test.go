@@ -11,6 +11,10 @@ import (
 func TestIdle(t *testing.T) {
 	for _, tc := range []struct{ yaml, want string }{
 		{"model: {rope_theta: 5000}", "gpt.yaml:1:9: model.rope_theta: has no effect: it is for position rope"},
+		{"model: {rope_factor: 8}", "gpt.yaml:1:9: model.rope_factor: has no effect: it is for position rope"},
+		{"model: {preset: llama-3-8b, rope_low_freq_factor: 2}", "model.rope_low_freq_factor: has no effect: it is for rope_factor"},
+		{"model: {preset: llama-3-8b, rope_high_freq_factor: 2}", "model.rope_high_freq_factor: has no effect: it is for rope_factor"},
+		{"model: {preset: llama-3-8b, rope_original_block_size: 2}", "model.rope_original_block_size: has no effect: it is for rope_factor"},
 		{"model: {preset: llama-3-8b, position: learned, rope_theta: 7}", "model.rope_theta: has no effect"},
 		{"optimizer: {step_iters: 7}", "gpt.yaml:1:13: optimizer.step_iters: has no effect: it is for schedule step"},
 		{"optimizer: {schedule: constant, step_factor: 0.5}", "optimizer.step_factor: has no effect: it is for schedule step"},

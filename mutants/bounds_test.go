@@ -213,7 +213,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor has what reductions would delay", how: "of a position that waits meanwhile, under an interleaved schedule",
 		file: "planner/posted.go",
-		old:  " - cost.Picoseconds(even.at[0].blocks)*p.last[inBlock].delays // position", new: " // position",
+		old:  "p.update(updated) - cost.Picoseconds(updated)*p.last[inBlock].delays", new: "p.update(updated)",
 		pkg: "./planner", run: "^TestWaitingPositionsAreNotDelayed$",
 	}, {
 		bug: "a floor keeps more micro-batches than are in flight", how: "one",

@@ -46,7 +46,8 @@ func (s *searcher) fromLastStage(p *passage, even evenShares, recomputed cost.Pi
 	time += p.all(afterBlocks, 1) + max(0, p.recomputing()-late)*recomputed
 	time += p.first[beforeBlocks].forward + before*block.forward
 	time += p.last[beforeBlocks].returned() + before*p.last[inBlock].returned()
-	time += p.update(even.at[0].blocks) - cost.Picoseconds(even.at[0].blocks)*p.last[inBlock].delays // position 0 may have waited while it was delayed
+	updated := even.at[0].blocks // what their reductions would delay may have been waiting meanwhile
+	time += p.update(updated) - cost.Picoseconds(updated)*p.last[inBlock].delays
 	for at := range p.pp {
 		time += p.sent[whole][at].forward + p.sent[rest][at].returned()
 	}
