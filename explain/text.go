@@ -53,7 +53,7 @@ func (r *Report) Text(w io.Writer) error {
 
 // header prints the model, the degrees and the choices of the plan.
 func (r *Report) header(out io.Writer) {
-	fmt.Fprintf(out, "%s: %s parameters, %d sequences and %s tokens per step\n", r.Model, Grouped(r.Parameters), r.Batch, Grouped(int64(r.Tokens)))
+	fmt.Fprintf(out, "%s: %s parameters, %s and %s tokens per step\n", r.Model, Grouped(r.Parameters), Count(r.Batch, "sequence"), Grouped(int64(r.Tokens)))
 	fmt.Fprintf(out, "%s: %s of %s, %s x %s; ", Count(r.RuntimeNGPUs, "rank"), Count(r.Units, "unit"), Count(r.PlanNGPUs, "rank"),
 		r.prog.Plan.MeshDegrees(), Count(r.PP, "stage"))
 	if n := r.CP; n > 1 {
@@ -128,7 +128,7 @@ func (r *Report) optimizerText(out io.Writer, st *Stage) {
 		by[t.Why] = sum{s.tensors + t.Count, s.bytes + int64(t.Count)*t.Bytes}
 	}
 	for _, why := range reasons {
-		fmt.Fprintf(out, "  optimizer state: %d tensors, %s bytes; each %s\n", by[why].tensors, Grouped(by[why].bytes), why)
+		fmt.Fprintf(out, "  optimizer state: %s, %s bytes; each %s\n", Count(by[why].tensors, "tensor"), Grouped(by[why].bytes), why)
 	}
 }
 

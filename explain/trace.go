@@ -59,17 +59,18 @@ func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error)
 	}
 	if len(ranks) < len(r.prog.Schedules) {
 		line.like = r.Prediction.like
-		note = fmt.Sprintf("%s of %d: ", rankText(ranks), len(line.like))
+		note = fmt.Sprintf("%s of %d (others: ", rankText(ranks), len(line.like))
 		same := 0
 		for _, like := range line.like {
 			if slices.ContainsFunc(ranks, func(shown int) bool { return line.like[shown] == like }) {
 				same++
 			}
 		}
-		note += fmt.Sprintf("%d others do the same at the same times as one of these", same-len(ranks))
+		note += fmt.Sprintf("%d the same at the same times", same-len(ranks))
 		if left := len(line.like) - same; left > 0 {
-			note += fmt.Sprintf(", %d have parts of other sizes", left)
+			note += fmt.Sprintf(", %d with parts of other sizes", left)
 		}
+		note += ")"
 	}
 	if rank == nil {
 		line.detailed = r.detailed(len(spans), traceSpans, func(i int) int { return spans[i].Rank })
@@ -283,7 +284,7 @@ func (l *timeline) labels(rank int) []event {
 				others++
 			}
 		}
-		name += fmt.Sprintf(", as %d others", others)
+		name += ", as " + Count(others, "other")
 	}
 	labels := []event{
 		{Name: "process_name", Kind: "M", Process: rank, Args: map[string]any{"name": name}},

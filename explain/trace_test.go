@@ -121,7 +121,8 @@ func TestTraceOfMany(t *testing.T) {
 		}
 	}
 	require.Positive(t, alike)
-	require.Equal(t, fmt.Sprintf("ranks 0,9 of 18: %d others do the same at the same times as one of these, %d have parts of other sizes", alike, 16-alike), note)
+	require.Equal(t, fmt.Sprintf("ranks 0,9 of 18 (others: %d the same at the same times, %d with parts of other sizes)", alike, 16-alike), note)
+	require.Contains(t, out.String(), `tp=0, as 1 other"`)
 	require.Contains(t, out.String(), `"cat":"transfer"`)
 
 	// Only tasks and transfers of rank 9.
@@ -144,7 +145,7 @@ func TestTraceOfMany(t *testing.T) {
 	rank := 10
 	note, err = r.PredictedTrace(&out, &rank)
 	require.NoError(t, err)
-	require.Contains(t, note, "rank 10 of 18: ")
+	require.Contains(t, note, "rank 10 of 18 (others: ")
 	checkTrace(t, out.Bytes())
 	require.Equal(t, []int{10}, tracedRanks(t, out.Bytes()))
 }

@@ -366,7 +366,10 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			exits <- ended{rank + i, err}
 		}()
 	}
-	if first == nil {
+	switch {
+	case first == nil && a.Procs == 1:
+		a.note("rank %d is process %v", rank, pids)
+	case first == nil:
 		a.note("ranks %d to %d are processes %v", rank, rank+a.Procs-1, pids)
 	}
 	var late <-chan time.Time

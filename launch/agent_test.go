@@ -283,6 +283,7 @@ func TestOutputOutlivesProcess(t *testing.T) {
 	t.Parallel() // it waits for the output to end
 	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, script: `sleep 60 & echo $!`}
 	err := <-m.run(t.Context(), 0, 1)
+	require.Regexp(t, `(?m)^rank 0 is process \[\d+\]$`, m.text())
 	pid := 0
 	for line := range strings.Lines(m.text()) {
 		if n, bad := strconv.Atoi(strings.TrimSpace(line)); bad == nil {

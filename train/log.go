@@ -20,8 +20,8 @@ func (r *run) printHeader(peak float64) {
 	}
 	r.printf("num decayed parameter tensors: %d, with %s parameters\n", decay.Tensors, grouped(decay.Elements))
 	r.printf("num non-decayed parameter tensors: %d, with %s parameters\n", rest.Tensors, grouped(rest.Elements))
-	r.printf("ranks: %d in %d units of %d; %s, micro-batches of %d; at most %.1f MiB each\n",
-		p.RuntimeNGPUs, p.Units(), p.PlanNGPUs, strings.ReplaceAll(p.Degrees(), " x ", ", "), p.MicroBatch, float64(r.PeakBytes())/(1<<20))
+	r.printf("ranks: %d in units of %d; %s, micro-batches of %d; at most %.1f MiB each\n",
+		p.RuntimeNGPUs, p.PlanNGPUs, strings.ReplaceAll(p.Degrees(), " x ", ", "), p.MicroBatch, float64(r.PeakBytes())/(1<<20))
 	note := ""
 	if r.opts.PeakFLOPS == 0 {
 		note = " (this device's peak is not known: nanoGPT's constant, an A100 in bfloat16)"

@@ -212,7 +212,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 }
 
 func (r *benchResult) print(con *console) {
-	con.heading("%s, %d steps after %d", explain.Count(r.Ranks, "rank"), r.Steps, r.BurnIn)
+	con.heading("%s, %s after %d", explain.Count(r.Ranks, "rank"), explain.Count(r.Steps, "step"), r.BurnIn)
 	rows := [][]string{
 		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},

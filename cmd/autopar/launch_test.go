@@ -108,7 +108,7 @@ func (w workplace) launch(t *testing.T, args ...string) *job {
 // pids returns the processes of the ranks of the latest start.
 func (j *job) pids(t *testing.T) (pids []int) {
 	t.Helper()
-	starts := regexp.MustCompile(`are processes \[(.*)\]`).FindAllStringSubmatch(j.output.String(), -1)
+	starts := regexp.MustCompile(`(?:is process|are processes) \[(.*)\]`).FindAllStringSubmatch(j.output.String(), -1)
 	require.NotEmpty(t, starts)
 	for field := range strings.FieldsSeq(starts[len(starts)-1][1]) {
 		pid, err := strconv.Atoi(field)

@@ -199,7 +199,7 @@ func runNumeric(doc *planner.Document) (*numericRun, error) {
 }
 
 func (r *numericRun) print(con *console) {
-	con.heading("%d steps on %d ranks against float64", r.Steps, r.Ranks)
+	con.heading("%s on %s against float64", explain.Count(r.Steps, "step"), explain.Count(r.Ranks, "rank"))
 	heads := fmt.Sprintf("n_head %d", r.Heads)
 	if r.KVHeads > 0 {
 		heads += fmt.Sprintf(", n_kv_head %d", r.KVHeads)
