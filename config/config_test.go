@@ -222,7 +222,7 @@ func TestMarshalRoundTrips(t *testing.T) {
 func TestBytes(t *testing.T) {
 	for text, want := range map[string]Bytes{
 		"0": 0, "1000": 1000, "512MiB": 512 << 20, "16GiB": 16 << 30, "16 GiB": 16 << 30, "1.5KiB": 1536, "80GB": 80e9, "2TiB": 2 << 40,
-		"7B": 7, "0.3KiB": 307,
+		"7B": 7, "0.3KiB": 307, "1.5GB": 15e8, "2.0": 2,
 	} {
 		got, err := ParseBytes(text)
 		require.NoError(t, err)
@@ -231,7 +231,7 @@ func TestBytes(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, got, again, text)
 	}
-	for _, text := range []string{"", ".", "1.2.3GiB", "-1", "1e9", "GiB", "16gib", "0x10", "1/2", strings.Repeat("9", 40)} {
+	for _, text := range []string{"", ".", "1.2.3GiB", "-1", "1e9", "GiB", "16gib", "0x10", "1/2", "1.5", "1.5B", "0.0001KiB", strings.Repeat("9", 40)} {
 		_, err := ParseBytes(text)
 		require.Error(t, err, text)
 	}

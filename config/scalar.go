@@ -61,7 +61,7 @@ func (b Bytes) String() string {
 }
 
 // ParseBytes reads a size: bytes, or a decimal number with a unit (KiB, MiB, GiB, TiB are powers of 1024; KB, MB, GB, TB of
-// 1000). Part of a byte is dropped.
+// 1000). Part of a byte is dropped, but no number of bytes has one, and no size is less than a byte.
 func ParseBytes(s string) (Bytes, error) {
 	number, scale := s, int64(1)
 	for _, unit := range byteUnits() {
@@ -79,6 +79,9 @@ func ParseBytes(s string) (Bytes, error) {
 	}
 	amount.Mul(amount, new(big.Rat).SetInt64(scale))
 	whole := new(big.Int).Quo(amount.Num(), amount.Denom())
+	if !amount.IsInt() && (scale == 1 || whole.Sign() == 0) {
+		return 0, fmt.Errorf("%s is no whole number of bytes; wants a size such as 16GiB, 512MiB or bytes", s)
+	}
 	if !whole.IsInt64() {
 		return 0, fmt.Errorf("%s is more than %d bytes", s, int64(math.MaxInt64))
 	}
