@@ -57,9 +57,6 @@ type toDir string
 // check refuses a directory that has checkpoints, which would be removed, or to which a run writes, which would remove the new
 // one when it saves.
 func (d toDir) check() error {
-	if d == "" {
-		return usagef("checkpoint: -o is empty, want the name of a directory")
-	}
 	if err := mayBeRun("checkpoint: -o", string(d)); err != nil {
 		return err
 	}
@@ -236,9 +233,6 @@ func (checkpointExportCmd) Example() string {
 
 // Run exports the weights.
 func (c *checkpointExportCmd) Run(con *console) error {
-	if c.Out == "" {
-		return usagef("checkpoint: -o is empty, want the name of a file")
-	}
 	if err := toFile("checkpoint: -o", c.Out); err != nil {
 		return err
 	}

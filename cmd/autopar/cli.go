@@ -144,7 +144,8 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	return launch.ExitStatus(status(err), final(err))
 }
 
-// idleFlag refuses a flag that has no effect without another one, which its tag "with" names.
+// idleFlag refuses a flag that has no effect: one that is given without a value, as by --versus "$FILE" with FILE unset, or without
+// another one, which its tag "with" names.
 func idleFlag(parsed *kong.Context) error {
 	given := map[string]bool{}
 	for _, p := range parsed.Path {
@@ -155,6 +156,9 @@ func idleFlag(parsed *kong.Context) error {
 	for _, p := range parsed.Path {
 		if p.Flag == nil {
 			continue
+		}
+		if p.Flag.Target.Kind() == reflect.String && p.Flag.Target.Len() == 0 {
+			return usagef("%s: --%s is empty, want %s", parsed.Selected().Name, p.Flag.Name, p.Flag.PlaceHolder)
 		}
 		if other := p.Flag.Tag.Get("with"); other != "" && !given[other] {
 			return usagef("%s: --%s is for --%s", parsed.Selected().Name, p.Flag.Name, other)

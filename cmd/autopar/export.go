@@ -23,10 +23,7 @@ autopar export plan.json --format slurm | sbatch`
 
 // Run writes the plan.
 func (c *exportCmd) Run(con *console) error {
-	switch {
-	case c.Image == "":
-		return usagef("export: --image is empty, want the name of a container image")
-	case c.Format != "k8s" && c.Image != "autopar":
+	if c.Format != "k8s" && c.Image != "autopar" {
 		return usagef("export: --image is for --format k8s")
 	}
 	if err := apart("export: -o", c.Out, c.Plan); err != nil {

@@ -159,14 +159,19 @@ func TestDumpsAreWhole(t *testing.T) {
 	require.Len(t, files, 4)
 }
 
-// TestOutputsHaveNames: an empty output, as from -o "$NAME" with NAME unset, is refused and does not mean the current directory.
-func TestOutputsHaveNames(t *testing.T) {
+// TestFlagsHaveValues: an empty value, as from -o "$NAME" with NAME unset, is refused. It does not mean the current directory, nor
+// that the flag is not given.
+func TestFlagsHaveValues(t *testing.T) {
 	t.Chdir(t.TempDir())
-	for _, args := range [][]string{
-		{"plan", "gpt.yaml"}, {"checkpoint", "merge", "run"}, {"checkpoint", "reshard", "run", "plan.json"}, {"checkpoint", "import", "model.safetensors"}, {"checkpoint", "export", "run"},
+	for args, want := range map[string]string{
+		"plan gpt.yaml -o": "--out is empty, want FILE", "checkpoint merge run -o": "--out is empty, want DIR", "checkpoint reshard run plan.json -o": "--out is empty, want DIR",
+		"checkpoint import model.safetensors -o": "--out is empty, want DIR", "checkpoint export run -o": "--out is empty, want FILE",
+		"explain plan.json --versus": "explain: --versus is empty, want dp|fsdp|megatron|all|FILE", "explain plan.json --why": "--why is empty, want NAME",
+		"plan gpt.yaml --plan-ngpus": "--plan-ngpus is empty, want N|auto", "plan gpt.yaml --schedule": "--schedule is empty, want gpipe|1f1b|interleaved|zero-bubble",
+		"export plan.json --format k8s --image": "--image is empty, want NAME",
 	} {
 		var said bytes.Buffer
-		require.Equal(t, statusInput, execute(t.Context(), append(args, "-o", ""), &said, &said), said.String())
-		require.Contains(t, said.String(), args[0]+": -o is empty, want the name of a ")
+		require.Equal(t, statusInput, execute(t.Context(), append(strings.Fields(args), ""), &said, &said), args)
+		require.Contains(t, said.String(), want)
 	}
 }

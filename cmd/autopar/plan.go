@@ -181,9 +181,6 @@ func (c *planCmd) Run(con *console) error {
 	// later, and takes no physical memory.
 	ballast := make([]byte, 64<<20)
 	defer goruntime.KeepAlive(ballast)
-	if c.Out == "" {
-		return usagef("plan: -o is empty, want the name of a file, or - for none")
-	}
 	cfg, err := config.Load(c.Config, c.Set)
 	if err != nil {
 		return err
