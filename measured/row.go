@@ -21,6 +21,8 @@ import (
 	"io"
 	"strconv"
 	"strings"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/infile"
@@ -78,9 +80,18 @@ func (e *Error) Error() string {
 		text += fmt.Sprintf(":%d", e.Line)
 	}
 	if e.Column != "" {
-		text += ": " + e.Column
+		column := e.Column
+		if !plain(column) {
+			column = strconv.Quote(column)
+		}
+		text += ": " + column
 	}
 	return text + ": " + e.Msg
+}
+
+// plain reports whether a text can be printed as it is: nothing in it controls a terminal or ends a line.
+func plain(text string) bool {
+	return utf8.ValidString(text) && !strings.ContainsFunc(text, func(r rune) bool { return !unicode.IsGraphic(r) })
 }
 
 // needed are the columns that every table must have.
@@ -230,8 +241,11 @@ func (p *parser) row() Row {
 		p.refuse("step_time_s", "is missing")
 	}
 	for _, column := range []string{"row_id", "source_id", "gpu"} {
-		if p.text(column) == "" {
+		switch text := p.text(column); {
+		case text == "":
 			p.refuse(column, "is missing")
+		case !plain(text):
+			p.refuse(column, fmt.Sprintf("is %q, want text without control characters", text))
 		}
 	}
 	p.consistent(&r)
