@@ -55,11 +55,11 @@ func HuggingFace(m gpt.Config) []byte {
 		maps.Copy(members, map[string]any{
 			"architectures": []string{"LlamaForCausalLM"}, "model_type": "llama",
 			"num_hidden_layers": m.NLayer, "num_attention_heads": m.NHead, "num_key_value_heads": m.KVHeads(), "hidden_size": m.NEmbd,
-			"intermediate_size": m.FFN(), "max_position_embeddings": m.BlockSize, "rope_theta": m.Theta(),
-			"hidden_act": "silu", "rms_norm_eps": m.Eps(), "attention_bias": false, "mlp_bias": false,
+			"intermediate_size": m.FFN(), "max_position_embeddings": m.BlockSize, "rope_theta": float(m.Theta()),
+			"hidden_act": "silu", "rms_norm_eps": float(m.Eps()), "attention_bias": false, "mlp_bias": false,
 		})
 		if r := m.Rotation(); r.Factor > 0 {
-			members["rope_scaling"] = rope{Type: "llama3", Factor: r.Factor, Low: r.Low, High: r.High, Original: r.Original}
+			members["rope_scaling"] = rope{Type: "llama3", Factor: float(r.Factor), Low: float(r.Low), High: float(r.High), Original: r.Original}
 		}
 	} else {
 		var inner *int
@@ -70,8 +70,8 @@ func HuggingFace(m gpt.Config) []byte {
 		maps.Copy(members, map[string]any{
 			"architectures": []string{"GPT2LMHeadModel"}, "model_type": "gpt2",
 			"n_layer": m.NLayer, "n_head": m.NHead, "n_embd": m.NEmbd, "n_inner": inner, "n_positions": m.BlockSize,
-			"activation_function": activations()[i][0], "layer_norm_epsilon": m.Eps(),
-			"resid_pdrop": m.Dropout, "embd_pdrop": m.Dropout, "attn_pdrop": m.Dropout,
+			"activation_function": activations()[i][0], "layer_norm_epsilon": float(m.Eps()),
+			"resid_pdrop": float(m.Dropout), "embd_pdrop": float(m.Dropout), "attn_pdrop": float(m.Dropout),
 		})
 	}
 	text, err := json.MarshalIndent(members, "", "  ")
@@ -218,8 +218,8 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 			continue
 		}
 		switch kind := cmp.Or(r.Type, r.Old, "default"); {
-		case kind == "llama3" && min(r.Factor, r.Low, r.High, float64(r.Original)) > 0:
-			model.RopeFactor, model.RopeLowFreq, model.RopeHighFreq, model.RopeOriginalSize = r.Factor, r.Low, r.High, r.Original
+		case kind == "llama3" && min(r.Factor, r.Low, r.High, float(r.Original)) > 0:
+			model.RopeFactor, model.RopeLowFreq, model.RopeHighFreq, model.RopeOriginalSize = float64(r.Factor), float64(r.Low), float64(r.High), r.Original
 			for _, key := range []string{"rope_factor", "rope_low_freq_factor", "rope_high_freq_factor", "rope_original_block_size"} {
 				c.remember("model."+key, members[r.key].at)
 			}
@@ -229,7 +229,7 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 			return members[r.key].at.Refuse(r.key, "is of type %s, only default and llama3 are supported", kind)
 		}
 		if r.Theta != 0 {
-			model.RopeTheta = r.Theta
+			model.RopeTheta = float64(r.Theta)
 		}
 	}
 	if err := refuseOther(file, members, []fixed{
@@ -256,13 +256,25 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 
 // rope is how transformers writes what positions rotate by: in rope_scaling, or since version 5 in rope_parameters.
 type rope struct {
-	Type     string  `json:"rope_type"`
-	Old      string  `json:"type,omitempty"`
-	Theta    float64 `json:"rope_theta,omitempty"`
-	Factor   float64 `json:"factor"`
-	Low      float64 `json:"low_freq_factor"`
-	High     float64 `json:"high_freq_factor"`
-	Original int     `json:"original_max_position_embeddings"`
+	Type     string `json:"rope_type"`
+	Old      string `json:"type,omitempty"`
+	Theta    float  `json:"rope_theta,omitempty"`
+	Factor   float  `json:"factor"`
+	Low      float  `json:"low_freq_factor"`
+	High     float  `json:"high_freq_factor"`
+	Original int    `json:"original_max_position_embeddings"`
+}
+
+// float is written as Python writes one: 4.0, not 4, which transformers takes for an int.
+type float float64
+
+// MarshalJSON prints a float.
+func (f float) MarshalJSON() ([]byte, error) {
+	text, err := json.Marshal(float64(f))
+	if err == nil && !bytes.ContainsAny(text, ".e") {
+		text = append(text, ".0"...)
+	}
+	return text, err
 }
 
 // epsilonOf leaves the epsilon of a model at 0 if it is this model's default.

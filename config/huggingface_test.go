@@ -1,6 +1,7 @@
 package config
 
 import (
+	"regexp"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -94,7 +95,8 @@ func TestHuggingFaceRefusals(t *testing.T) {
 	require.EqualError(t, c.Validate(), "config.json:3: model.n_embd: 48 does not divide by n_head 5")
 }
 
-// TestHuggingFaceLlama: what is written of a Llama is read as the same model, as is what transformers 5 writes.
+// TestHuggingFaceLlama: what is written of a Llama is read as the same model, as is what transformers 5 writes. What is a float in
+// transformers is written as one, but may be read without a point.
 func TestHuggingFaceLlama(t *testing.T) {
 	for _, preset := range []string{"llama-2-7b", "llama-2-70b", "llama-3-8b"} {
 		want, err := gpt.Preset(preset)
@@ -102,10 +104,17 @@ func TestHuggingFaceLlama(t *testing.T) {
 		if preset == "llama-3-8b" {
 			want.NormEps, want.RopeFactor, want.RopeHighFreq = 1e-6, 32, 8
 		}
-		c, err := Parse("config.json", HuggingFace(want), nil)
-		require.NoError(t, err)
-		require.NoError(t, c.Validate())
-		require.NoError(t, want.Same(c.Model))
+		text := string(HuggingFace(want))
+		if preset == "llama-3-8b" {
+			require.Regexp(t, `"factor": 32\.0,\s+"low_freq_factor": 1\.0,\s+"high_freq_factor": 8\.0,\s+"original_max_position_embeddings": 8192\n`, text)
+			require.Contains(t, text, `"rope_theta": 500000.0,`)
+		}
+		for _, text := range []string{text, regexp.MustCompile(`\.0\b`).ReplaceAllString(text, "")} {
+			c, err := Parse("config.json", []byte(text), nil)
+			require.NoError(t, err)
+			require.NoError(t, c.Validate())
+			require.NoError(t, want.Same(c.Model))
+		}
 	}
 	c, err := Parse("config.json", []byte(`{"model_type": "llama", "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
 		"num_key_value_heads": 3, "head_dim": 64, "max_position_embeddings": 2048, "vocab_size": 49152, "rms_norm_eps": 1e-05, "tie_word_embeddings": true,
