@@ -25,7 +25,7 @@ func (w *Weights) statedLlama() (*gpt.Config, error) {
 			}
 		}
 		c, err = config.Parse(w.path, []byte("model: {dropout: 0}\n"), sets)
-	} else if c, err = config.Load(w.besideConfig(), nil); errors.Is(err, fs.ErrNotExist) {
+	} else if c, err = w.loadBeside(); errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	if err == nil {
@@ -42,6 +42,11 @@ func (w *Weights) statedLlama() (*gpt.Config, error) {
 
 // besideConfig is the path of the config.json of transformers.
 func (w *Weights) besideConfig() string { return filepath.Join(filepath.Dir(w.path), "config.json") }
+
+// loadBeside reads that file. Dropout, which is no part of a trained model, is 0.
+func (w *Weights) loadBeside() (*config.Config, error) {
+	return config.Load(w.besideConfig(), []string{"model.dropout=0"})
+}
 
 // llamaConfig is [WeightsConfig] of a Llama.
 func (w *Weights) llamaConfig() (gpt.Config, error) {

@@ -594,7 +594,7 @@ func (w *Weights) heads(cfg *gpt.Config) (*config.Config, error) {
 		return nil, nil
 	}
 	beside := w.besideConfig()
-	hf, err := config.Load(beside, nil)
+	hf, err := w.loadBeside()
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, errorf(w.path, "", "says nothing of the number of heads: it states no n_head, and there is no %s", beside)
 	}

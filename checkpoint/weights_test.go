@@ -376,7 +376,8 @@ func TestLlamaWeights(t *testing.T) {
 		_, err := WeightsConfig(foreign)
 		require.ErrorContains(t, err, "says nothing of the number of heads")
 		beside := filepath.Join(filepath.Dir(foreign), "config.json")
-		require.NoError(t, os.WriteFile(beside, config.HuggingFace(cfg), 0o600))
+		text := strings.Replace(string(config.HuggingFace(cfg)), `"initializer_range": 0.02`, `"initializer_range": 0.04, "attention_dropout": 0.1`, 1)
+		require.NoError(t, os.WriteFile(beside, []byte(text), 0o600))
 		requireRead(foreign)
 		other := cfg
 		other.RopeTheta = 1e4

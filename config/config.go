@@ -33,6 +33,7 @@ type Config struct {
 	// For the errors of Validate: the file, and where each section.key that is not a default was written.
 	file    string
 	origins map[string]strictyaml.Origin
+	dropout error // of a config.json whose dropout this model does not have
 }
 
 // Data names the token files. Dir holds train.bin and val.bin, little-endian uint16, or uint32 for a vocabulary of more than
@@ -126,7 +127,8 @@ func Default() *Config {
 const maxSize = 64 << 10
 
 // Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 or Llama, and applies overrides of the form
-// section.key=value in order. It does not call Validate. A file that cannot be read gives an *Error too.
+// section.key=value in order. It does not call Validate. A config.json with dropout that this model does not have needs
+// an override of model.dropout, of any value where weights are only read. A file that cannot be read gives an *Error too.
 func Load(path string, overrides []string) (*Config, error) {
 	data, err := infile.Read(path, maxSize)
 	if err != nil {
@@ -153,6 +155,9 @@ func Parse(name string, data []byte, overrides []string) (*Config, error) {
 		if err := Override(c, SetFlag, o); err != nil {
 			return nil, err
 		}
+	}
+	if c.dropout != nil && c.origins["model.dropout"].File != SetFlag {
+		return nil, c.dropout
 	}
 	if c.Data.Dir == "" && c.Data.Dataset != "" {
 		c.Data.Dir = "data/" + c.Data.Dataset

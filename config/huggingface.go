@@ -82,7 +82,9 @@ func HuggingFace(m gpt.Config) []byte {
 }
 
 // decodeHuggingFace lays transformers' GPT2Config or LlamaConfig over c.Model. A missing key has that class's default. Keys that
-// would change the function computed in a way that this model does not have are refused; keys about generation are not ours.
+// would change the function computed in a way that this model does not have are refused; keys about generation are not ours,
+// nor is initializer_range: weights that are loaded do not depend on it, others begin as nanoGPT's. Dropout that this model does not
+// have is refused by Parse, unless model.dropout is set: it is no part of a trained model.
 func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	members, err := jsonMembers(file, data)
 	if err != nil {
@@ -98,7 +100,6 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		modelType, activation = "gpt2", "gelu_new"
 		resid, embd, attn     = 0.1, 0.1, 0.1
 		context, inner        *int // null is allowed
-		initRange             = initStd
 		scale                 = true
 		scaleByLayer, cross   bool
 	)
@@ -117,7 +118,6 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		{"resid_pdrop", "dropout", &resid},
 		{"tie_word_embeddings", "tie_embeddings", &model.TieEmbeddings},
 		{"layer_norm_epsilon", "norm_eps", &model.NormEps},
-		{"initializer_range", "", &initRange},
 		{"scale_attn_weights", "", &scale},
 		{"scale_attn_by_inverse_layer_idx", "", &scaleByLayer},
 		{"add_cross_attention", "", &cross},
@@ -133,7 +133,6 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		return members["model_type"].at.Refuse("model_type", "is %v, only gpt2 and llama are supported", modelType)
 	}
 	if err := refuseOther(file, members, []fixed{
-		{"initializer_range", initRange, initStd},
 		{"scale_attn_weights", scale, true},
 		{"scale_attn_by_inverse_layer_idx", scaleByLayer, false},
 		{"add_cross_attention", cross, false},
@@ -141,8 +140,8 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 		return err
 	}
 	if resid != embd || resid != attn {
-		return strictyaml.Origin{File: file, Line: members["resid_pdrop"].at.Line}.Refuse("resid_pdrop",
-			"resid_pdrop %v, embd_pdrop %v and attn_pdrop %v differ; only one dropout is supported", resid, embd, attn)
+		c.dropout = strictyaml.Origin{File: file, Line: members["resid_pdrop"].at.Line}.Refuse("resid_pdrop",
+			"resid_pdrop %v, embd_pdrop %v and attn_pdrop %v differ; only one dropout is supported: set model.dropout", resid, embd, attn)
 	}
 	model.Dropout = resid
 	if err := epsilonOf(&model, "layer_norm_epsilon", members); err != nil {
@@ -183,8 +182,7 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 	var (
 		activation            = "silu"
 		kvHeads, headDim      *int
-		initRange             = initStd
-		dropout               float64
+		attnDropout           float64
 		attnBias, mlpBias     bool
 		scaling, ropeSettings *rope
 	)
@@ -201,8 +199,7 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 		{"hidden_act", "", &activation},
 		{"head_dim", "", &headDim},
 		{"rms_norm_eps", "norm_eps", &model.NormEps},
-		{"initializer_range", "", &initRange},
-		{"attention_dropout", "", &dropout},
+		{"attention_dropout", "", &attnDropout},
 		{"attention_bias", "", &attnBias},
 		{"mlp_bias", "", &mlpBias},
 		{"rope_scaling", "", &scaling},
@@ -234,12 +231,13 @@ func (c *Config) decodeLlama(file string, members map[string]member) error {
 	}
 	if err := refuseOther(file, members, []fixed{
 		{"hidden_act", activation, "silu"},
-		{"initializer_range", initRange, initStd},
-		{"attention_dropout", dropout, 0.0},
 		{"attention_bias", attnBias, false},
 		{"mlp_bias", mlpBias, false},
 	}); err != nil {
 		return err
+	}
+	if attnDropout != 0 {
+		c.dropout = members["attention_dropout"].at.Refuse("attention_dropout", "is %v, dropout of attention alone is not supported: set model.dropout", attnDropout)
 	}
 	if err := epsilonOf(&model, "rms_norm_eps", members); err != nil {
 		return err

@@ -71,6 +71,7 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		{"{\"n_layer\": 1,\n\"n_layer\": 2}", "config.json:2: n_layer: duplicate key, first given on line 1"},
 		{`{"resid_pdrop": 0.2}`, "resid_pdrop 0.2, embd_pdrop 0.1 and attn_pdrop 0.1 differ"},
 		{`{"attn_pdrop": 0.2}`, "resid_pdrop 0.1, embd_pdrop 0.1 and attn_pdrop 0.2 differ"},
+		{"{\"model_type\": \"llama\",\n\"attention_dropout\": 0.1}", "config.json:2: attention_dropout: is 0.1, dropout of attention alone is not supported: set model.dropout"},
 		{`{"n_ctx": 5, "n_positions": 6}`, "n_ctx: 5 differs from n_positions 6"},
 		{`{"activation_function": "relu"}`, `activation_function: is "relu", wants gelu_new, gelu_pytorch_tanh or gelu`},
 		{`{"layer_norm_epsilon": 0}`, "layer_norm_epsilon: is 0, must be positive"},
@@ -88,6 +89,15 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		require.ErrorAs(t, err, &bad, tc.json)
 		require.Equal(t, "config.json", bad.File)
 		require.Contains(t, bad.Error(), tc.want)
+	}
+
+	// What changes nothing in weights that are loaded is not refused.
+	for _, text := range []string{
+		`{"resid_pdrop": 0.2, "initializer_range": 0.01}`, `{"model_type": "llama", "attention_dropout": 0.1, "initializer_range": 0.04}`,
+	} {
+		c, err := Parse("config.json", []byte(text), []string{"model.dropout=0.3"})
+		require.NoError(t, err)
+		require.Equal(t, 0.3, c.Model.Dropout)
 	}
 
 	c, err := Parse("config.json", []byte("{\n\"n_head\": 5,\n\"n_embd\": 48}"), nil)

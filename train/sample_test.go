@@ -128,14 +128,16 @@ func TestCacheEqualsFull(t *testing.T) {
 }
 
 // TestTorchFiles: files that PyTorch wrote give PyTorch's logits. nanoGPT's states its model; the
-// others have HuggingFace's config.json, with the other GELU.
+// others have HuggingFace's config.json, with the other GELU, and with other initial weights and
+// dropout than here.
 func TestTorchFiles(t *testing.T) {
 	oracle := filepath.Join("..", "testdata", "oracle", "torchfile")
 	f, err := safetensors.Open(filepath.Join(oracle, "weights.safetensors"))
 	require.NoError(t, err)
 	defer f.Close()
 	ids, dir := ints(t, f, "ids")[5:10], t.TempDir() // the second sequence
-	config := `{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 6, "n_positions": 5, "vocab_size": 11, "activation_function": "gelu_new"}`
+	config := `{"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 6, "n_positions": 5, "vocab_size": 11, "activation_function": "gelu_new",
+		"initializer_range": 0.01, "resid_pdrop": 0.3}`
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o644))
 	for name, gelu := range map[string]string{"ckpt.pt": "erf", "pytorch_model.bin": "tanh", "half.bin": "tanh", "views.pt": "tanh"} {
 		path := filepath.Join(oracle, name)

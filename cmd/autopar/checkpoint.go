@@ -286,7 +286,7 @@ func (c *checkpointExportCmd) beside(model gpt.Config) (string, error) {
 		return "", nil
 	}
 	path := filepath.Join(filepath.Dir(c.Out), "config.json")
-	there, err := config.Load(path, nil)
+	there, err := config.Load(path, []string{"model.dropout=0"}) // which may differ
 	if errors.Is(err, fs.ErrNotExist) {
 		return path, nil
 	}
