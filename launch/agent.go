@@ -48,8 +48,9 @@ type Agent struct {
 	//	a machine is gone                       it is started again on the others, if these are enough
 	//	wrong input (2), no plan (3)            it ends
 	//	a failure that would come again         it ends: numbers that are not finite, or a BUG of the program
+	//	an interrupt, with nothing saved        it ends, and is interrupted as by ctx
 	//
-	// In the last two cases the process says so: see [ExitStatus].
+	// In the last three cases the process says so: see [ExitStatus] and [Interrupted].
 	MaxRestarts int
 	// Patience bounds how long machines wait for each other, and how long other processes may still
 	// run after one has ended well.
@@ -122,6 +123,10 @@ const (
 	// crashed is the status with which Go's runtime ends a program.
 	crashed = 2
 )
+
+// Interrupted is the status with which a process ends that an [Agent] has started, if it was interrupted before there was anything
+// to save. One that has saved ends with status 0.
+const Interrupted = said
 
 // ExitStatus returns the status with which a program should end. If final is set another start
 // would end in the same way; the status then tells the [Agent] that started it, if one has, not to
@@ -344,7 +349,15 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			_ = cmd.Process.Kill() // an error only says that it has ended
 		}
 	}
-	var first error
+	interrupt := func() {
+		for _, cmd := range running {
+			if interrupts {
+				_ = cmd.Process.Signal(os.Interrupt)
+			}
+		}
+	}
+	var first, interrupted error
+	wanted := false // that they are interrupted
 	rank := of.Node * a.Procs
 	for i := range a.Procs {
 		cmd, out, err := a.command(of, args, i, &mu)
@@ -387,6 +400,10 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			if exit, ok := err.(*ExitError); ok && killed && exit.Signal == syscall.SIGKILL {
 				exit.Late = limit
 			}
+			if errors.Is(err, context.Canceled) { // all are to end
+				interrupted, err = err, nil
+				interrupt()
+			}
 			first = together(first, err)
 			if first != nil {
 				within(grace)
@@ -394,24 +411,27 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 				within(a.Patience)
 			}
 		case how := <-stop:
-			switch {
-			case how == stopNow:
+			switch how {
+			case stopNow:
 				kill()
-			case how == stopFailed:
+			case stopFailed:
 				within(grace)
-			case how == stopGently && interrupts:
-				for _, cmd := range running {
-					_ = cmd.Process.Signal(os.Interrupt)
-				}
+			case stopGently:
+				wanted = true
+				interrupt()
 			}
 		case <-late:
 			kill()
 		}
 	}
+	if first == nil && !wanted {
+		return interrupted
+	}
 	return first
 }
 
-// exitOf returns the error for the end of a process, nil for a success.
+// exitOf returns the error for the end of a process, nil for a success. It is [context.Canceled] if the process was interrupted
+// before there was anything to save, be it before it could handle that.
 func exitOf(e ended) error {
 	var exit *exec.ExitError
 	switch {
@@ -420,12 +440,17 @@ func exitOf(e ended) error {
 	case !errors.As(e.err, &exit):
 		return e.err
 	}
+	status, _ := exit.Sys().(syscall.WaitStatus)
+	if signal := status.Signal(); exit.ExitCode() == Interrupted ||
+		status.Signaled() && (signal == syscall.SIGINT || signal == syscall.SIGTERM || signal == syscall.SIGHUP) {
+		return context.Canceled
+	}
 	failed := &ExitError{Rank: e.rank, Status: exit.ExitCode()}
 	failed.Crash = failed.Status == crashed
 	if n := failed.Status - said; n >= 1 && n <= mostSaid {
 		failed.Status, failed.Final = n, true
 	}
-	if status, ok := exit.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+	if status.Signaled() {
 		failed.Signal = status.Signal()
 	}
 	return failed

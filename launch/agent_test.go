@@ -259,6 +259,38 @@ func TestMachinesComeAndGo(t *testing.T) {
 	require.ErrorIs(t, <-third, context.Canceled)
 }
 
+// TestInterruptedEarly: a job is interrupted, and has not failed, if its processes have saved nothing when they are: because a
+// signal ends them before they handle it, or because they say so. It does not matter whether an agent signals them or, one of them,
+// somebody else.
+func TestInterruptedEarly(t *testing.T) {
+	const waits = `while :; do sleep 0.01; done`
+	for name, c := range map[string]struct {
+		script string
+		agent  bool // is interrupted
+	}{
+		"before they handle it":    {`echo started; exec sleep 60`, true},
+		"before training":          {`trap 'exit 64' INT; echo started; ` + waits, true},
+		"one before it handles it": {`trap 'exit 64' INT; test $RANK != 3 || { trap - INT; kill -TERM $$; }; ` + waits, false},
+		"one before training":      {`trap 'exit 64' INT; test $RANK != 0 || exit 64; ` + waits, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, restarts: 5, script: c.script}
+			ctx, interrupt := context.WithCancel(t.Context())
+			defer interrupt()
+			ends := []<-chan error{m.run(ctx, 0, 2), m.run(t.Context(), 1, 2)}
+			if c.agent {
+				m.says("started\n", 4)
+				interrupt()
+			}
+			for _, end := range ends {
+				require.ErrorIs(t, <-end, context.Canceled)
+			}
+			require.Len(t, m.starts, 1)
+		})
+	}
+}
+
 // TestBriefFails ends a job whose Brief fails on machine 0.
 func TestBriefFails(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, restarts: 20, script: `exit 1`}

@@ -313,6 +313,10 @@ func (h *host) watch() (again bool, first error) {
 	ended := func(m *member, err error) {
 		m.running = false
 		delete(running, m.node)
+		if errors.Is(err, context.Canceled) { // a process was interrupted, not by its agent
+			h.ending, err = true, nil
+			stop(stopGently)
+		}
 		first = together(first, err)
 		if err != nil {
 			stop(stopFailed)

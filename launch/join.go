@@ -23,7 +23,9 @@ const (
 	kindGather byte = 'g' // to rank 0 one part, from rank 0 all parts
 	kindAside  byte = 'a' // the same for [Peers.GatherAside]
 	kindFail   byte = 'f' // the rank that has failed, and the text of the failure
-	kindBye    byte = 'b' // goodbye; from the host to an agent also how the job has ended
+	// The same of a rank that was interrupted.
+	kindInterrupted byte = 'i'
+	kindBye         byte = 'b' // goodbye; from the host to an agent also how the job has ended
 
 	// Between agents.
 	kindStart byte = 's'

@@ -284,6 +284,23 @@ func TestFailure(t *testing.T) {
 	require.ErrorContains(t, errs[1], "rank 2 at 127.0.0.1:")
 }
 
+// TestInterruption: of a rank that is interrupted the others learn that, and not of a failure.
+func TestInterruption(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for who := range 2 {
+		for rank, err := range each(ctx, freeAddr(t), 3, func(p *launch.Peers) error {
+			if p.Rank() == who {
+				return p.Fail(fmt.Errorf("waiting: %w", context.Canceled))
+			}
+			_, err := p.Gather(ctx, nil)
+			return err
+		}) {
+			require.ErrorIs(t, err, context.Canceled, "rank %d", rank)
+		}
+	}
+}
+
 // TestComesAgain: a process that has ended while it waited for others to join can be started again in its place; a second one
 // beside a living one is turned away.
 func TestComesAgain(t *testing.T) {

@@ -36,13 +36,17 @@ type Peers struct {
 	staying int    // how many connected processes have not
 }
 
-// A PeerError is the failure of another process, with its text.
+// A PeerError is the failure of another process, with its text. If that was interrupted, the error is a [context.Canceled], too.
 type PeerError struct {
-	Rank int
-	Msg  string
+	Rank        int
+	Msg         string
+	Interrupted bool
 }
 
 func (e *PeerError) Error() string { return fmt.Sprintf("rank %d has failed: %s", e.Rank, e.Msg) }
+
+// Is reports whether the process was interrupted, if target is [context.Canceled].
+func (e *PeerError) Is(target error) bool { return e.Interrupted && target == context.Canceled }
 
 // A LostError is a process that has ended, or cannot be reached, without giving a reason.
 type LostError struct {
@@ -225,10 +229,14 @@ func (p *Peers) fail(err error, rank int, text string) {
 	p.once.Do(func() {
 		p.err = err
 		close(p.failed)
+		kind := kindFail
+		if errors.Is(err, context.Canceled) {
+			kind = kindInterrupted
+		}
 		message := append(binary.BigEndian.AppendUint32(nil, uint32(rank)), text...)
 		for to, conn := range p.conns {
 			if conn != nil && to != rank {
-				conn.write(kindFail, message)
+				conn.write(kind, message)
 			}
 		}
 		close(p.told)
@@ -307,10 +315,10 @@ func (p *Peers) listen(rank int, conn *link) {
 				}
 			}
 			p.mu.Unlock()
-		case kindFail:
+		case kindFail, kindInterrupted:
 			if len(message) >= 4 {
 				of, text := int(binary.BigEndian.Uint32(message)), string(message[4:])
-				p.fail(&PeerError{of, text}, of, text)
+				p.fail(&PeerError{of, text, kind == kindInterrupted}, of, text)
 			}
 		}
 	}

@@ -136,6 +136,9 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		con.bug(what, "goroutine "+trace, con.verbose)
 		return launch.ExitStatus(statusFailed, true)
 	}
+	if errors.Is(err, context.Canceled) && launch.ByAgent() { // which says so, for all its processes
+		return launch.Interrupted
+	}
 	con.failure("%s", message(err))
 	var usage *kong.ParseError
 	if as(err, &usage) {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
@@ -321,6 +322,43 @@ func TestSignalToAll(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, saved.Close())
 	}
+}
+
+// TestInterruptedBeforeTraining: whatever the ranks of a job are doing when it is interrupted, before they train, the job says that it
+// is interrupted, and not that a rank has failed. A rank by itself does so, too.
+func TestInterruptedBeforeTraining(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	for _, after := range []time.Duration{0, 5 * time.Millisecond, 20 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond} {
+		j := w.launch(t, "--out", after.String(), "--max-restarts", "1")
+		require.Eventually(t, func() bool { return strings.Contains(j.output.String(), "are processes") }, time.Minute, time.Millisecond)
+		time.Sleep(after)
+		require.NoError(t, j.Process.Signal(syscall.SIGINT))
+		requireInterrupted(t, j.Wait())
+		require.Contains(t, j.output.String(), "\nautopar: interrupted\n")
+		require.NotRegexp(t, `exit status|signal|fail|restart`, j.output.String())
+	}
+
+	addr, err := launchtest.FreeAddr()
+	require.NoError(t, err)
+	host, port, err := net.SplitHostPort(addr)
+	require.NoError(t, err)
+	rank := w.command("run", "plan.json")
+	rank.Env = append(os.Environ(), "RANK=0", "WORLD_SIZE=4", "MASTER_ADDR="+host, "MASTER_PORT="+port)
+	var output syncBuffer
+	rank.Stdout, rank.Stderr = &output, &output
+	require.NoError(t, rank.Start())
+	defer time.AfterFunc(time.Minute, func() { rank.Process.Kill() }).Stop()
+	require.Eventually(t, func() bool { // it waits for the others
+		conn, err := net.Dial("tcp", addr)
+		if err == nil {
+			conn.Close()
+		}
+		return err == nil
+	}, time.Minute, time.Millisecond)
+	require.NoError(t, rank.Process.Signal(syscall.SIGTERM))
+	requireInterrupted(t, rank.Wait())
+	require.Equal(t, "autopar: interrupted\n", output.String())
 }
 
 // TestLaunchOverNetwork runs a job on two network namespaces, which stand for machines that reach each other by address only.

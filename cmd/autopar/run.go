@@ -188,7 +188,7 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 		return err
 	}
 	p.end()
-	if interrupted = result.Interrupted; !interrupted || launch.ByAgent() { // the agent has interrupted it, or sees what is saved
+	if interrupted = result.Interrupted; !interrupted || launch.ByAgent() && result.Steps > 0 { // the agent has interrupted it, or sees what is saved
 		return nil
 	}
 	if result.Checkpoint != "" {
