@@ -15,6 +15,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -59,6 +60,8 @@ type Agent struct {
 	Stdout, Stderr io.Writer
 	// Note, if set, is told what the agent does.
 	Note func(format string, args ...any)
+
+	listener atomic.Pointer[os.File] // on machine 0: for the next rank 0
 }
 
 // Start is one start of a job, as the host describes it to an agent.
@@ -363,8 +366,13 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 		cmd, out, err := a.command(of, args, i, &mu)
 		if err == nil {
 			files, env := memory.of(i)
+			listener := a.listener.Swap(nil)
+			if listener != nil && a.Procs*of.Nodes > 1 { // i is 0; a rank that is alone listens nowhere
+				files, env = append(files, listener), append(env, fmt.Sprint(listenerVariable, "=", firstExtra+len(files)))
+			}
 			cmd.ExtraFiles, cmd.Env = files, append(cmd.Env, env...)
 			err = cmd.Start()
+			listener.Close() // an error only says that there is none
 		}
 		if err != nil {
 			first = err

@@ -66,6 +66,10 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 			if s.Number == 9 {
 				return nil, errors.New("no plan")
 			}
+			if l, err := net.Listen("tcp", s.Addr); err == nil && goruntime.GOOS == "linux" {
+				l.Close()
+				return nil, fmt.Errorf("somebody else gets the port of rank 0, %s", s.Addr)
+			}
 			return fmt.Appendf(nil, "start %d", s.Number), nil
 		},
 		Args: func(s launch.Start) ([]string, error) {
@@ -118,6 +122,7 @@ func TestAgents(t *testing.T) {
 		// What a process leaves in its memory the next one finds; a job that does not restart has none.
 		"memory":    {`test -s /proc/self/fd/$AUTOPAR_MEMORY_FD && exec grep "of $RANK" /proc/self/fd/3; echo of $RANK > /proc/self/fd/3; exit 7`, 6, -1, []string{"[rank 5] of 5\n", "of 0\n"}, -1, 0},
 		"no memory": {`test -z "$AUTOPAR_MEMORY_FD"`, 0, 1, nil, -1, 0},
+		"listener":  {`if test $RANK = 0; then test -S /proc/self/fd/$AUTOPAR_LISTENER_FD; else test -z "$AUTOPAR_LISTENER_FD"; fi`, 1, 1, nil, -1, 0},
 		"input":     {`test $RANK != 2 || { sleep 0.3; exit 66; }; exit 1`, 5, 1, nil, 2, 2}, // as [launch.ExitStatus] has it
 		"again":     {`test $RANK != 2 || { sleep 0.3; exit 65; }; exit 1`, 5, 1, nil, 2, 1},
 		"no word":   {`test $RANK != 2 || exit 68; exec sleep 0.3`, 1, 2, []string{"rank 2 ended with exit status 68: restart 1 of at most 1"}, 2, 68},
@@ -125,8 +130,8 @@ func TestAgents(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if name == "memory" && goruntime.GOOS != "linux" {
-				t.Skip("memory outlives a process on Linux alone")
+			if (name == "memory" || name == "listener") && goruntime.GOOS != "linux" {
+				t.Skip("processes are given files on Linux alone")
 			}
 			m := &machines{t: t, addr: freeAddr(t), least: 3, most: 3, restarts: c.restarts, script: c.script}
 			var ends []<-chan error

@@ -2,6 +2,7 @@ package launch
 
 import (
 	"fmt"
+	"net"
 	"os"
 	"syscall"
 
@@ -16,6 +17,9 @@ const interrupts = true
 func childAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 }
+
+// inherited returns the file of a listener, which a process may be given.
+func inherited(l net.Listener) (*os.File, error) { return l.(*net.TCPListener).File() }
 
 // newMemory makes a file in memory without a name, which exists while a process has it open.
 func newMemory(local int) (*os.File, error) {

@@ -3,6 +3,7 @@
 package launch
 
 import (
+	"net"
 	"os"
 	"syscall"
 )
@@ -12,6 +13,9 @@ import (
 const interrupts = false
 
 func childAttr() *syscall.SysProcAttr { return nil }
+
+// inherited returns nil: rank 0 opens its listener itself, if nobody else has got its port.
+func inherited(net.Listener) (*os.File, error) { return nil, nil }
 
 // newMemory returns nil: here no file without a name outlives a process.
 func newMemory(int) (*os.File, error) { return nil, nil }

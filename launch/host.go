@@ -262,16 +262,18 @@ func (h *host) start(number int) error {
 			return err
 		}
 	}
-	port, err := net.Listen("tcp", ":0") // a free port
+	listener, err := listen(context.Background(), net.JoinHostPort(name, "0"))
+	if err != nil {
+		return fmt.Errorf("launch: rank 0 cannot listen at %s: %w", name, err)
+	}
+	_, port, err := net.SplitHostPort(listener.Addr().String())
 	if err != nil {
 		return err
 	}
-	port.Close()
-	_, free, err := net.SplitHostPort(port.Addr().String())
-	if err != nil {
+	if err := h.keep(listener); err != nil {
 		return err
 	}
-	of := Start{Number: number, Restarts: h.restarts, Nodes: len(h.members), Addr: net.JoinHostPort(name, free), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
+	of := Start{Number: number, Restarts: h.restarts, Nodes: len(h.members), Addr: net.JoinHostPort(name, port), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
 	if of.Brief, err = h.Brief(of); err != nil {
 		return err
 	}

@@ -236,7 +236,7 @@ func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bo
 
 // receiveAll accepts every other rank once, and answers all when the last has come.
 func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
-	listener, err := listen(ctx, p.place.Addr)
+	listener, err := p.place.listen(ctx)
 	if err != nil {
 		return fmt.Errorf("launch: rank 0 cannot listen at %s (MASTER_ADDR, MASTER_PORT): %w", p.place.Addr, err)
 	}
@@ -322,6 +322,29 @@ func listen(ctx context.Context, addr string) (net.Listener, error) {
 		return config.Listen(ctx, "tcp", ":"+port)
 	}
 	return listener, err
+}
+
+// listenerVariable tells rank 0 its [Place.Listener]. Only [Agent] sets it.
+const listenerVariable = "AUTOPAR_LISTENER_FD"
+
+// listen listens where rank 0 is to.
+func (p Place) listen(ctx context.Context) (net.Listener, error) {
+	if p.Listener == 0 {
+		return listen(ctx, p.Addr)
+	}
+	file := os.NewFile(uintptr(p.Listener), "listener")
+	defer file.Close()
+	return net.FileListener(file)
+}
+
+// keep keeps a listener for the next rank 0, if a process can be given one, so that nobody else gets its port meanwhile.
+func (a *Agent) keep(listener net.Listener) error {
+	defer listener.Close()
+	file, err := inherited(listener)
+	if old := a.listener.Swap(file); old != nil {
+		old.Close()
+	}
+	return err
 }
 
 // isLoopback reports whether an address can be reached only from this machine.

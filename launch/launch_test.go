@@ -36,6 +36,7 @@ func TestPlaceFrom(t *testing.T) {
 		{env{"SLURM_PROCID": "2", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "a1,b[1-2]", "MASTER_PORT": "7"}, launch.Place{Rank: 2, World: 4, Addr: "a1:7"}, ""},
 		{env{"SLURM_PROCID": "0"}, launch.Place{World: 1}, ""}, // a batch script
 		{env{"RANK": "0", "WORLD_SIZE": "1", "AUTOPAR_MEMORY_FD": "3"}, launch.Place{World: 1, Memory: 3}, ""},
+		{env{"RANK": "0", "WORLD_SIZE": "1", "AUTOPAR_LISTENER_FD": "4"}, launch.Place{World: 1, Listener: 4}, ""},
 		{env{"RANK": "0", "WORLD_SIZE": "1", "AUTOPAR_MEMORY_FD": "2"}, launch.Place{}, `AUTOPAR_MEMORY_FD is "2", want a number of 3 to`},
 		{env{"RANK": "4", "WORLD_SIZE": "4"}, launch.Place{}, `RANK is "4", want a number of 0 to 3`},
 		{env{"RANK": "1"}, launch.Place{}, `WORLD_SIZE is "", want a number`},

@@ -39,6 +39,9 @@ type Place struct {
 	// Memory is the descriptor of a file in memory that the launcher keeps for this place over
 	// restarts; 0 is none.
 	Memory int
+	// Listener is the descriptor of a socket that listens at Addr, which the launcher of rank 0 has
+	// opened; 0 is none.
+	Listener int
 }
 
 // EnvError is an environment variable with an invalid value.
@@ -78,6 +81,9 @@ func PlaceFrom(env func(string) string) (Place, error) {
 		p := Place{World: number(d.world, 1, 1<<20)}
 		if env(memoryVariable) != "" {
 			p.Memory = number(memoryVariable, firstExtra, 1<<20)
+		}
+		if env(listenerVariable) != "" {
+			p.Listener = number(listenerVariable, firstExtra, 1<<20)
 		}
 		if p.Rank = number(d.rank, 0, max(1, p.World)); first == nil && p.World > 1 {
 			port := defaultPort
