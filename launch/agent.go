@@ -30,13 +30,14 @@ type Agent struct {
 	// Procs is the number of processes on every machine.
 	Procs int
 	// The job starts when Most machines have come, or when at least Least have and no more come for
-	// a while. It starts again when a machine comes or goes. This machine is number Node, below
+	// a while. It starts again when a machine comes or goes, with as many machines as Brief has a plan for. This machine is number Node, below
 	// Most.
 	Least, Most, Node int
 	// Addr is host:port of the agent of machine 0, to which all others connect. The job ends with
 	// that agent. "" is for a job of one machine.
 	Addr string
-	// Brief, on machine 0, returns the [Start.Brief] of a start that is otherwise complete.
+	// Brief, on machine 0, returns the [Start.Brief] of a start that is otherwise complete. If it fails with more than Least machines
+	// it is asked again with one fewer.
 	Brief func(Start) ([]byte, error)
 	// Again, if set, is asked on machine 0 when all processes have ended well. If it returns true they
 	// are started once more, which is no restart after a failure.
@@ -258,6 +259,8 @@ func (a *Agent) serve(ctx context.Context, host *link) error {
 				return fmt.Errorf("launch: the agent of machine 0 at %s is gone: %w", a.Addr, m.err)
 			case m.kind == kindBye:
 				return readOutcome(m.text)
+			case m.kind == kindNote:
+				a.note("%s", m.text)
 			case m.kind == kindStop && stop != nil && len(m.text) == 1:
 				stop <- m.text[0]
 			case m.kind == kindStart && stop == nil:

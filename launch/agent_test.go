@@ -32,6 +32,7 @@ type machines struct {
 	patience    time.Duration // half a minute if 0
 	exe         string        // of machine 1, a shell if ""
 	again       int           // how often the job is started anew after it has ended well
+	noPlan      int           // number of machines for which there is no plan
 
 	mu     sync.Mutex
 	output bytes.Buffer // of all agents
@@ -63,7 +64,7 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 		Exe: shell, Procs: procs, Least: m.least, Most: m.most, Node: node, Addr: m.addr, MaxRestarts: m.restarts,
 		Patience: cmp.Or(m.patience, 30*time.Second),
 		Brief: func(s launch.Start) ([]byte, error) {
-			if s.Number == 9 {
+			if s.Number == 9 || s.Nodes == m.noPlan {
 				return nil, errors.New("no plan")
 			}
 			if l, err := net.Listen("tcp", s.Addr); err == nil && goruntime.GOOS == "linux" {
@@ -262,6 +263,30 @@ func TestMachinesComeAndGo(t *testing.T) {
 	end()
 	require.ErrorIs(t, <-first, context.Canceled)
 	require.ErrorIs(t, <-third, context.Canceled)
+}
+
+// TestNotUsed: a machine with which there is no plan does not end the job. It waits, and takes the place of one that leaves.
+func TestNotUsed(t *testing.T) {
+	t.Parallel() // it waits for machines that do not come
+	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 3, noPlan: 3, script: `trap 'exit 0' INT; echo $WORLD_SIZE ranks on $GROUP_RANK; while :; do sleep 0.01; done`}
+	all, end := context.WithCancel(t.Context())
+	defer end()
+	ctx, leave := context.WithCancel(t.Context())
+	defer leave()
+	third, second := m.run(t.Context(), 2, 1), m.run(ctx, 1, 1)
+	first := m.run(all, 0, 1)
+	m.says("machine 2 is not used: with 3 machines: no plan\n", 2) // on machines 0 and 2
+	m.says("2 ranks on 1\n", 1)
+	leave()
+	require.NoError(t, <-second)
+	m.says("2 ranks on 1\n", 2)
+	again := m.run(t.Context(), 1, 1)
+	m.says("machine 1 is not used: with 3 machines: no plan\n", 2) // 2 has taken its place
+	m.says("2 ranks on 1\n", 3)
+	end()
+	for _, ended := range []<-chan error{first, third, again} {
+		require.ErrorIs(t, <-ended, context.Canceled)
+	}
 }
 
 // TestInterruptedEarly: a job is interrupted, and has not failed, if its processes have saved nothing when they are: because a

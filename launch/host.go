@@ -29,6 +29,7 @@ type host struct {
 type member struct {
 	node    int
 	conn    *link
+	used    bool // it takes part in the latest start
 	running bool // its processes are running
 	leaves  bool // it will not take part in another start
 	late    bool // its processes are not waited for any longer
@@ -233,7 +234,7 @@ func (h *host) attend(e event) (changed bool) {
 		if !m.running {
 			h.dismiss(m)
 		}
-		return true
+		return m.used
 	case 0:
 		if h.members[m.node] == m {
 			delete(h.members, m.node)
@@ -253,7 +254,8 @@ func (h *host) dismiss(m *member) {
 	m.conn.write(kindBye, outcomeOf(err))
 }
 
-// start tells the agents to start their processes.
+// start tells the agents to start their processes. If there is no plan for all machines some are left out, those that took part
+// before last. These wait for a start that has a place for them.
 func (h *host) start(number int) error {
 	name := hostOf(h.listener.Addr())
 	if h.Addr != "" {
@@ -273,17 +275,33 @@ func (h *host) start(number int) error {
 	if err := h.keep(listener); err != nil {
 		return err
 	}
-	of := Start{Number: number, Restarts: h.restarts, Nodes: len(h.members), Addr: net.JoinHostPort(name, port), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
-	if of.Brief, err = h.Brief(of); err != nil {
-		return err
+	nodes := slices.SortedFunc(maps.Keys(h.members), func(a, b int) int {
+		if used := h.members[a].used; used != h.members[b].used {
+			return map[bool]int{true: -1, false: 1}[used]
+		}
+		return a - b
+	})
+	of := Start{Number: number, Restarts: h.restarts, Nodes: len(nodes), Addr: net.JoinHostPort(name, port), Memory: h.MaxRestarts > 0 || h.Least < h.Most}
+	for of.Brief, err = h.Brief(of); err != nil; of.Brief, err = h.Brief(of) {
+		if of.Nodes == h.Least {
+			return err
+		}
+		of.Nodes--
+		m := h.members[nodes[of.Nodes]]
+		m.used = false
+		text := fmt.Sprintf("machine %d is not used: with %d machines: %v", m.node, of.Nodes+1, err)
+		h.note("%s", text)
+		m.conn.write(kindNote, []byte(text))
 	}
-	for i, node := range slices.Sorted(maps.Keys(h.members)) {
+	nodes = nodes[:of.Nodes]
+	slices.Sort(nodes)
+	for i, node := range nodes {
 		of.Node = i
 		text, err := json.Marshal(of)
 		if err != nil {
 			return err
 		}
-		h.members[node].running = true
+		h.members[node].used, h.members[node].running = true, true
 		h.members[node].conn.write(kindStart, text)
 	}
 	return nil
@@ -303,6 +321,7 @@ func (h *host) blame(m *member, err error) error {
 // start them again.
 func (h *host) watch() (again bool, first error) {
 	running := maps.Clone(h.members)
+	maps.DeleteFunc(running, func(_ int, m *member) bool { return !m.used })
 	stopped := map[byte]bool{}
 	stop := func(how byte) {
 		if !stopped[how] {

@@ -31,6 +31,7 @@ const (
 	kindStart byte = 's'
 	kindStop  byte = 'q' // with how to stop
 	kindEnded byte = 'e' // with how the processes have ended
+	kindNote  byte = 'n' // what the host does with the machine
 	kindLeave byte = 'l' // the agent will not take part in another start
 )
 
