@@ -10,7 +10,7 @@
 #define __launch_bounds__(...) __attribute__((launch_bounds(__VA_ARGS__)))
 #define __cvta_generic_to_shared(p) ((unsigned long long)(__attribute__((address_space(3))) const void*)(p))
 extern "C" __device__ float expf(float), logf(float), tanhf(float), erff(float), sqrtf(float), fmaxf(float, float);
-extern "C" __device__ double pow(double, double), sqrt(double), rint(double);
+extern "C" __device__ double pow(double, double), sqrt(double), rint(double), fmin(double, double), fmax(double, double);
 extern "C" __device__ void sincos(double, double*, double*);
 #endif
 
@@ -242,7 +242,7 @@ template <int n> DEVICE void grouped_wait() { asm volatile("wgmma.wait_group.syn
 // visible to products that start after the next barrier.
 DEVICE void show_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
-const bool warpgroups = false;
+[[maybe_unused]] const bool warpgroups = false;
 template <int panels, int first, int n8, class H> DEVICE void grouped_mma(H, float (&)[n8][4], const u32 (&)[4], const H*, int) {}
 template <int panels, int n8, class H> DEVICE void grouped_mma_of_tiles(float (&)[n8][4], const H*, const H*, int, bool) {}
 DEVICE void grouped_begin() {}
