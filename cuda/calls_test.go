@@ -25,6 +25,7 @@ type calls struct {
 	copies, fromHost, toHost   int   // on the device, and between it and the host
 	records, waits, polls      int   // of events; a poll is the host's
 	made                       int   // events and memory
+	memory, code               int   // allocations of memory, and modules and functions that were loaded
 	groups, members, small     int   // NCCL's groups and calls alone, all its calls, and those of less than 64 KiB
 	bytes                      int64 // of all its calls
 }
@@ -51,6 +52,7 @@ func (s *silent) Attribute(int, driver.Attribute) (int, error) { return 132, nil
 
 func (s *silent) Alloc(bytes int64) (driver.Ptr, error) {
 	s.made++
+	s.memory++
 	p := s.handle()
 	s.next += uint64(bytes)
 	return driver.Ptr(p), nil
@@ -58,6 +60,7 @@ func (s *silent) Alloc(bytes int64) (driver.Ptr, error) {
 func (s *silent) Free(driver.Ptr) error { return nil }
 func (s *silent) AllocHost(bytes int64) ([]byte, error) {
 	s.made++
+	s.memory++
 	return make([]byte, bytes), nil
 }
 func (s *silent) FreeHost([]byte) error { return nil }
@@ -94,8 +97,12 @@ func (s *silent) EventDone(driver.Event) (bool, error) {
 	return true, nil
 }
 
-func (s *silent) LoadModule([]byte) (driver.Module, error) { return 1, nil }
+func (s *silent) LoadModule([]byte) (driver.Module, error) {
+	s.code++
+	return 1, nil
+}
 func (s *silent) ModuleFunction(driver.Module, string) (driver.Function, error) {
+	s.code++
 	return driver.Function(s.handle()), nil
 }
 func (s *silent) SetFunctionAttribute(driver.Function, driver.FunctionAttribute, int) error {
@@ -382,6 +389,8 @@ func countStep(t *testing.T, p stepPlan) (c counted) {
 		s.calls = calls{}
 		_, err = e.Step(t.Context(), prog, feeds)
 		require.NoError(t, err, p.name)
+		require.Zero(t, s.memory, "%s: memory is allocated in a step, where other GPUs of the process may wait for this one", p.name)
+		require.Zero(t, s.code, "%s: code is loaded in a step", p.name)
 	}
 	c.calls, c.micro = s.calls, p.batch/p.DP/p.MicroBatch
 	schedule := &prog.Schedules[p.rank]
@@ -444,4 +453,37 @@ Printed by `+"`go test ./cuda -run TestCalls -update`"+`.
 	want, err := os.ReadFile(file)
 	require.NoError(t, err)
 	require.Equal(t, string(want), b.String(), "-update rewrites it")
+}
+
+// TestPrepared: what a collective needs of the driver is there before the first step, for sums in fixed point too.
+func TestPrepared(t *testing.T) {
+	const ranks = 4
+	whole := ir.Whole([]int{64, 64})
+	for _, d := range []ir.DType{ir.F32, ir.Q64} {
+		s := &silent{next: 1 << 40}
+		system := &System{
+			Driver:      s,
+			Engine:      func(int) (Engine, error) { return newKernels(s, stubCompiler{}, 90, 227<<10), nil },
+			BLAS:        func(int) (driver.BLAS, error) { return silentBLAS{nil, s}, nil },
+			Collectives: func() (driver.Collectives, error) { return s, nil },
+		}
+		ds, err := watched{New(system, Options{}), 0}.Open(runtime.World{Ranks: ranks, Timeout: time.Minute})
+		require.NoError(t, err)
+		c := &runtime.Collective{Node: &ir.Node{Op: ir.OpReduceScatter, Name: "x"}, Attr: ir.CommAttr{Dim: 1, Reduce: ir.Sum}, Stream: runtime.Communication}
+		for r := range ranks {
+			part := ir.Slab{Global: whole.Global, Offset: []int{0, 16 * r}, Local: []int{64, 16}}
+			c.Members = append(c.Members, runtime.Member{Rank: r, In: runtime.Tensor{DType: d, Slab: whole}, Out: runtime.Tensor{DType: d, Slab: part, Offset: 1 << 16}})
+		}
+		device := ds[0].(*Device)
+		before := s.memory
+		require.NoError(t, device.Prepare(c))
+		require.NoError(t, device.Prepare(c), "that of the next micro-batch")
+		require.NoError(t, device.Alloc(runtime.OnDevice, 1<<20))
+		require.Equal(t, before+2, s.memory, "the arena, and packing memory of one stream")
+		s.calls = calls{}
+		require.NoError(t, device.Collective(c))
+		require.Equal(t, map[ir.DType]int{ir.F32: 1, ir.Q64: 3}[d], s.kernels)
+		require.Zero(t, s.memory, "%s: memory is allocated in a step", d)
+		require.Zero(t, s.code, "%s: code is loaded in a step", d)
+	}
 }

@@ -48,11 +48,12 @@ type Device struct {
 }
 
 var (
-	_ runtime.Device  = (*Device)(nil)
-	_ runtime.Checker = (*Device)(nil)
-	_ runtime.Late    = (*Device)(nil)
-	_ runtime.Fuser   = (*Device)(nil)
-	_ runtime.Meeter  = (*Device)(nil)
+	_ runtime.Device   = (*Device)(nil)
+	_ runtime.Checker  = (*Device)(nil)
+	_ runtime.Late     = (*Device)(nil)
+	_ runtime.Fuser    = (*Device)(nil)
+	_ runtime.Meeter   = (*Device)(nil)
+	_ runtime.Preparer = (*Device)(nil)
 )
 
 // launch puts a prepared kernel, or a fused group, on a stream.

@@ -11,6 +11,8 @@ import (
 type Engine interface {
 	// Check returns an error if it is clear that a group cannot run, and else starts compiling it.
 	Check(g kernel.Group) error
+	// CheckExchanges starts compiling what Move launches if moves is set, and what Exceeds and Void launch if sums is set.
+	CheckExchanges(moves, sums bool) error
 	// Load waits until all that was checked is ready.
 	Load() error
 	// Scratch returns how many bytes of scratch memory a group needs while it runs.

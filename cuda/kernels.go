@@ -116,12 +116,32 @@ func (e *kernels) Check(g kernel.Group) error {
 			return &DeviceError{fmt.Sprintf("%s needs %d bytes of shared memory in a block, this GPU (%s) has at most %d", l.Name, l.Shared, e.arch, e.most)}
 		}
 	}
+	e.want(launches...)
+	return nil
+}
+
+// want starts compiling the programs of launches, whose functions Load then finds.
+func (e *kernels) want(launches ...kernel.Launch) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, l := range launches {
 		e.compile(l.Program)
 	}
 	e.wanted = append(e.wanted, launches...)
+}
+
+// CheckExchanges wants a function for each size of unit that Move may copy.
+func (e *kernels) CheckExchanges(moves, sums bool) error {
+	if sums {
+		e.want(kernel.Exceeds(0, 0, 1, 1), kernel.Void(0, 0, 1))
+	}
+	for unit := int64(2); moves && unit <= 16; unit *= 2 {
+		l, err := kernel.Move(unit, 0, 0, kernel.Dim{N: 1, From: 1, To: 1})
+		if err != nil {
+			return err
+		}
+		e.want(l)
+	}
 	return nil
 }
 

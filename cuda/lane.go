@@ -34,7 +34,9 @@ type lane struct {
 	groups  map[int]*view // by Collective.Group; used by the goroutine that gives the lane work
 	comms   map[int]driver.Comm
 	flag    driver.Ptr // flagBytes, with NCCL: whether a fixed-point sum may overflow
-	packing driver.Ptr // packingBytes, with NCCL, once something is packed
+	packing driver.Ptr // packingBytes, with NCCL, if something is packed
+	packs   bool       // something of a loaded program is
+	sums    bool       // in fixed point, with NCCL
 	given   []given    // work that waits for other ranks and may not be done yet
 
 	// Only if the lane has its own goroutine:

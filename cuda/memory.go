@@ -68,6 +68,13 @@ func (d *Device) load() error {
 	if err := d.reserve(scratch); err != nil {
 		return err
 	}
+	for _, l := range d.streams {
+		if l.packs {
+			if err := l.getPacking(); err != nil {
+				return err
+			}
+		}
+	}
 	for _, group := range d.checked {
 		if d.productIn(group) < 0 {
 			continue

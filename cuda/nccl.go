@@ -221,7 +221,7 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 	all := append([]*runtime.Collective{c}, c.More...)
 	var fixed []*runtime.Collective
 	for _, c := range all {
-		if c.Members[c.Position].In.DType == ir.Q64 && (c.Node.Op == ir.OpAllReduce || c.Node.Op == ir.OpReduceScatter) {
+		if sumsFixed(c) {
 			fixed = append(fixed, c)
 		}
 	}
@@ -246,10 +246,9 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 		}
 		exchanges = append(exchanges, x...)
 	}
-	if l.packing == 0 && slices.ContainsFunc(exchanges, func(x exchange) bool { return x.room > 0 }) {
-		var err error
-		if l.packing, err = l.device.alloc(packingBytes); err != nil {
-			return fmt.Errorf("memory to pack what is sent, beside the arena: %w", err)
+	if slices.ContainsFunc(exchanges, func(x exchange) bool { return x.room > 0 }) {
+		if err := l.getPacking(); err != nil {
+			return err
 		}
 	}
 	err := l.exchangeAll(exchanges, func() error {
@@ -268,6 +267,40 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 				return err
 			}
 		}
+	}
+	return nil
+}
+
+// sumsFixed reports whether a collective adds up fixed-point numbers.
+func sumsFixed(c *runtime.Collective) bool {
+	return c.Members[c.Position].In.DType == ir.Q64 && (c.Node.Op == ir.OpAllReduce || c.Node.Op == ir.OpReduceScatter)
+}
+
+// Prepare implements [runtime.Preparer]: kernels for collectives are compiled and packing memory is allocated while all
+// ranks are idle (see load). In a step either may wait for this GPU and for all that have access to its memory, which NCCL
+// gives to the other GPUs of the process. They may be at work on a collective that waits for this rank.
+func (d *Device) Prepare(c *runtime.Collective) error {
+	if !d.Meets() {
+		return nil
+	}
+	l := d.lane(c.Stream)
+	packs, sums := l.packs, l.sums
+	for _, c := range append([]*runtime.Collective{c}, c.More...) {
+		if !l.packs {
+			_, l.packs = cutsOf(c)
+		}
+		l.sums = l.sums || sumsFixed(c)
+	}
+	return d.gpu.engine.CheckExchanges(l.packs && !packs, l.sums && !sums)
+}
+
+// getPacking allocates the lane's packing memory, unless it has been allocated.
+func (l *lane) getPacking() (err error) {
+	if l.packing != 0 {
+		return nil
+	}
+	if l.packing, err = l.device.alloc(packingBytes); err != nil {
+		return fmt.Errorf("memory to pack what is sent, beside the arena: %w", err)
 	}
 	return nil
 }

@@ -176,6 +176,12 @@ type Meeter interface {
 	Expect(t *Transfer) error
 }
 
+// Preparer is a Device that is told of every collective that it will make, when the executor loads a program
+// and before it grows the arenas. So it can get what it needs for them while no rank computes.
+type Preparer interface {
+	Prepare(c *Collective) error
+}
+
 // Fuser is a Device that can fuse kernels. While the executor loads a program it tells the device
 // of kernels that it will always launch in this order, with nothing between them on the compute
 // stream.

@@ -6,6 +6,7 @@ package runtime
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -229,7 +230,7 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 			away[of] = last
 		}
 		l.observe(s, &tasks[i])
-		if err := l.fuse(s, tasks[i].actions); err != nil {
+		if err := errors.Join(l.fuse(s, tasks[i].actions), l.announce(s, tasks[i].actions)); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
@@ -320,6 +321,26 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 		}
 	}
 	return f.Fuse(run, l.uses)
+}
+
+// announce tells a device that wants to know it which collectives it will make.
+func (l *loader) announce(s *codegen.Schedule, actions []action) error {
+	r := l.exec.local(s.Rank)
+	if r == nil {
+		return nil
+	}
+	p, ok := r.device.(Preparer)
+	if !ok {
+		return nil
+	}
+	for i := range actions {
+		if c := actions[i].collective; c != nil {
+			if err := p.Prepare(c); err != nil {
+				return fmt.Errorf("%s: %w", c.Node.Name, err)
+			}
+		}
+	}
+	return nil
 }
 
 // uses counts for every value of a graph how often it is read, as an argument or as an output.

@@ -65,7 +65,9 @@ func (e *emulator) Check(g kernel.Group) error {
 	return nil
 }
 
-// Load does nothing: kernels need no preparation.
+// CheckExchanges does nothing, and nor does Load: kernels need no preparation.
+func (e *emulator) CheckExchanges(moves, sums bool) error { return nil }
+
 func (e *emulator) Load() error { return nil }
 
 // Scratch asks for a little memory, so that scratch memory is allocated and grows.
