@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -99,11 +100,17 @@ func localGPU(d driver.Driver, peers *launch.Peers) ([]int, error) {
 }
 
 // clusterOfGPU returns the built-in cluster of the first GPU, or nil if there is none. Names of GPUs are whole words: a GH200 has
-// neither the memory of an H200 nor its nodes.
+// neither the memory of an H200 nor its nodes. Nor has a part of a GPU (MIG) the rates of the whole, or a card (PCIe, NVL) of
+// Hopper those of a module: an H100 PCIe has 114 multiprocessors, not 132.
 func clusterOfGPU(d driver.Driver) (*cost.Cluster, error) {
 	name, err := d.DeviceName(0)
 	if err != nil {
 		return nil, err
+	}
+	words := strings.Fields(name)
+	card := slices.Contains(words, "PCIe") || slices.Contains(words, "NVL")
+	if slices.Contains(words, "MIG") || card && (slices.Contains(words, "H100") || slices.Contains(words, "H200")) {
+		return nil, nil
 	}
 	for _, known := range [][2]string{
 		{"B200", "b200"}, {"H200", "h200-autopar"}, {"H100", "h100-autopar"}, {"A100-SXM4-40GB", "a100-40g"}, {"A100-PCIE-40GB", "a100-40g"}, {"A100", "a100-80g"}, {"A10G", "a10g"},

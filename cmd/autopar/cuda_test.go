@@ -140,6 +140,8 @@ func TestClusterOfGPU(t *testing.T) {
 	for name, want := range map[string]string{
 		"NVIDIA H200": "h200-autopar", "NVIDIA H100 80GB HBM3": "h100-autopar", "NVIDIA B200": "b200", "A100-SXM4-80GB": "a100-80g",
 		"NVIDIA A100-SXM4-40GB": "a100-40g", "NVIDIA A10G": "a10g", "NVIDIA GH200 480GB": "", "NVIDIA GB200": "", "NVIDIA A10": "",
+		"NVIDIA H100 PCIe": "", "NVIDIA H100 NVL": "", "NVIDIA H200 NVL": "", "NVIDIA H100 80GB HBM3 MIG 3g.40gb": "", "NVIDIA A100-SXM4-40GB MIG 1g.5gb": "",
+		"NVIDIA A100 80GB PCIe": "a100-80g",
 	} {
 		cluster, err := clusterOfGPU(named{fake.New(fake.Options{}), name})
 		require.NoError(t, err)
