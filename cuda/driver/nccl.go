@@ -3,6 +3,7 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"unsafe"
@@ -21,8 +22,20 @@ type nccl struct {
 	join     func(comm *uintptr, ranks int32, id uniqueID, rank int32) int32
 }
 
-// NewCollectives loads NCCL.
+// launchOrder is the variable that makes NCCL (2.26 and newer) start the operations of a GPU's communicators in the order of
+// the calls.
+const launchOrder = "NCCL_LAUNCH_ORDER_IMPLICIT"
+
+// NewCollectives loads NCCL. A rank has several communicators in use at a time. Then NCCL needs an order of all operations that is
+// the same on all GPUs, or else they may deadlock: each GPU may start, and fill itself with, operations that wait for one which
+// another GPU has not started (Using multiple NCCL communicators concurrently). There is one, which NCCL is asked to keep: ranks
+// make their calls in an order that completes even if a GPU does the work of all its streams in turn.
 func NewCollectives() (Collectives, error) {
+	if _, said := os.LookupEnv(launchOrder); !said {
+		if err := os.Setenv(launchOrder, "1"); err != nil {
+			return nil, err
+		}
+	}
 	lib, err := libNCCL.open([]int{2})
 	if err != nil {
 		return nil, err
