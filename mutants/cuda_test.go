@@ -222,5 +222,20 @@ func inTheDevice() []mutant {
 		file: "cuda/memory.go",
 		old:  "if e.Needs <= e.Free {", new: "if e.Needs < 0 {",
 		pkg: "./cuda", run: "^TestFragmentedMemory$",
+	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "it allocates packing memory in a step",
+		file: "cuda/memory.go",
+		old:  "if l.packs {", new: "if l.packs && l.packing != 0 {",
+		pkg: "./cuda", run: "^TestPrepared$",
+	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "it loads the code of collectives in a step",
+		file: "cuda/nccl.go",
+		old:  "CheckExchanges(l.packs && !packs, l.sums && !sums)", new: "CheckExchanges(false && packs, l.sums && !sums)",
+		pkg: "./cuda", run: "^TestPrepared$",
+	}, {
+		bug: "operations of several communicators start in any order", how: "NCCL is not told to keep that of the calls",
+		file: "cuda/driver/nccl.go",
+		old:  "os.Setenv(launchOrder, \"1\")", new: "os.Setenv(launchOrder, \"0\")",
+		pkg: "./cuda/driver", run: "^TestNCCLStartsInOrder$",
 	}}
 }
