@@ -97,9 +97,12 @@ type GELUAttr struct{ Tanh bool }
 // With Factor, long waves are Factor times as long, as in Llama 3.1 (Llama Team, "The Llama 3 Herd of Models",
 // 2024; rope type llama3 of transformers): those that turn at most Low times in Original positions. Those that
 // turn at least High times stay as they are, and between the two frequencies change linearly.
+//
+// With Rows, positions are given for each row of the batch, [b t], and not once for all, [t].
 type RoPEAttr struct {
 	Theta             float64
 	Inverse           bool
+	Rows              bool
 	Factor, Low, High float64
 	Original          int
 }
@@ -123,6 +126,16 @@ type DropoutAttr struct {
 	// Fold, if not zero, says that the sequence is folded for that many parts: see [FoldRuns]. For dropout it
 	// is dimension Dim of the operand. The mask belongs to positions, not to rows.
 	Fold, Dim int
+	// Parts, if not zero, says that so many consecutive rows of the batch (dimension 0) are the parts of one
+	// sequence. It is of attention and its gradient: dropout's mask is the same either way.
+	Parts int
+}
+
+// SequenceParts returns the number of consecutive rows of the batch that attention takes for the parts of one sequence, 0
+// if each is a sequence.
+func SequenceParts(attr Attr) int {
+	a, _ := attr.(DropoutAttr)
+	return a.Parts
 }
 
 // AdamWAttr belongs to OpAdamW. WeightDecay is 0 for parameters not decayed.

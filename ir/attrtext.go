@@ -112,6 +112,9 @@ func checkAttr(op Op, attr Attr) error {
 		if min(a.Fold, a.Dim) < 0 || a.Fold > maxAxisSize || a.Dim > maxRank {
 			return fmt.Errorf("attributes fold and dim are %d and %d, want 0 to %d and 0 to %d", a.Fold, a.Dim, maxAxisSize, maxRank)
 		}
+		if a.Parts < 0 || a.Parts > maxAxisSize || a.Parts > 0 && op != OpAttention && op != OpAttentionGrad {
+			return fmt.Errorf("attribute parts is %d, want 0 to %d, and 0 for all but attention to whole sequences", a.Parts, maxAxisSize)
+		}
 	case CastAttr:
 		if !a.To.Float() {
 			return fmt.Errorf("attribute to is %s, want a floating-point type", a.To)

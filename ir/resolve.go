@@ -58,9 +58,13 @@ func (r *resolver) resolve(op Op, attr Attr, args []*Value) (*resolution, error)
 
 // shapeAttr returns attr if [Resolve] depends on it, else nil.
 func shapeAttr(attr Attr) Attr {
-	switch attr.(type) {
-	case MatMulAttr, SumToAttr, EmbeddingGradAttr, LayerNormAttr, RMSNormAttr, CastAttr:
+	switch a := attr.(type) {
+	case MatMulAttr, SumToAttr, EmbeddingGradAttr, LayerNormAttr, RMSNormAttr, CastAttr, RoPEAttr:
 		return attr
+	case DropoutAttr:
+		if a.Parts > 0 {
+			return DropoutAttr{Parts: a.Parts}
+		}
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ type Signature struct {
 	Types   []DType // of the results
 
 	rules []rule // by rule number, from PassPartial on
+	parts int    // of attention: how many rows of the batch are one sequence, at least 1
 }
 
 // rule is what [Signature.Rule] returns.
@@ -45,7 +46,7 @@ func Resolve(op Op, attr Attr, args []Type) (*Signature, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := binder{sig: &Signature{Op: op}, groups: map[string]int{}}
+	b := binder{sig: &Signature{Op: op, parts: max(1, SequenceParts(attr))}, groups: map[string]int{}}
 	b.fromAttr(attr)
 	operands, err := tmpl.operands(op, len(args))
 	if err != nil {
@@ -197,7 +198,7 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 				seen[d] = true
 				points *= float64(shapes[i][j])
 				if s.Dims[d].Name == "t" && (s.Op == OpAttention || s.Op == OpAttentionGrad) {
-					points *= float64(shapes[i][j])
+					points *= float64(s.parts * shapes[i][j])
 				}
 			}
 		}

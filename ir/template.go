@@ -69,7 +69,7 @@ type dimRef struct {
 
 type sigTemplate struct{ args, results []operand }
 
-// opTemplates and matMulTemplates are the parsed signature lines of all ops: read only.
+// opTemplates, matMulTemplates and ropeRowsTemplate are the parsed signature lines of all ops: read only.
 var (
 	opTemplates     = parseSignatures()
 	matMulTemplates = [...]sigTemplate{
@@ -77,6 +77,7 @@ var (
 		MatMulNN: parseSignature("a[m* k*] b[k* n*] -> y[m* n*]"),
 		MatMulTN: parseSignature("a[k* m*] b[k* n*] -> y[m* n*]"),
 	}
+	ropeRowsTemplate = parseSignature(strings.Replace(opTable[OpRoPE].sig, "positions:i32[t]", "positions:i32[b t]", 1))
 )
 
 func parseSignatures() (all [numOps]sigTemplate) {
@@ -97,6 +98,9 @@ func template(op Op, attr Attr) (*sigTemplate, error) {
 			return nil, fmt.Errorf("ir: matmul: bad attribute %+v", attr)
 		}
 		return &matMulTemplates[a.Form], nil
+	}
+	if a, ok := attr.(RoPEAttr); ok && a.Rows {
+		return &ropeRowsTemplate, nil
 	}
 	if opTable[op].class == Leaf {
 		return nil, fmt.Errorf("ir: %s: a leaf has no operands to infer from", op)

@@ -175,6 +175,9 @@ func (v *verifier) inferred(n *Node) ([]Type, error) {
 	if n.Op == OpRoPE && n.Args[0].Type.Shape[4]%2 != 0 {
 		return nil, fmt.Errorf("heads are %d wide; rotating pairs needs an even width", n.Args[0].Type.Shape[4])
 	}
+	if parts := SequenceParts(n.Attr); parts > 0 && n.Args[0].Type.Shape[0]%parts != 0 {
+		return nil, fmt.Errorf("%d rows are not whole sequences of %d parts", n.Args[0].Type.Shape[0], parts)
+	}
 	return like.results, nil
 }
 

@@ -127,6 +127,24 @@ func (v *verifier) computeSpecs(n *Node) error {
 				axis.Name, n.Op, describe(args), describe(results), sig.blame(n, args))
 		}
 	}
+	if parts := SequenceParts(n.Attr); parts > 0 {
+		return v.g.Mesh.wholeSequences(n.Results[0], parts)
+	}
+	return nil
+}
+
+// wholeSequences checks that no axis cuts a sequence that consists of several rows of the batch.
+func (m Mesh) wholeSequences(r *Value, parts int) error {
+	rows := r.Type.Shape[0]
+	for a, axis := range m.Axes {
+		if r.Spec[a] != ShardOn(0) {
+			continue
+		}
+		if axis.Chunk%parts != 0 || axis.Chunk == 0 && (axis.Shares != nil || rows%(parts*axis.Size) != 0) {
+			return fmt.Errorf("axis %s cuts %d rows of %s inside of sequences, each of which is %d of them", axis.Name, rows, ref(r), parts)
+		}
+		rows = axis.Cut(rows, 0).Len
+	}
 	return nil
 }
 

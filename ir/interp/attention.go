@@ -3,6 +3,7 @@ package interp
 import (
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 )
@@ -28,6 +29,23 @@ func (p packed) at(b, t, part, h, d int) int {
 	return (((b*s[1]+t)*s[2]+part)*s[3]+h)*s[4] + d
 }
 
+// whole returns packed queries, keys and values of whole sequences, each of which may be several rows of the batch.
+func whole(qkv Tensor, attr ir.DropoutAttr) packed {
+	if attr.Parts > 0 {
+		qkv.Shape = slices.Clone(qkv.Shape)
+		qkv.Shape[0] /= attr.Parts
+		qkv.Shape[1] *= attr.Parts
+	}
+	return packed{qkv}
+}
+
+// logSum returns the index in lse[B,G,NH,T] of query i of a head. Parts of a sequence are rows of lse, too.
+func (p packed) logSum(b, g, h, i int, attr ir.DropoutAttr) int {
+	parts := max(1, attr.Parts)
+	length := p.Shape[1] / parts
+	return (((b*parts+i/length)*p.group()+g)*p.Shape[3]+h)*length + i%length
+}
+
 // head returns the vector of a head in one part of a position.
 func (p packed) head(b, t, part, h int) []float64 {
 	at := p.at(b, t, part, h, 0)
@@ -51,9 +69,10 @@ func dot(x, y []float64) float64 {
 //
 // with the dropout mask m at index (((b G + g) NH + h) T + i) T + j.
 func attention(n *ir.Node, in, out []Tensor) error {
-	qkv := packed{in[0]}
-	batch, length, group, heads, width := in[0].Shape[0], in[0].Shape[1], qkv.group(), in[0].Shape[3], in[0].Shape[4]
-	m := newMask(n.Attr.(ir.DropoutAttr), in[1], in[2])
+	attr := n.Attr.(ir.DropoutAttr)
+	qkv := whole(in[0], attr)
+	batch, length, group, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.group(), qkv.Shape[3], qkv.Shape[4]
+	m := newMask(attr, in[1], in[2])
 	o, lse := out[0].F, out[1].F
 	scores := make([]float64, length)
 	for b := range batch {
@@ -64,9 +83,10 @@ func attention(n *ir.Node, in, out []Tensor) error {
 						scores[j] = dot(qkv.head(b, i, g, h), qkv.head(b, j, group+key, h)) / math.Sqrt(float64(width))
 					}
 					row := ((b*group+g)*heads+h)*length + i
-					lse[row] = logSumExp(scores[:i+1])
+					sum := logSumExp(scores[:i+1])
+					lse[qkv.logSum(b, g, h, i, attr)] = sum
 					for j := range i + 1 {
-						p := math.Exp(scores[j]-lse[row]) * m.at(row*length+j)
+						p := math.Exp(scores[j]-sum) * m.at(row*length+j)
 						to := o[(((b*length+i)*group+g)*heads+h)*width:]
 						for d, v := range qkv.head(b, j, group+value, h) {
 							to[d] += p * v
@@ -87,11 +107,12 @@ func attention(n *ir.Node, in, out []Tensor) error {
 //	ds_ij = p_ij (m_ij do_i·v_j - do_i·o_i)
 //	dq_i  = Σ_j ds_ij k_j/√D,  dk_j = Σ_i ds_ij q_i/√D
 func attentionGrad(n *ir.Node, in, out []Tensor) error {
-	do, qkv, o, lse := in[0].F, packed{in[1]}, in[2].F, in[3].F
+	attr := n.Attr.(ir.DropoutAttr)
+	do, qkv, o, lse := in[0].F, whole(in[1], attr), in[2].F, in[3].F
 	batch, length, group, heads, width := qkv.Shape[0], qkv.Shape[1], qkv.group(), qkv.Shape[3], qkv.Shape[4]
-	m := newMask(n.Attr.(ir.DropoutAttr), in[4], in[5])
+	m := newMask(attr, in[4], in[5])
 	scale := 1 / math.Sqrt(float64(width))
-	dqkv := packed{out[0]}
+	dqkv := whole(out[0], attr)
 	for b := range batch {
 		for g := range group {
 			for h := range heads {
@@ -99,11 +120,11 @@ func attentionGrad(n *ir.Node, in, out []Tensor) error {
 					row := ((b*group+g)*heads+h)*length + i
 					at := (((b*length+i)*group+g)*heads + h) * width // of do_i and o_i
 					do, q, dq := do[at:][:width], qkv.head(b, i, g, h), dqkv.head(b, i, g, h)
-					doDotO := dot(do, o[at:])
+					doDotO, sum := dot(do, o[at:]), lse[qkv.logSum(b, g, h, i, attr)]
 					for j := range i + 1 {
 						k, v := qkv.head(b, j, group+key, h), qkv.head(b, j, group+value, h)
 						dk, dv := dqkv.head(b, j, group+key, h), dqkv.head(b, j, group+value, h)
-						p := math.Exp(dot(q, k)*scale - lse[row])
+						p := math.Exp(dot(q, k)*scale - sum)
 						mij := m.at(row*length + j)
 						ds := p * (mij*dot(do, v) - doDotO)
 						for d := range width {

@@ -197,6 +197,39 @@ func TestDecodeIsAttention(t *testing.T) {
 	}
 }
 
+// TestAttentionOfParts: rows of the batch that are parts of one sequence attend like the sequence.
+func TestAttentionOfParts(t *testing.T) {
+	rng := irtest.Rand(t, 6)
+	const batch, length, parts, group, heads, width = 2, 6, 3, 2, 2, 4
+	random := func(shape ...int) interp.Tensor {
+		x := interp.Zeros(ir.Type{Shape: shape})
+		for i := range x.F {
+			x.F[i] = rng.NormFloat64()
+		}
+		return x
+	}
+	in := func(x interp.Tensor, shape ...int) interp.Tensor { return floats(shape, x.F...) }
+	seed, step := interp.IntScalar(3), interp.IntScalar(5)
+	attr := ir.DropoutAttr{P: 0.4, Key: "attn"}
+	qkv, do := random(batch, length, group+2, heads, width), random(batch, length, group, heads, width)
+	want := eval(t, ir.OpAttention, attr, qkv, seed, step)
+	wantGrad := eval(t, ir.OpAttentionGrad, attr, do, qkv, want[0], want[1], seed, step)[0]
+
+	attr.Parts = parts
+	const rows, tokens = batch * parts, length / parts
+	qkv, do = in(qkv, rows, tokens, group+2, heads, width), in(do, rows, tokens, group, heads, width)
+	got := eval(t, ir.OpAttention, attr, qkv, seed, step)
+	require.Equal(t, want[0].F, got[0].F)
+	for b := range batch {
+		for h := range group * heads {
+			for i := range length { // logarithms of sums are [B,G,NH,T]
+				require.Equal(t, want[1].F[(b*group*heads+h)*length+i], got[1].F[((b*parts+i/tokens)*group*heads+h)*tokens+i%tokens])
+			}
+		}
+	}
+	require.Equal(t, wantGrad.F, eval(t, ir.OpAttentionGrad, attr, do, qkv, got[0], got[1], seed, step)[0].F)
+}
+
 // TestGroupedAttention: query heads that share keys and values attend like heads that each have a copy of them,
 // and the gradient of what is shared is the sum over the copies. The dropout mask of query g of head h is that
 // of head g NH + h.

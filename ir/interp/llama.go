@@ -86,11 +86,15 @@ func rope(n *ir.Node, in, out []Tensor) error {
 	batch, length, heads, width := x.Shape[0], x.Shape[1], x.Shape[3], x.Shape[4]
 	copy(y, x.F)
 	for b := range batch {
+		positions := in[1].I
+		if attr.Rows {
+			positions = positions[b*length:]
+		}
 		for t := range length {
 			for part := range x.group() + 1 { // queries and keys
 				for h := range heads {
 					for i := range width / 2 {
-						angle := float64(in[1].I[t]) * attr.Frequency(i, width)
+						angle := float64(positions[t]) * attr.Frequency(i, width)
 						if attr.Inverse {
 							angle = -angle
 						}

@@ -109,13 +109,17 @@ func swiGLUMotif(b *graphBuilder) {
 func (b *graphBuilder) roles() int { return 3 + b.rng.IntN(3) }
 
 func ropeMotif(b *graphBuilder) {
-	length := b.size()
-	qkv := b.fresh(b.size(), length, b.roles(), b.size(), 2*b.size())
-	attr := ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0}
+	batch, length := b.size(), b.size()
+	qkv := b.fresh(batch, length, b.roles(), b.size(), 2*b.size())
+	attr := ir.RoPEAttr{Theta: 100, Inverse: b.rng.IntN(2) == 0, Rows: b.rng.IntN(2) == 0}
+	positions := b.ids(0, 100, length)
+	if attr.Rows {
+		positions = b.ids(0, 100, batch, length)
+	}
 	if b.rng.IntN(2) == 0 {
 		attr.Factor, attr.Low, attr.High, attr.Original = 2, 1, 4, 20
 	}
-	b.op(ir.OpRoPE, attr, qkv, b.ids(0, 100, length))
+	b.op(ir.OpRoPE, attr, qkv, positions)
 }
 
 func geluMotif(b *graphBuilder) {
