@@ -137,6 +137,9 @@ func swiGLUGrad(d *Device, k *runtime.Kernel) error {
 
 func rope(d *Device, k *runtime.Kernel) error {
 	attr, shape := k.Node.Attr.(ir.RoPEAttr), attentionShape(k.Args[0], k.Args[0])
+	if attr.Rows { // all rows lie one after another, like the positions of one sequence
+		shape.B, shape.T = 1, shape.B*shape.T
+	}
 	kernel.RoPE(d.pool, d.result(k, 0), d.arg(k, 0), d.ints(k.Args[1]), shape, func(i int) float64 { return attr.Frequency(i, shape.D) }, attr.Inverse)
 	return nil
 }
@@ -172,14 +175,18 @@ func attentionShape(qkv, keys runtime.Tensor) kernel.AttentionShape {
 	return kernel.AttentionShape{B: s[0], T: s[1], H: s[3], D: s[4], G: qkv.Slab.Local[2] - 2}
 }
 
-// headShape is attentionShape with the part of the mask.
+// headShape is attentionShape of whole sequences, with the part of the mask.
 func (d *Device) headShape(k *runtime.Kernel, qkv, keys runtime.Tensor) (kernel.AttentionShape, kernel.DropoutArgs) {
-	s := keys.Slab
-	drop := kernel.DropoutArgs{P: k.Node.Attr.(ir.DropoutAttr).P}
+	s, attr, shape := keys.Slab, k.Node.Attr.(ir.DropoutAttr), attentionShape(qkv, keys)
+	drop := kernel.DropoutArgs{P: attr.P}
 	if drop.P > 0 {
 		drop.Key, drop.BatchOffset, drop.HeadOffset, drop.GlobalHeads = d.maskKey(k), s.Offset[0], s.Offset[3], s.Global[3]
 	}
-	return attentionShape(qkv, keys), drop
+	if attr.Parts > 0 {
+		shape.B, shape.T, shape.Parts = shape.B/attr.Parts, shape.T*attr.Parts, attr.Parts
+		drop.BatchOffset /= attr.Parts
+	}
+	return shape, drop
 }
 
 // only restricts attention to the query groups that its result [B,T,G,NH,D], or a value like it,

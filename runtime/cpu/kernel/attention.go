@@ -28,8 +28,9 @@ type queryTile struct{ u, g, at, i, n int }
 // Packed tensors [B,T,G+2,H,D] hold for each position the H heads of the first query of every
 // group, those of the second, and so on, and then those of the keys and of the values. Attention
 // and AttentionGrad may compute only Count of the G packed queries, from First on. Count of 0 is
-// all.
-type AttentionShape struct{ B, T, H, D, G, First, Count int }
+// all. If each sequence is Parts rows of a batch, tensors are as without, except for log-sums,
+// [B Parts,G,H,T/Parts]. Parts of 0 is 1.
+type AttentionShape struct{ B, T, H, D, G, First, Count, Parts int }
 
 // packed is the number of query heads that share a head of keys and values.
 func (s AttentionShape) packed() int { return max(s.G, 1) }
@@ -56,7 +57,8 @@ type DropoutArgs struct {
 }
 
 func (s AttentionShape) check(function string, drop DropoutArgs) {
-	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 || s.G < 0 || min(s.First, s.Count) < 0 || s.First+s.group() > s.packed() {
+	if s.B < 0 || s.T < 0 || s.H < 0 || s.D <= 0 || s.G < 0 || min(s.First, s.Count) < 0 || s.First+s.group() > s.packed() ||
+		s.Parts < 0 || s.T%max(s.Parts, 1) != 0 {
 		panic(fmt.Sprintf("BUG: kernel.%s: shape %+v", function, s))
 	}
 	if drop.P != 0 && (drop.BatchOffset < 0 || drop.HeadOffset < 0 || drop.HeadOffset+s.H > drop.GlobalHeads) {
@@ -126,8 +128,12 @@ func (x packed) query(g int) packed {
 	return x
 }
 
-// queryHead returns the index of a query head in [B,G,H].
-func (s *heads) queryHead(u, g int) int { return (u/s.H*s.group()+g)*s.H + u%s.H }
+// logSum returns the index in [B Parts,G,H,rows/Parts] of row r of a tile. A tile may have rows of several parts.
+func (s *heads) logSum(x queryTile, r int) int {
+	parts, row := max(s.Parts, 1), x.at+r
+	length := s.rows / parts
+	return (((x.u/s.H*parts+row/length)*s.group()+x.g)*s.H+x.u%s.H)*length + row%length
+}
 
 // head returns the view of head u of a packed tensor, from row 0 on.
 func (s *heads) head(x packed, u int) matrix {
@@ -298,10 +304,9 @@ func (t *attentionTask) softmax(w *worker, x queryTile, j, m int, scores []float
 // the result itself.
 func (t *attentionTask) finish(w *worker, x queryTile, s *attentionRows, o matrix) {
 	to := t.head(t.o.query(x.g), x.u).at(x.at, 0)
-	lse := t.lse[t.queryHead(x.u, x.g)*t.rows+x.at:]
 	for r := range x.n {
 		w.isa.scale(to.data[r*to.rs:][:t.D], o.data[r*o.rs:][:t.D], 1/s.total[r])
-		lse[r] = float32(float64(s.top[r]) + math.Log(float64(s.total[r])))
+		t.lse[t.logSum(x, r)] = float32(float64(s.top[r]) + math.Log(float64(s.total[r])))
 	}
 }
 

@@ -123,8 +123,8 @@ func (t *attentionGradTask) rowSums(w *worker, x queryTile, delta, lse []float32
 	o, dout := t.head(t.o.query(x.g), x.u).at(x.at, 0), t.head(t.dout.query(x.g), x.u).at(x.at, 0)
 	for r := range x.n {
 		delta[r] = w.isa.dot(dout.data[r*dout.rs:][:t.D], o.data[r*o.rs:][:t.D])
+		lse[r] = t.lse[t.logSum(x, r)]
 	}
-	copy(lse, t.lse[t.queryHead(x.u, x.g)*t.rows+x.at:][:x.n])
 }
 
 // scoreGrads replaces the scores of a tile's queries and m keys from j on by probabilities with dropout, and the gradients of

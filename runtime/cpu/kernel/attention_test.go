@@ -180,6 +180,40 @@ func TestAttentionOfRuns(t *testing.T) {
 	}
 }
 
+// Sequences in parts have the bits that they have whole. Only log-sums lie in another order.
+func TestAttentionOfParts(t *testing.T) {
+	rnd := random(t, 66)
+	for _, s := range []AttentionShape{ // tiles of queries end within parts, at their ends, and have several of them
+		{B: 2, T: 69, H: 3, D: 7, G: 4, First: 1, Count: 2, Parts: 3}, {B: 1, T: 192, H: 1, D: 20, Parts: 4}, {B: 2, T: 10, H: 1, D: 5, Parts: 10},
+		{B: 1, T: 398, H: 2, D: 64, Parts: 2},
+	} {
+		drop := DropoutArgs{P: 0.2, Key: MaskKey{Seed: 9, Op: 8, Step: 7}, BatchOffset: 3, HeadOffset: 2, GlobalHeads: 6}
+		n, group := s.B*s.T*s.H, s.group()
+		qkv, dout := rnd.floats(s.parts()*n*s.D), rnd.floats(group*n*s.D)
+		for _, set := range withTiles() {
+			run := func(s AttentionShape) (o, lse, dqkv []float32) {
+				o, lse, dqkv = make([]float32, group*n*s.D), rnd.floats(group*n), rnd.floats(len(qkv))
+				p := newPool(2, set)
+				defer p.Close()
+				Attention(p, o, lse, qkv, s, drop)
+				AttentionGrad(p, dqkv, dout, qkv, o, lse, s, drop)
+				return o, lse, dqkv
+			}
+			o, lse, dqkv := run(s)
+			whole := s
+			whole.Parts = 0
+			wantO, wantLSE, wantDQKV := run(whole)
+			require.Equal(t, wantO, o, "%s: %v", set.name, s)
+			require.Equal(t, wantDQKV, dqkv, "%s: %v", set.name, s)
+			length := s.T / s.Parts
+			for i, want := range wantLSE {
+				b, head, at := i/s.T/s.H/group, i/s.T%(s.H*group), i%s.T
+				require.Equal(t, want, lse[((b*s.Parts+at/length)*group*s.H+head)*length+at%length], "%s: %v", set.name, s)
+			}
+		}
+	}
+}
+
 // Decoding token by token gives what Attention gives at once.
 func TestAttentionDecode(t *testing.T) {
 	rnd := random(t, 62)
