@@ -70,7 +70,7 @@ template <int per> DEVICE void attention(T* o, float* lse, const T* q, const T* 
 	for (int n = 0; n < per; n++) {
 		if (c + 8 * n < s.width) narrow(o[c + 8 * n], out[n] / total);
 	}
-	if (c == 0) lse[((i64)b * s.groups * s.heads + head) * s.rows + row] = top + logf(total);
+	if (c == 0) lse[s.log_sum(b, head, row)] = top + logf(total);
 }
 #define ATTENTION(most) \
 	LARGE_KERNEL(attention_##most, 256)(T* o, float* lse, const T* q, const T* k, const T* v, HEADS_PARAMS) { \

@@ -15,7 +15,8 @@ const maxWidth = 256
 // heads describes an attention to its kernels: see heads.cu.
 type heads struct {
 	dtype              ir.DType
-	batch, rows        int // of queries
+	batch, rows        int // of queries, of whole sequences
+	parts              int // rows of the batch that are one sequence
 	keys, heads, width int // number of keys, of heads of keys and values, and elements of a head
 	packed             int // groups of queries in the operand qkv
 	first, groups      int // the groups that this rank computes
@@ -37,9 +38,10 @@ func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
 	}
 	apart := l.Node.Op == ir.OpAttentionKV || l.Node.Op == ir.OpAttentionKVGrad
 	s, attr := kv.Slab, l.Node.Attr.(ir.DropoutAttr)
+	parts := max(1, attr.Parts)
 	h := &heads{
-		dtype: d, batch: s.Local[0], keys: s.Local[1], heads: s.Local[3], width: s.Local[4],
-		rows: qkv.Slab.Local[1], packed: qkv.Slab.Local[2] - 2,
+		dtype: d, batch: s.Local[0] / parts, keys: s.Local[1] * parts, heads: s.Local[3], width: s.Local[4],
+		rows: qkv.Slab.Local[1] * parts, packed: qkv.Slab.Local[2] - 2, parts: parts,
 	}
 	h.groups = h.packed
 	if so := o.Slab; len(so.Local) == 5 && !apart {
@@ -62,7 +64,8 @@ func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
 		int32(attr.Fold), float32(1 / math.Sqrt(float64(h.width))),
 	}
 	h.params = append(h.params, l.mask()...)
-	h.params = append(h.params, int32(h.first), int32(h.packed), int32(s.Offset[3]), int32(s.Global[3]), int32(s.Offset[0]))
+	h.params = append(h.params, int32(h.first), int32(h.packed), int32(s.Offset[3]), int32(s.Global[3]), int32(s.Offset[0]/parts),
+		int32(qkv.Slab.Local[1]))
 	h.tensorCores = d.Half() && (h.width == 64 || h.width == 128)
 	return h, nil
 }
@@ -143,8 +146,10 @@ func attentionGrad(l *list) error {
 	queryHeads := h.groups * h.heads
 	delta := l.temp(4 * int64(h.batch) * int64(h.rows) * int64(queryHeads))
 	split := h.packs()
-	l.run("attention_delta.cu", "attention_delta", h.dtype, h.grid(h.rows<<split, 256, queryHeads), block256, 0,
-		delta, l.arg(0), address(l.at(o)), int32(h.rows), int32(queryHeads), int32(h.width), int32(split))
+	some := *h // parts of sequences as if they were whole: so the results lie like log-sums
+	some.batch, some.rows = h.batch*h.parts, h.rows/h.parts
+	l.run("attention_delta.cu", "attention_delta", h.dtype, some.grid(some.rows<<split, 256, queryHeads), block256, 0,
+		delta, l.arg(0), address(l.at(o)), int32(some.rows), int32(queryHeads), int32(h.width), int32(split))
 	rest := append([]any{l.arg(0), h.q, h.k, h.v, lse, delta}, h.params...)
 	forQueries := append([]any{dq, rowDQ}, rest...)
 	forKeys := append([]any{dk, dv, rowDKV}, rest...)

@@ -17,7 +17,7 @@ DEVICE void attention_dq(T* dq, i64 row_dq, const T* dout, const T* q, const T* 
 	float *queries = memory, *douts = queries + 32 * ld, *keys = douts + 32 * ld, *values = keys + 32 * ld, *grads = values + 32 * ld;
 	int tile = (blocks_x() - 1 - block_x()) * 32, head = block_y(), b = block_z(), h = head % s.heads;
 	int r = thread() / 8, c = thread() % 8, row = tile + r, i = row < s.rows ? s.position(row) : -1;
-	i64 row_do = (i64)s.groups * s.heads * s.width, statistic = ((i64)b * s.groups * s.heads + head) * s.rows + row;
+	i64 row_do = (i64)s.groups * s.heads * s.width, statistic = s.log_sum(b, head, row);
 	q += b * s.rows * s.row_q + head * s.width, dq += b * s.rows * row_dq + head * s.width;
 	k += b * s.keys * s.row_kv + h * s.width, v += b * s.keys * s.row_kv + h * s.width;
 	dout += b * s.rows * row_do + head * s.width;
@@ -84,7 +84,7 @@ DEVICE void attention_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T* q, 
 			if (thread() < 32) {
 				int row = tile + thread();
 				bool valid = row < s.rows;
-				i64 statistic = ((i64)b * s.groups * s.heads + head) * s.rows + row;
+				i64 statistic = s.log_sum(b, head, row);
 				at[thread()] = valid ? s.position(row) : -1;
 				sums[thread()] = valid ? lse[statistic] : 0;
 				deltas[thread()] = valid ? delta[statistic] : 0;

@@ -94,12 +94,11 @@ template <int width, int groups> DEVICE void attention_mma(T* o, float* lse, con
 
 	i64 row_o = (i64)s.groups * s.heads * width;
 	o += b * s.rows * row_o + head * width;
-	lse += ((i64)b * s.groups * s.heads + head) * s.rows;
 #pragma unroll
 	for (int i = 0; i < 2; i++) {
 		total[i] = sum_of_4(total[i]);
 		int row = first + mine + 8 * i + lane() / 4;
-		if (row < s.rows && lane() % 4 == 0) lse[row] = top[i] * s.scale + logf(total[i]);
+		if (row < s.rows && lane() % 4 == 0) lse[s.log_sum(b, head, row)] = top[i] * s.scale + logf(total[i]);
 	}
 	write_rows<width>(o, row_o, queries, mine, out, 1 / total[0], 1 / total[1], here);
 }

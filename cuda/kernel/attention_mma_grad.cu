@@ -11,7 +11,7 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	T *queries = memory, *douts = queries + tile * width, *visited = douts + tile * width; // visited: keys and values, double-buffered
 	int first = (blocks_x() - 1 - block_x()) * tile, mine = warp() * 16, head = block_y(), b = block_z(), h = head % s.heads;
 	int last = s.last_position(first, tile), last_mine = s.last_position(first + mine / 64 * 64, 64); // of the block, of the group
-	i64 row_do = (i64)s.groups * s.heads * width, statistics = ((i64)b * s.groups * s.heads + head) * s.rows;
+	i64 row_do = (i64)s.groups * s.heads * width;
 	q += b * s.rows * s.row_q + head * width, dq += b * s.rows * row_dq + head * width, dout += b * s.rows * row_do + head * width;
 	k += b * s.keys * s.row_kv + h * width, v += b * s.keys * s.row_kv + h * width;
 
@@ -31,9 +31,10 @@ DEVICE void attention_mma_dq(T* dq, i64 row_dq, const T* dout, const T* q, const
 	for (int i = 0; i < 2; i++) {
 		int row = first + mine + 8 * i + lane() / 4;
 		bool valid = row < s.rows;
+		i64 statistic = s.log_sum(b, head, row);
 		at[i] = valid ? s.position(row) : -1;
-		log_sum[i] = valid ? lse[statistics + row] * LOG2E : 0;
-		d_i[i] = valid ? delta[statistics + row] : 0;
+		log_sum[i] = valid ? lse[statistic] * LOG2E : 0;
+		d_i[i] = valid ? delta[statistic] : 0;
 	}
 	int least = at[0] < at[1] ? at[0] : at[1];
 	copy_wait<0>();
@@ -106,7 +107,7 @@ DEVICE void attention_mma_dkv(T* dk, T* dv, i64 row_dkv, const T* dout, const T*
 		copy_commit();
 		int row = first + thread();
 		bool valid = thread() < step && row < s.rows;
-		i64 from = ((i64)b * s.groups * s.heads + head) * s.rows + row;
+		i64 from = s.log_sum(b, head, row);
 		log_sum_of = valid ? lse[from] : 0, delta_of = valid ? delta[from] : 0, at_of = valid ? s.position(row) : -1;
 	};
 	// Statistics are stored in the middle of the current visit, so that no thread waits for their loads.

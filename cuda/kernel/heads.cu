@@ -2,7 +2,8 @@
 // values in rows of k and v, row_kv apart. With grouped queries, each head of keys and values is
 // shared by one query head of every group: query head g*heads + h attends to head h. Results and
 // their gradients are dense [batch, rows, groups*heads, width]; log-sums of exponentials are
-// [batch, groups*heads, rows].
+// [batch, groups*heads, rows]. If a sequence is several rows of a batch, each of length positions, all
+// lies as it does otherwise, except for log-sums: [batch*rows/length, groups*heads, length].
 //
 // Rows are positions, or with context parallelism the rows of a sequence that is folded for several
 // parts (FoldRuns in package ir). The queries here start at row row0. Keys are visited by position;
@@ -10,9 +11,10 @@
 
 #define HEADS_PARAMS \
 	i64 row_q, i64 row_kv, int rows, int keys, int heads, int groups, int width, int row0, int parts, float scale, const int *seed, const int *step, \
-		u32 op, u64 threshold, float keep, int first_group, int all_groups, int first_head, int all_heads, int first_batch
+		u32 op, u64 threshold, float keep, int first_group, int all_groups, int first_head, int all_heads, int first_batch, \
+		int length
 #define HEADS {row_q, row_kv, rows, keys, heads, groups, width, row0, parts, scale, seed, step, op, threshold, keep, \
-	first_group, all_groups, first_head, all_heads, first_batch}
+	first_group, all_groups, first_head, all_heads, first_batch, length}
 
 struct Heads {
 	i64 row_q, row_kv;
@@ -22,7 +24,7 @@ struct Heads {
 	u32 op;
 	u64 threshold; // 0 is no dropout
 	float keep;
-	int first_group, all_groups, first_head, all_heads, first_batch;
+	int first_group, all_groups, first_head, all_heads, first_batch, length;
 
 	DEVICE Mask mask() const { return {(u32)*seed, op, (u32)*step, threshold, keep}; }
 
@@ -31,6 +33,14 @@ struct Heads {
 	DEVICE u64 mask_row(int b, int head) const {
 		u64 g = first_group + head / heads, h = first_head + head % heads;
 		return (((u64)(first_batch + b) * all_groups + g) * all_heads + h) * keys * keys;
+	}
+
+	// log_sum is the index of the log-sum of a query row of a head.
+	DEVICE i64 log_sum(int b, int head, int row) const {
+		int all = groups * heads;
+		i64 at = (i64)b * all * rows + (i64)head * length + row;
+		if (length < rows) at += (i64)(row / length) * (all - 1) * length;
+		return at;
 	}
 
 	// position maps a query row to its position, row_of a position to its row. Row r belongs to

@@ -221,11 +221,14 @@ func rope(l *list) error {
 		return err
 	}
 	attr, s := l.Node.Attr.(ir.RoPEAttr), l.Args[0].Slab.Local
-	inverse := int32(0)
+	inverse, length := int32(0), s[1]
+	if attr.Rows {
+		length *= s[0]
+	}
 	if attr.Inverse {
 		inverse = 1
 	}
-	l.run("rope.cu", "rope", d, blocks(int64(s[0]*s[1]), 1), block256, 4*s[4], l.result(0), l.arg(0), l.arg(1), int32(s[1]),
+	l.run("rope.cu", "rope", d, blocks(int64(s[0]*s[1]), 1), block256, 4*s[4], l.result(0), l.arg(0), l.arg(1), int32(length),
 		int32((s[2]-1)*s[3]), int32(s[3]), int32(s[4]), attr.Theta, attr.Factor, attr.Low,
 		attr.High, float64(attr.Original), inverse)
 	return nil

@@ -1,7 +1,7 @@
 // Rotary position embedding (Su et al., 2021). Elements i and i+width/2 of each head of queries and
 // keys are a pair, which is rotated by position*theta^(-2i/width). With a factor, long waves are longer:
-// see ir.RoPEAttr. A block has one position of a sequence. Heads that are rotated come before those that
-// are copied.
+// see ir.RoPEAttr. A block has one position of a sequence. The length is that of a sequence, or of all
+// together if each has positions of its own. Heads that are rotated come before those that are copied.
 KERNEL(rope, 256)(T* y, const T* x, const int* positions, int length, int turned, int copied, int width, double theta, double factor,
 	double low, double high, double original, int inverse) {
 	SHARED(float, table); // cosines, then sines
