@@ -105,7 +105,7 @@ func (s sample) work() int {
 		n *= d.Size
 	}
 	if s.op == ir.OpAttention || s.op == ir.OpAttentionGrad {
-		n *= s.args[0].Shape[1] // keys
+		n *= s.args[0].Shape[1] * max(1, ir.SequenceParts(s.attr)) // keys
 	}
 	return n
 }
@@ -254,6 +254,9 @@ func (o *opTest) cuts(sig *ir.Signature, rule int) []int {
 		return []int{1}
 	}
 	size := sig.Dims[rule].Size
+	if sig.Dims[rule].Name == "b" {
+		size /= max(1, ir.SequenceParts(o.attr))
+	}
 	has := func(d ir.DType) bool {
 		return slices.ContainsFunc(o.sample.args, func(t ir.Type) bool { return t.DType == d })
 	}
@@ -315,9 +318,19 @@ const (
 	halfPoison = 8      // the same for two-byte types
 )
 
+// axis cuts into nearly equal parts, or where rows of the batch are parts of sequences into whole sequences.
+func (o *opTest) axis(s split) ir.Axis {
+	axis := ir.Axis{Name: "x", Size: s.parts}
+	if parts := ir.SequenceParts(o.attr); parts > 0 && s.results[0] == ir.ShardOn(0) {
+		sequences := o.want[0].Shape[0] / parts
+		axis.Chunk = (sequences + s.parts - 1) / s.parts * parts
+	}
+	return axis
+}
+
 // split runs the parts one after another and checks the combined result.
 func (o *opTest) split(t *testing.T, s split, what string) {
-	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "x", Size: s.parts}}}
+	mesh := ir.Mesh{Axes: []ir.Axis{o.axis(s)}}
 	sums := make([][]float64, len(o.want))
 	most := make([]float64, len(o.want)) // largest magnitude that was rounded
 	for i, w := range o.want {

@@ -1,6 +1,8 @@
 package backendtest
 
 import (
+	"slices"
+
 	"github.com/autopar/autopar/ir"
 )
 
@@ -30,7 +32,7 @@ type sizes struct{ B, T, NH, D, G, C, V int }
 
 // samples covers every compute op.
 func samples() []sample {
-	return append(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples()...)
+	return slices.Concat(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples(), partSamples())
 }
 
 // samplesOf covers every compute op at given sizes; T is at least 6 and G at least 2.
@@ -207,6 +209,34 @@ func longSamples() []sample {
 	return all
 }
 
+// partSamples have rows of the batch that are parts of sequences: attention to whole sequences, whose parts end within the
+// tiles of kernels, and rotation by positions of each row.
+func partSamples() (all []sample) {
+	for _, z := range []struct{ B, parts, T, NH, D, G int }{ // T is the positions of a part
+		{B: 3, parts: 3, T: 23, NH: 2, D: 7, G: 1}, {B: 2, parts: 2, T: 37, NH: 3, D: 9, G: 3}, {B: 1, parts: 2, T: 64, NH: 2, D: 16, G: 2},
+		{B: 5, parts: 4, T: 1, NH: 1, D: 5, G: 2},
+	} {
+		rows := z.B * z.parts
+		qkv, o, lse := f32(rows, z.T, z.G+2, z.NH, z.D), f32(rows, z.T, z.G, z.NH, z.D), f32(rows, z.G, z.NH, z.T)
+		if z.G == 1 {
+			o, lse = f32(rows, z.T, z.NH, z.D), f32(rows, z.NH, z.T)
+		}
+		for _, p := range []float64{0, 0.3} {
+			attr := ir.DropoutAttr{P: p, Key: "h.3.attn/dropout", Parts: z.parts}
+			all = append(all,
+				sample{op: ir.OpAttention, attr: attr, args: []ir.Type{qkv, i32(), i32()}, high: 1 << 20},
+				sample{op: ir.OpAttentionGrad, attr: attr, args: []ir.Type{o, qkv, o, lse, i32(), i32()}, high: 1 << 20, positive: 1 << 3},
+			)
+		}
+	}
+	for _, attr := range []ir.RoPEAttr{{Theta: 10000, Rows: true}, {Theta: 10000, Inverse: true, Rows: true, Factor: 8, Low: 1, High: 40, Original: 80}} {
+		for _, z := range [][3]int{{3, 11, 3}, {2, 1, 3}, {5, 7, 4}} { // rows, positions, roles
+			all = append(all, sample{op: ir.OpRoPE, attr: attr, args: []ir.Type{f32(z[0], z[1], z[2], 2, 14), i32(z[0], z[1])}, high: 5000})
+		}
+	}
+	return all
+}
+
 // wideHeads are samples of attention to more keys than a tile holds, with the head sizes of tensor
 // cores, in two-byte types.
 func wideHeads() (all []sample) {
@@ -236,6 +266,20 @@ func wideHeads() (all []sample) {
 			add(ir.OpAttentionKV, attr, 0, qkv, kv)
 			add(ir.OpAttentionKVGrad, attr, 1<<4, group, qkv, kv, group, lse)
 		}
+	}
+	// Sequences in parts, of which the tiles of queries have two or three.
+	for _, width := range []int{64, 128} {
+		const sequences, parts, T = 2, 3, 45
+		typ := func(roles int) ir.Type {
+			return ir.Type{DType: ir.BF16, Shape: []int{sequences * parts, T, roles, NH, width}}
+		}
+		attr := ir.DropoutAttr{P: 0.3, Key: "h.3.attn/dropout", Parts: parts}
+		loose := 4 * epsilon(ir.BF16)
+		all = append(all,
+			sample{op: ir.OpAttention, attr: attr, args: []ir.Type{typ(G + 2), i32(), i32()}, low: low, high: high, loose: loose},
+			sample{op: ir.OpAttentionGrad, attr: attr, args: []ir.Type{typ(G), typ(G + 2), typ(G), f32(sequences*parts, G, NH, T), i32(), i32()},
+				low: low, high: high, positive: 1 << 3, loose: loose},
+		)
 	}
 	return all
 }
