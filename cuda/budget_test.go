@@ -197,7 +197,7 @@ func kindOf(t *testing.T, g kernel.Group) (name string, p part) {
 		} else { // dot products of results with their gradients
 			p.before = first.Args[0].Bytes() + first.Args[len(first.Args)-4].Bytes()
 		}
-		rows := float64(s[len(s)-1])
+		rows := float64(s[len(s)-1] * max(1, ir.SequenceParts(first.Node.Attr)))
 		width := float64(first.Args[0].Slab.Local[len(first.Args[0].Slab.Local)-1])
 		p.flops = products * 2 * float64(ir.Elems(s)) * rows / 2 * width
 		p.launches = launchesOf(t, g)

@@ -240,8 +240,12 @@ func fewestHeads(g *ir.Graph) int {
 	for _, n := range g.Nodes {
 		if isAttention(n.Op) {
 			for _, d := range ir.SignatureOf(n).Dims {
+				size := d.Size
+				if d.Name == "b" { // whole sequences
+					size /= max(1, ir.SequenceParts(n.Attr))
+				}
 				if !d.Frozen {
-					least = min(least, d.Size)
+					least = min(least, size)
 				}
 			}
 		}

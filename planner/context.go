@@ -52,7 +52,7 @@ func (x contexts) worthwhile(o Options, d degrees, batch int) bool {
 func sequenceTokens(g *ir.Graph) int {
 	for _, n := range g.Nodes {
 		if n.Op == ir.OpAttention {
-			return n.Args[0].Type.Shape[1]
+			return max(1, ir.SequenceParts(n.Attr)) * n.Args[0].Type.Shape[1]
 		}
 	}
 	return 0

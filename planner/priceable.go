@@ -24,7 +24,7 @@ func priceable(g *ir.Graph, batch int, c *cost.Cluster, ranks int) error {
 			tokens = max(tokens, n.Results[0].Type.Elems())
 		case ir.OpAttention, ir.OpAttentionKV: // 2 products forward and 5 backward, over half of the keys
 			out := n.Results[0].Type
-			attention += 7 * float64(out.Elems()) * float64(out.Shape[1])
+			attention += 7 * float64(out.Elems()) * float64(max(1, ir.SequenceParts(n.Attr))*out.Shape[1])
 		case ir.OpMatMul:
 			dtype = n.Args[0].Type.DType
 		case ir.OpParam:

@@ -124,6 +124,76 @@ func TestAttention(t *testing.T) {
 	about(t, products/128*108+15*w.scores/1e10, NewModel(c, 1).kernel(w), "heads of 108 are no multiple of 16 bytes: at the rate of f32")
 }
 
+// TestAttentionOfParts: attention to sequences that are several rows of the batch takes as long as to the same sequences in a
+// row each, wherever batch and heads are cut.
+func TestAttentionOfParts(t *testing.T) {
+	const batch, length, group, heads, width = 7, 240, 2, 5, 64
+	plan := &partition.Plan{PlanNGPUs: 1, RuntimeNGPUs: 1, DP: 1, TP: 1, Stages: make([]partition.Stage, 1)}
+	shared := tiled()
+	shared.Device.Shared, shared.Device.Cores, shared.Device.Fork = true, 3, 1e-6
+	for _, c := range []*Cluster{tiled(), shared} {
+		for _, software := range []Software{{}, {Scores: true, ScoreBytes: 10}} {
+			c.Software = software
+			price := func(parts int, cut ir.Placement, at int, gradient bool) (Picoseconds, work) {
+				g := ir.NewGraph("attention")
+				axis := ir.Axis{Name: partition.AxisDP, Size: 3}
+				if cut == ir.ShardOn(0) {
+					axis.Chunk = 3 * parts // 3, 3 and 1 sequences
+				}
+				g.Mesh = ir.Mesh{Axes: []ir.Axis{axis}}
+				leaf := func(d ir.DType, cut ir.Placement, shape ...int) *ir.Value {
+					var spec ir.ShardSpec
+					spec[0] = cut
+					v, err := g.Leaf(ir.OpInput, "x", ir.Type{DType: d, Shape: shape}, nil)
+					require.NoError(t, err)
+					v.Spec = spec
+					return v
+				}
+				lseCut := cut
+				if cut == ir.ShardOn(3) {
+					lseCut = ir.ShardOn(2)
+				}
+				rows, tokens := batch*parts, length/parts
+				qkv, number := leaf(ir.BF16, cut, rows, tokens, group+2, heads, width), leaf(ir.I32, ir.Placement{})
+				op, args := ir.OpAttention, []*ir.Value{qkv, number, number}
+				if gradient {
+					o, lse := leaf(ir.BF16, cut, rows, tokens, group, heads, width), leaf(ir.F32, lseCut, rows, group, heads, tokens)
+					op, args = ir.OpAttentionGrad, []*ir.Value{o, qkv, o, lse, number, number}
+				}
+				attr := ir.DropoutAttr{P: 0.1, Key: "k"}
+				if parts > 1 {
+					attr.Parts = parts
+				}
+				n, err := g.Add(op, attr, "attention", ir.Forward, args...)
+				require.NoError(t, err)
+				n.Results[0].Spec[0] = cut
+				if !gradient {
+					n.Results[1].Spec[0] = lseCut
+				}
+				in := &codegen.Instr{Node: n, Accum: make([]codegen.Accum, len(n.Results))}
+				m := NewProgram(c, plan, g.Mesh)
+				w := m.workOf(in, g.Mesh, ir.Coord{at})
+				w.node = nil
+				time, _ := m.instr(in, g.Mesh, ir.Coord{at})
+				return time, w
+			}
+			for _, gradient := range []bool{false, true} {
+				for _, cut := range []ir.Placement{{}, ir.ShardOn(0), ir.ShardOn(3)} {
+					for at := range 3 {
+						want, whole := price(1, cut, at, gradient)
+						require.NotZero(t, want)
+						for _, parts := range []int{2, 3, 8} {
+							got, work := price(parts, cut, at, gradient)
+							require.Equal(t, want, got, "in %d parts, cut %v, rank %d, gradient %t", parts, cut, at, gradient)
+							require.Equal(t, whole, work)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
 // TestHost: a kernel takes at least as long as the host needs to launch it, except in the update.
 func TestHost(t *testing.T) {
 	c := tiled()

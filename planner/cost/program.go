@@ -680,9 +680,9 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.cast = castElements(n, args, mesh)
 		}
 	case ir.OpAttention:
-		w.scoresOf(results[1], results[1][len(results[1])-1])
+		w.scoresOf(results[1], keysOf(n, results[1]))
 	case ir.OpAttentionGrad:
-		w.scoresOf(args[3], args[3][len(args[3])-1])
+		w.scoresOf(args[3], keysOf(n, args[3]))
 	case ir.OpAttentionKV:
 		w.scoresOf(results[1], args[1][1])
 	case ir.OpAttentionKVGrad:
@@ -704,6 +704,12 @@ func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
 		elements += float64(ir.Elems(args[i])) / uses
 	}
 	return elements
+}
+
+// keysOf is how many keys attention has, from the shape of its log-sum-exp: all of a sequence, which may be several rows
+// of the batch.
+func keysOf(n *ir.Node, lse []int) int {
+	return max(1, ir.SequenceParts(n.Attr)) * lse[len(lse)-1]
 }
 
 // scoresOf sets how many scores attention has without a mask, from the shape [B,G...,NH,T] of its log-sum-exp and the
