@@ -271,9 +271,10 @@ func stepsOnFake(t *testing.T, g *ir.Graph, p *partition.Plan, fakes fake.Option
 	driver := fake.New(fakes)
 	system, err := cudatest.NewSystem(driver)
 	require.NoError(t, err)
-	prog, exec := compileOn(t, cuda.New(system, opts), g, p, parityBatch)
+	batch := g.Inputs()[0].Type.Shape[0]
+	prog, exec := compileOn(t, cuda.New(system, opts), g, p, batch)
 	require.NoError(t, exec.InitParams(prog, 1337))
-	got := stepsOf(t, prog, exec, parityBatch, steps)
+	got := stepsOf(t, prog, exec, batch, steps)
 	require.NoError(t, exec.Close())
 	require.Empty(t, driver.Leaks())
 	return got, driver

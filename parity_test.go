@@ -134,7 +134,7 @@ func trainer(t testing.TB, p *partition.Plan, batch int) (*codegen.Program, *run
 func tokensOf(prog *codegen.Program) int {
 	for _, n := range prog.Graph.Nodes {
 		if partition.BaseName(n.Name) == "ids" {
-			return n.Results[0].Type.Shape[1]
+			return n.Results[0].Type.Shape[1] * max(1, prog.Plan.SequenceParts)
 		}
 	}
 	return 0

@@ -82,7 +82,10 @@ func checkLeaves(p *Program, s *Stage) error {
 		if names == nil || position != s.Index {
 			continue
 		}
-		if id, ok := names[partition.BaseName(n.Name)]; !ok || id < 0 || id >= len(s.Buffers) || s.Buffers[id].Value != n.Results[0] {
+		named := func(v *ir.Value) bool { // each chunk has its own copy of an input of the batch
+			return v == n.Results[0] || n.Op == ir.OpInput && v.Def.Op == n.Op && v.Def.Stage != n.Stage && partition.BaseName(v.Def.Name) == partition.BaseName(n.Name)
+		}
+		if id, ok := names[partition.BaseName(n.Name)]; !ok || id < 0 || id >= len(s.Buffers) || !named(s.Buffers[id].Value) {
 			return &CheckError{Rank: -1, Stage: s.Index, Instr: n.Name, Msg: fmt.Sprintf("is a %s whose name does not lead to its buffer", n.Op)}
 		}
 	}

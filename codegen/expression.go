@@ -39,7 +39,7 @@ type exprKey struct {
 	args  string // ids of the operands
 }
 
-// expressions interns expressions (hash-consing). Six rewrites make equal what a partition may write in
+// expressions interns expressions (hash-consing). Seven rewrites make equal what a partition may write in
 // several ways:
 //
 //   - Communication is the identity: it moves parts of a value, but the value stays the same. (What it does to
@@ -48,16 +48,25 @@ type exprKey struct {
 //   - A cast of a sum is the sum of the casts, up to rounding: stages cast their terms before they exchange
 //     them.
 //   - With one micro-batch, where nothing is added up between them, a cast to f32 and back is the identity.
+//   - Sequences may be several rows each: see ofParts.
 //   - What a slice of the loss makes is part of what the whole loss makes: see ofSliced.
 //   - Constants are their value, and the copies name@sN of a leaf are the leaf.
 type expressions struct {
 	table map[exprKey]*expr
 	key   []byte
 	lone  bool // there is one micro-batch
+	// inputs are those of the traced graph, by name.
+	inputs map[string]tracedInput
+}
+
+// tracedInput is an input of the traced graph.
+type tracedInput struct {
+	value *ir.Value
+	expr  *expr
 }
 
 func newExpressions(lone bool) *expressions {
-	return &expressions{table: map[exprKey]*expr{}, lone: lone}
+	return &expressions{table: map[exprKey]*expr{}, lone: lone, inputs: map[string]tracedInput{}}
 }
 
 // leaf returns the expression of a parameter, input or constant.
@@ -79,10 +88,13 @@ func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
 	if sliced, ok := x.ofSliced(n, i, args); ok {
 		return sliced
 	}
-	folded, ok := x.ofFolded(n, i, args)
+	if folded, ok := x.ofFolded(n, i, args); ok {
+		return folded
+	}
+	parts, ok := x.ofParts(n, i, args)
 	switch {
 	case ok:
-		return folded
+		return parts
 	case n.Op.Class() == ir.Comm:
 		return args[0]
 	case n.Op == ir.OpAddN:
@@ -135,6 +147,9 @@ func (x *expressions) trace(g *ir.Graph) map[*ir.Value]*expr {
 		for i, r := range n.Results {
 			if n.Op.Class() == ir.Leaf {
 				of[r] = x.leaf(r)
+				if n.Op == ir.OpInput {
+					x.inputs[of[r].name] = tracedInput{r, of[r]}
+				}
 			} else {
 				of[r] = x.result(n, i, args)
 			}

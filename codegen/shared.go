@@ -6,7 +6,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// sharedFirst moves nodes that blocks share and that do not depend on the batch, such as the positions of a
+// sharedFirst moves nodes that blocks share and that do not depend on what is computed, such as the positions of a
 // rank's tokens, in front of the first block that reads them. It does so only in plans that overlap something.
 // Inside that block such a node would stand between nodes that are adjacent in all other blocks, and would
 // count as work that this block alone can hide communication behind; but the planner needs the first block of a
@@ -19,7 +19,13 @@ func (b *stageBuilder) sharedFirst() {
 	b.leavesFirst()
 	read := make([]bool, len(b.of)) // values read by a block, or by a shared node that a block reads
 	shared := func(n *ir.Node) bool {
-		return n.Block() == "" && n.Phase <= ir.Backward && launched(n) && read[n.Results[0].ID] && b.movable(n) && b.ofWeights(n)
+		switch {
+		case n.Block() != "" || n.Phase > ir.Backward || !read[n.Results[0].ID]:
+			return false
+		case n.Op == ir.OpInput:
+			return true
+		}
+		return launched(n) && b.movable(n) && (b.ofWeights(n) || ofInput(n))
 	}
 	for _, n := range slices.Backward(b.nodes) {
 		if n.Block() != "" || shared(n) {
@@ -41,6 +47,14 @@ func (b *stageBuilder) sharedFirst() {
 			from = i
 		}
 	}
+}
+
+// ofInput reports whether a node only cuts an input of the batch: positions, where each row has its own.
+func ofInput(n *ir.Node) bool {
+	for n.Op == ir.OpSlice {
+		n = n.Args[0].Def
+	}
+	return n.Op == ir.OpInput
 }
 
 // leavesFirst moves nodes without an instruction to the front, so that they do not stand between nodes that

@@ -90,6 +90,9 @@ func (x *expressions) ofSliced(n *ir.Node, i int, args []*expr) (result *expr, o
 
 // whole returns the expression of result i of a node for whole operands.
 func (x *expressions) whole(n *ir.Node, i int, args []*expr) *expr {
+	if parts, ok := x.ofParts(n, i, args); ok {
+		return parts
+	}
 	if n.Op == ir.OpCast {
 		return x.cast(n, args[0])
 	}

@@ -260,6 +260,23 @@ func (n *Node) Infer() error {
 	return nil
 }
 
+// Retyper gives the nodes of a graph new types. The zero Retyper is ready for use.
+type Retyper struct{ sigs resolver }
+
+// Retype gives the results of a node the types, and the node the signature, that follow from its operands and attributes,
+// which have changed. It returns the errors of [Resolve].
+func (r *Retyper) Retype(n *Node) error {
+	found, err := r.sigs.resolve(n.Op, n.Attr, n.Args)
+	if err != nil {
+		return err
+	}
+	n.sig = found.sig
+	for i, t := range found.results {
+		n.Results[i].Type = t
+	}
+	return nil
+}
+
 // IDs returns a bound that the IDs of all values are below, for tables indexed by ID.
 func (g *Graph) IDs() int { return g.nextID }
 

@@ -172,3 +172,19 @@ func TestHalfPrecisionIsShrunkToFloat32(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "bfloat16", cfg.Train.DType, "what was given stays")
 }
+
+// TestCutSequencesAreShrunk: parts of sequences stay equal, with a token for each rank, and all ranks have as many.
+func TestCutSequencesAreShrunk(t *testing.T) {
+	for _, slices := range []int{0, 8} {
+		plan := cut(2, 2, 2, 2, 1)
+		plan.BatchParallel, plan.SequenceParallel, plan.SequenceParts, plan.TPPieces, plan.LossSlices = false, true, 4, 4, slices
+		full := large()
+		full.Model.BlockSize = 256
+		cfg, small, err := numeric.Shrink(full, plan)
+		require.NoError(t, err)
+		require.Zero(t, cfg.Model.BlockSize%(4*max(1, small.LossSlices)))
+		require.Zero(t, cfg.Batch.Global%small.DataParallel())
+		_, err = numeric.Run(context.Background(), cfg, small, numeric.Options{})
+		require.NoError(t, err)
+	}
+}

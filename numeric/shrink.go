@@ -60,9 +60,20 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 		m.LoRARank = rank
 	}
 	m.BlockSize = min(m.BlockSize, max(9, 2*inner*p.ContextParallel()+1))
+	parts := max(1, p.SequenceParts)
+	tokens := m.BlockSize / parts
+	if parts > 1 { // every rank has some of each part
+		tokens = max(tokens, p.TP)
+	}
 	if p.LossSlices > 1 { // slices must be of equal size
-		p.LossSlices = min(p.LossSlices, m.BlockSize)
-		m.BlockSize -= m.BlockSize % p.LossSlices
+		p.LossSlices = min(p.LossSlices, tokens)
+		tokens -= tokens % p.LossSlices
+		if parts > 1 && tokens < p.TP {
+			tokens += p.LossSlices
+		}
+	}
+	if parts > 1 || p.LossSlices > 1 {
+		m.BlockSize = parts * tokens
 	}
 	m.VocabSize = min(m.VocabSize, max(17, 2*p.TP+1, dp+1))
 
@@ -78,8 +89,10 @@ func Shrink(cfg *config.Config, plan *partition.Plan) (*config.Config, *partitio
 		p.MicroBatch = least
 	}
 	batch := dp * microBatches * p.MicroBatch
-	if p.MicroBatch > least {
+	if p.MicroBatch > least && parts == 1 {
 		batch--
+	} else if p.MicroBatch > least {
+		batch -= dp // with sequences in parts all ranks have as many
 	}
 	c.Batch.Global = min(c.Batch.Global, batch)
 	if p.BatchShares != nil {

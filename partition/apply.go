@@ -14,6 +14,9 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := p.Validate(len(blocks), batch); err != nil {
 		return nil, err
 	}
+	if p.SequenceParts > 1 && batch%p.DataParallel() != 0 {
+		return nil, planErrorf("sequence_parts", "is %d, but the %d data-parallel ranks do not share %d sequences equally; use sequence_parts 0", p.SequenceParts, p.DataParallel(), batch)
+	}
 	return apply(g, p, batch, blocks, p.Lone(batch))
 }
 
@@ -42,10 +45,13 @@ func apply(g *ir.Graph, p *Plan, batch int, blocks []string, lone bool) (*ir.Gra
 		}
 	}
 	work := g
-	if len(again) > 0 || p.ContextParallel() > 1 || p.LossSlices > 1 {
+	if len(again) > 0 || p.ContextParallel() > 1 || p.LossSlices > 1 || p.SequenceParts > 1 {
 		work, _ = g.Clone() // to be rewritten
 	}
 	recompute(work, again)
+	if err := sequenceParts(work, p.SequenceParts, p.TP); err != nil {
+		return nil, err
+	}
 	if err := sliceLoss(work, p.LossSlices, p.ZeRO >= 2); err != nil {
 		return nil, err
 	}

@@ -42,6 +42,9 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 			if pinned && tensorParallel(a) && rr[0] != pin[axis] {
 				continue
 			}
+			if tensorParallel(a) && ir.SequenceParts(n.Attr) > 0 && rr[0] == ir.ShardOn(0) {
+				continue // these ranks would have parts of sequences
+			}
 			if a.Time && n.Phase != ir.Update && !lie(n.Args, axis, ra) {
 				continue // data cannot move between micro-batches
 			}

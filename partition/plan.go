@@ -7,7 +7,7 @@
 //
 // The files, in reading order: plan.go and validate.go (what a plan is; pattern.go matches the names of its
 // placements, rankorder.go puts the axes of its mesh in order, shares.go has shares of the batch), apply.go (the
-// passes, in order), then a file for each pass. recompute.go, lossslices.go and context.go rewrite the graph before it is placed.
+// passes, in order), then a file for each pass. recompute.go, sequenceparts.go, lossslices.go and context.go rewrite the graph before it is placed.
 // stage.go assigns nodes to stages and inserts sends and receives. unsummed.go leaves out casts that sums over
 // micro-batches need where there is one. propagate.go is the heart: it walks the
 // graph once and places every value; choose.go picks the cheapest rule for a node, rulecost.go says what a rule
@@ -97,11 +97,15 @@ type Plan struct {
 	OverlapTP bool `json:"overlap_tp,omitempty"`
 	// OverlapP2P lets a stage go on before its sends to other stages are done. See codegen's posted.
 	OverlapP2P bool `json:"overlap_p2p,omitempty"`
-	// TPPieces is the number of parts, of whole sequences, into which a matrix product and the tensor-parallel
+	// TPPieces is the number of parts, of whole sequences (see SequenceParts), into which a matrix product and the tensor-parallel
 	// collective next to it are cut, so that each part of one overlaps a part of the other. It applies to the
 	// forward pass, and in the backward pass to what OverlapTP does not overlap. 0 means 1. See codegen's
 	// pieces.
 	TPPieces int `json:"tp_pieces,omitempty"`
+	// SequenceParts is the number of parts of each sequence between which TPPieces may cut as between sequences, so
+	// that micro-batches of one sequence can be made in pieces, too. Under sequence parallelism each rank holds a
+	// share of every part. Attention is to whole sequences as ever. 0 means 1.
+	SequenceParts int `json:"sequence_parts,omitempty"`
 	// LossSlices is the number of slices of the sequence in which the head and the loss run. Forward and
 	// backward of a slice run together, so that the logits of only one slice exist at a time; under a
 	// zero-bubble schedule, however, the gradients of logits are kept until the gradient of the head's weight
@@ -351,7 +355,7 @@ func (p *Plan) Mesh(batch int) ir.Mesh {
 	}
 	axes = append(axes,
 		dp,
-		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch, Time: true},
+		ir.Axis{Name: AxisMB, Size: (local + p.MicroBatch - 1) / p.MicroBatch, Chunk: p.MicroBatch * max(1, p.SequenceParts), Time: true},
 	)
 	axes = append(axes, ir.Axis{Name: AxisTP, Size: p.TP / p.Rows()})
 	if n := p.Rows(); n > 1 {

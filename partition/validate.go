@@ -55,6 +55,9 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if p.TPPieces < 0 || p.TPPieces > MaxTPPieces {
 		return planErrorf("tp_pieces", "is %d, want 0, which stands for 1, to %d", p.TPPieces, MaxTPPieces)
 	}
+	if err := p.validateSequenceParts(); err != nil {
+		return err
+	}
 	if last := p.Stages[len(p.Stages)-1].Last; last != blocks {
 		return planErrorf("stages", "cover %d blocks, the model has %d", last, blocks)
 	}
@@ -141,6 +144,24 @@ func (p *Plan) validateZeRO() error {
 		return planErrorf("offload", "is %q, want none, optimizer or params", string(p.Offload))
 	}
 	return p.validateGroup()
+}
+
+// validateSequenceParts checks that no ranks would share the batch or sequences otherwise than parts of sequences allow.
+func (p *Plan) validateSequenceParts() error {
+	const use = "; use sequence_parts 0"
+	switch n := p.SequenceParts; {
+	case n < 0 || n > MaxTPPieces:
+		return planErrorf("sequence_parts", "is %d, want 0, which stands for 1, to %d", n, MaxTPPieces)
+	case n <= 1:
+		return nil
+	case p.BatchParallel:
+		return planErrorf("sequence_parts", "is %d, but batch_parallel is on: tensor-parallel ranks share the rows that parts are"+use, n)
+	case p.ContextParallel() > 1:
+		return planErrorf("sequence_parts", "is %d, but cp is %d: context-parallel ranks have sequences in an order of their own"+use, n, p.CP)
+	case p.BatchShares != nil:
+		return planErrorf("sequence_parts", "is %d beside batch_shares, with which ranks do not share sequences equally"+use, n)
+	}
+	return nil
 }
 
 // validatePlacements checks the expressions and specs of placements.

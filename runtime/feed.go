@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"bytes"
 	"fmt"
 	"unsafe"
 
@@ -29,7 +30,8 @@ func floatBytes(x []float32) []byte {
 }
 
 // Feeds are the inputs of a step, by name. An input of the batch is the whole global batch; each
-// rank takes the rows of its micro-batches.
+// rank takes the rows of its micro-batches. Positions are those of one sequence, also where the plan has them for
+// each (partition.Plan.SequenceParts).
 type Feeds map[string]Array
 
 // input is one input of a program, on all ranks that read it.
@@ -39,6 +41,14 @@ type input struct {
 	data []byte // the array fed to the current step
 }
 
+// repeated returns so many copies of an array, one after another, in memory that steps share if they are fed the same.
+func (in *input) repeated(one []byte, times int) []byte {
+	if len(in.data) == len(one)*times && bytes.Equal(in.data[:len(one)], one) {
+		return in.data
+	}
+	return bytes.Repeat(one, times)
+}
+
 // bind checks the feeds of a step and keeps references to them.
 func (p *program) bind(feeds Feeds) error {
 	for _, in := range p.inputs {
@@ -46,7 +56,11 @@ func (p *program) bind(feeds Feeds) error {
 		if !ok {
 			return fmt.Errorf("runtime: input %s (%s) is not fed", in.name, in.typ)
 		}
-		if want := in.typ.Bytes(); a.dtype != in.typ.DType || int64(len(a.bytes)) != want {
+		want := in.typ.Bytes()
+		if parts := p.src.Plan.SequenceParts; parts > 1 && len(in.typ.Shape) == 2 && int64(len(a.bytes)) == want/int64(in.typ.Shape[0]/parts) {
+			a.bytes = in.repeated(a.bytes, in.typ.Shape[0]/parts)
+		}
+		if a.dtype != in.typ.DType || int64(len(a.bytes)) != want {
 			return fmt.Errorf("runtime: input %s is fed %d elements of %s, want %s", in.name, len(a.bytes)/int(a.dtype.Size()), a.dtype, in.typ)
 		}
 		in.data = a.bytes

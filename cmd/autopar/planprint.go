@@ -87,7 +87,7 @@ func choices(doc *planner.Document) [][]string {
 		about = append(about, []string{"overlap of p2p", "stages go on while what they send is on its way"})
 	}
 	if p.TPPieces > 1 {
-		about = append(about, []string{"in pieces", fmt.Sprintf("products and collectives of tp next to them, in %d parts of the sequences", p.TPPieces)})
+		about = append(about, []string{"in pieces", fmt.Sprintf("products and collectives of tp next to them, in %d parts of %s", p.TPPieces, map[bool]string{true: "each sequence", false: "the sequences"}[p.SequenceParts > 1])})
 	}
 	if p.LossSlices > 1 {
 		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
