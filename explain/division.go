@@ -31,21 +31,16 @@ type Division struct {
 // prediction. If nothing can be made in parts, it adds nothing.
 func (r *Report) Divide() error {
 	c := r.Prediction.cluster
-	counts := planner.PieceCounts(r.prog.Plan, c)
+	g, err := r.cfg.TrainStep()
+	if err != nil {
+		return err
+	}
 	var all []Division
 	divided := false
-	for _, pieces := range counts {
+	for _, plan := range planner.Divisions(r.prog.Plan, g, r.prog.Batch, c) {
 		x := &Report{Tokens: r.Tokens, prog: r.prog, Prediction: r.Prediction}
-		chosen := pieces == max(1, r.prog.Plan.TPPieces)
+		chosen := plan.TPPieces == r.prog.Plan.TPPieces
 		if !chosen {
-			plan := *r.prog.Plan
-			if plan.TPPieces = pieces; pieces == 1 {
-				plan.TPPieces = 0
-			}
-			g, err := r.cfg.TrainStep()
-			if err != nil {
-				return err
-			}
 			if x.prog, err = codegen.Compile(g, &plan, r.prog.Batch, nil); err != nil {
 				return err
 			}
@@ -56,7 +51,7 @@ func (r *Report) Divide() error {
 		divided = divided || inParts(x.prog)
 		p := x.Prediction
 		d := Division{
-			Parts: pieces, Chosen: chosen, StepSeconds: p.StepSeconds, Exposed: p.Terms[termTensor].Seconds,
+			Parts: max(1, plan.TPPieces), Chosen: chosen, StepSeconds: p.StepSeconds, Exposed: p.Terms[termTensor].Seconds,
 			Kernels: p.Terms[termBlocks].Seconds + p.Terms[termHead].Seconds + p.Terms[termRecompute].Seconds, Launches: p.Binds[cost.Launch].Seconds, Beside: p.Overlapped,
 		}
 		for _, st := range x.prog.Stages {

@@ -60,7 +60,8 @@ func Shares(p *partition.Plan, batch int, slow []float64) []int {
 }
 
 // Balance gives the plan of a document other shares of the batch, as [Shares] returns them, and predicts both with the
-// speeds that it is given. With shares, ZeRO shards over all data-parallel ranks, as its groups cut the batch evenly.
+// speeds that it is given. With shares, ZeRO shards over all data-parallel ranks, as its groups cut the batch evenly, and
+// sequences are not cut, for the same reason.
 // The prediction in the new document is that of ranks as the cluster has them.
 func Balance(d *Document, shares []int, slow []float64) (*Balanced, error) {
 	training, evaluation, err := d.Config.Steps()
@@ -69,7 +70,7 @@ func Balance(d *Document, shares []int, slow []float64) (*Balanced, error) {
 	}
 	plan := *d.Plan
 	if plan.BatchShares = shares; shares != nil {
-		plan.ZeROGroup = 0
+		plan.ZeROGroup, plan.SequenceParts = 0, 0
 	}
 	next := *d
 	next.Plan, next.Search = &plan, SearchInfo{Alternatives: []DocumentAlternative{}}

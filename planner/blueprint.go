@@ -380,6 +380,7 @@ func (b *blueprints) room(p *partition.Plan, position, m int) []codegen.Chunk {
 type structure struct {
 	dp, cp, tp, stages, chunks int // of the small plan
 	sharding                       // of its split only rows, of the small plan, and batch; placements say the rest
+	parts                      int // of sequences: see [partition.Plan.SequenceParts]
 	overlapTP, waits           bool
 	lone                       bool // a step has one micro-batch, and its programs differ from others: see [blueprints.lone]
 	placements                 string
@@ -401,6 +402,7 @@ func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 		lone: lone,
 		dp:   min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
+		parts:      p.SequenceParts,
 		overlapTP:  p.OverlapTP,
 		waits:      waits(p),
 		placements: placementText(p.Placements),
@@ -509,7 +511,7 @@ func (b *blueprints) lazy(key structure, placements []partition.Placement) *blue
 	ranks := key.dp * key.cp * key.tp * key.stages / key.chunks
 	p := partition.Plan{
 		PlanNGPUs: ranks, RuntimeNGPUs: ranks, DP: key.dp, TP: key.tp, TPRows: key.rows, ZeRO: key.zero, ZeROGroup: key.group, Offload: key.offload, LossSlices: key.slices,
-		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, OverlapP2P: key.stages > key.chunks && !key.waits, TPPieces: key.pieces, Stages: make([]partition.Stage, key.stages), Placements: placements,
+		SequenceParallel: key.sequence, BatchParallel: key.batch, Overlap: key.overlap, OverlapTP: key.overlapTP, OverlapP2P: key.stages > key.chunks && !key.waits, TPPieces: key.pieces, SequenceParts: key.parts, Stages: make([]partition.Stage, key.stages), Placements: placements,
 	}
 	if key.cp > 1 {
 		p.CP = key.cp

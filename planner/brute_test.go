@@ -213,7 +213,7 @@ func (b *brute) sizesOf(s *searcher, o outline, local int, beside bool) {
 		plan := skel.plan
 		plan.MicroBatch, plan.OverlapTP = size, beside
 		asked := b.opts.MicroBatch == 0 || size == min(b.opts.MicroBatch, local)
-		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp || b.opts.TPPieces == 0 && o.pieces >= 2*size {
+		if !asked || !o.inStep(size, plan.DataParallel(), b.batch) || o.batch && size < o.tp || b.opts.TPPieces == 0 && o.pieces >= 2*size && plan.SequenceParts == 0 {
 			continue
 		}
 		if o.chunks > 1 {
@@ -629,9 +629,13 @@ func TestPiecesAreSearched(t *testing.T) {
 	const seed = 8
 	r := rand.New(rand.NewPCG(seed, 0))
 	found := map[int]int{}
-	for k := range 18 {
+	cut := 0 // winners of sequences that are cut
+	for k := range 24 {
 		model, ranks := tiny(2), 2+k%6/5*2
 		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
+		if k >= 18 {
+			model.BlockSize = 4 * evenTokens
+		}
 		batch := 3 + r.IntN(4)
 		c := randomCluster(r)
 		c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e3, c.Device.Efficiency.MatmulHalf*float64(k%4)/1e3
@@ -641,7 +645,7 @@ func TestPiecesAreSearched(t *testing.T) {
 		b := &brute{
 			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: c,
 			opts:  Options{RuntimeNGPUs: ranks, PlanNGPUs: ranks, CP: 1, TP: 2, ZeRO: stage(k / 2 % 2), Offload: "none", Replicate: "none", LossSlices: 1},
-			limit: []int64{1 << 40, 250e3 + r.Int64N(400e3)}[k/4%2],
+			limit: []int64{1 << 40, (250e3 + r.Int64N(400e3)) * int64(model.BlockSize/16)}[k/4%2],
 		}
 		if ranks == 2 {
 			b.opts.ZeRO = nil
@@ -652,9 +656,11 @@ func TestPiecesAreSearched(t *testing.T) {
 		}
 		if res, _ := b.compare(seed, k); res != nil {
 			found[res.Plan.TPPieces]++
+			cut += min(res.Plan.SequenceParts, 1)
 		}
 	}
-	t.Logf("parts %v", found)
+	t.Logf("parts %v, of sequences %d", found, cut)
+	require.Positive(t, cut)
 	for _, n := range pieceCounts() {
 		require.Positive(t, found[n], "parts %d", n)
 	}

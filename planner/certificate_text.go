@@ -59,7 +59,7 @@ func (c *Certificate) Marshal() []byte {
 		for _, of := range []struct {
 			key    string
 			counts []int
-		}{{"slices", r.slices}, {"pieces", r.pieces}} {
+		}{{"slices", r.slices}, {piecesKey(r.cut), r.pieces}} {
 			if len(of.counts) > 1 || of.counts[0] > 0 {
 				var counts []int
 				for _, n := range of.counts {
@@ -286,7 +286,8 @@ func parseRegion(word, text string) (Region, error) {
 			return nil
 		}
 	}
-	for key, counts := range map[string]*[]int{"slices": &r.slices, "pieces": &r.pieces} {
+	r.cut = strings.Contains(text, " "+piecesKey(true)+"=")
+	for key, counts := range map[string]*[]int{"slices": &r.slices, piecesKey(r.cut): &r.pieces} {
 		if strings.Contains(text, " "+key+"=") { // left out if there is one slice, or one part
 			read[key] = func(text string) (err error) {
 				*counts, err = parseRanges(text)
@@ -320,6 +321,14 @@ func parseRegion(word, text string) (Region, error) {
 		return r, fmt.Errorf("%s: key %s is missing", word, missing[0])
 	}
 	return r, nil
+}
+
+// piecesKey names numbers of pieces: of whole sequences, or of parts of them.
+func piecesKey(cut bool) string {
+	if cut {
+		return "parts"
+	}
+	return "pieces"
 }
 
 // parseRanges reads what rangesText writes.

@@ -138,7 +138,7 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 func newAuditor(s *searcher, cert *Certificate) *auditor {
 	return &auditor{
 		searcher: s, cert: cert, audit: &Audit{Fixed: cert.Options.Fixed()}, outlines: map[outline]*pending{}, failed: map[outline]error{},
-		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), inParts: s.inParts, modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
+		declared: declared{opts: s.opts, cluster: s.cluster, blocks: s.graphs.blocks, batch: s.batch, tokens: s.contexts.tokens, everywhere: cert.Everywhere, rates: s.rates, slices: s.sliceCounts(), inParts: s.inParts, fixed: s.fixedSequences(), modules: s.layouts.modules(), gridded: s.layouts.gridModules(), ofBlocks: s.layouts.ofBlocks(), vocabulary: s.layouts.vocabulary()},
 	}
 }
 
@@ -185,6 +185,9 @@ func (a *auditor) isTemplate(o outline) error {
 	}
 	if a.cert.Plan.BatchShares != nil {
 		return refute(8, "the winner shares the batch as %d, the space evenly", a.cert.Plan.BatchShares)
+	}
+	if template.SequenceParts != a.cert.Plan.SequenceParts {
+		return refute(8, "the winner cuts sequences in %d parts, the space in %d", a.cert.Plan.SequenceParts, template.SequenceParts)
 	}
 	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))

@@ -328,6 +328,9 @@ func drawSoftware(r *rand.Rand, c *cost.Cluster) {
 	c.Software = all[r.IntN(len(all))]
 }
 
+// cutSeeds is the first of the seeds whose sequences are long enough to be cut in parts.
+const cutSeeds = 400_000
+
 // deviceSeeds is the first of the seeds whose devices may state all that a device can.
 const deviceSeeds = 300_000
 
@@ -434,6 +437,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	}
 	if seed >= deviceSeeds {
 		drawDevice(also(16), cluster)
+	}
+	if seed >= cutSeeds && pieces {
+		model.BlockSize = evenTokens * (2 + k%3)
 	}
 	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
 	require.NoError(t, err)

@@ -1,6 +1,8 @@
 package planner
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -66,4 +68,14 @@ func TestCertificateOfExchanges(t *testing.T) {
 	require.NoError(t, err)
 	_, err = p.check(p.copy(t), 20)
 	require.NoError(t, err)
+	for _, ofParts := range []bool{true, false} { // of sequences, or of whole ones where the batch cannot be shared equally
+		cert := p.copy(t)
+		i := slices.IndexFunc(cert.Regions, func(r Region) bool { return r.cut == ofParts && slices.Max(r.pieces) > 1 })
+		if i < 0 && !ofParts {
+			continue
+		}
+		cert.Regions[i].cut = !ofParts
+		_, err = p.check(cert, 0)
+		require.ErrorContains(t, err, fmt.Sprintf("has %s=", piecesKey(!ofParts)))
+	}
 }

@@ -151,12 +151,13 @@ type workKey struct {
 
 // sizeOn says what times of work depend on: the micro-batch size, the kinds of devices, whether the schedule runs
 // kernels beside tensor-parallel collectives, and in how many parts a trunk makes products and collectives (pieces.go).
-// pieces is 0 for other work, whose program has the number of its outline.
+// pieces is 0 for other work, whose program has the number of its outline. cut says that these may be parts of sequences.
 type sizeOn struct {
 	size    int
 	kinds   cost.Kinds
 	inOrder bool
 	pieces  int
+	cut     bool
 }
 
 // inOrder reports whether a schedule runs no kernels beside tensor-parallel collectives, whatever the options say: a
@@ -374,13 +375,13 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if w.kernels[alike] == nil {
 		w.kernels[alike] = w.computes(mesh, on.kinds)
 	}
-	both := w.exchanges(mesh, on.kinds, on.size > 1 && (on.pieces > 0 || !w.trunk))
+	both := w.exchanges(mesh, on.kinds, (on.size*w.rows() > 1 || on.cut) && (on.pieces > 0 || !w.trunk))
 	for _, inOrder := range []bool{false, true} {
 		t := both[ordered(inOrder)].plus(w.kernels[alike])
 		if on.pieces > 0 {
 			t = t.plus(w.divided(on, batch))
 		}
-		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces}] = &t
+		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces, on.cut}] = &t
 	}
 	return w.known[on]
 }
@@ -398,9 +399,12 @@ func (w *work) meshOf(size, batch int) ir.Mesh {
 	mesh := w.mesh
 	mesh.Axes = slices.Clone(mesh.Axes)
 	mb := &mesh.Axes[mesh.Axis(partition.AxisMB)]
-	mb.Chunk, mb.Size = size, (batch+size-1)/size
+	mb.Chunk, mb.Size = size*w.rows(), (batch+size-1)/size
 	return mesh
 }
+
+// rows is how many rows of the batch the work's program has for a sequence.
+func (w *work) rows() int { return max(1, w.of.plan.SequenceParts) }
 
 // times prices the work in both ways that [ordered] has. parts is as in exchanges.
 func (w *work) times(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
@@ -514,6 +518,7 @@ func (s *searcher) trunkOf(o outline, stages int, lone bool) (*blueprint, error)
 		return nil, err
 	}
 	plan.RuntimeNGPUs = plan.PlanNGPUs
+	plan.SequenceParts = 0 // whether they are cut, and how, depends on the outline, and changes only the times of pairs
 	return s.find(&plan, lone)
 }
 
@@ -546,7 +551,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	return s.leastOn(o, nil, size, schedule, nil, false, func(size int, kinds cost.Kinds) workTimes {
-		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces}, s.batch)
+		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces, s.cuts(o)}, s.batch)
 	})
 }
 
@@ -564,7 +569,7 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 	}
 	moved := s.moved(p.outline, s.loneOf(p.outline, size))
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces}, s.batch).plus(moved)
+		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces, s.cuts(p.outline)}, s.batch).plus(moved)
 	})
 }
 
@@ -589,7 +594,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		of.shared = of.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return of.work.at(sizeOn{size, kinds, inOrder(schedule), 0}, s.batch).plus(of.shared[kinds])
+		return of.work.at(sizeOn{size, kinds, inOrder(schedule), 0, false}, s.batch).plus(of.shared[kinds])
 	}), nil
 }
 

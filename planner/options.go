@@ -61,9 +61,10 @@ type Options struct {
 	// plan with several stages. Empty is off if ranks share a device. Else it is on, and off is
 	// searched where memory is short, as stages that wait need no buffers to send from.
 	OverlapP2P string
-	// TPPieces is [partition.Plan.TPPieces] of every plan with tensor parallelism; 1 is none. 0
-	// searches 1, 2 and 4 for micro-batches with sequences for more than half of them. It is 1
-	// instead if OverlapTP is off, ranks share a device, or Policy is not AutoDist.
+	// TPPieces is [partition.Plan.TPPieces] of every plan with tensor parallelism; 1 is none. Plans
+	// cut sequences in as many parts where they can. 0 searches 1, 2 and 4: of whole sequences for
+	// micro-batches with some for more than half of them. It is 1 instead if OverlapTP is off, ranks
+	// share a device, or Policy is not AutoDist.
 	TPPieces int
 	// Replicate is the modules whose weights all tensor-parallel ranks hold, such as mlp or
 	// attn+wte in any order, or "none"; empty searches it where it may pay: see [searcher.replications]. Plans

@@ -11,10 +11,11 @@ import (
 )
 
 // This file searches in how many parts products and the tensor-parallel collectives next to them are made (codegen, pieces.go).
-// A part is some whole sequences of the micro-batch. More parts hide more of the collectives, but products of fewer rows are
-// less efficient, and there is more to launch. So the number is a dimension of the space: 1, 2 or 4, where overlap of tensor
-// parallelism is on, something can be made in parts, and a micro-batch has sequences for more than half of the parts. (Of 3
-// sequences 4 parts are 3 and an empty one.)
+// A part is some whole sequences of the micro-batch, or of each sequence as large a part, if sequences can be cut (cuts). More
+// parts hide more of the collectives, but products of fewer rows are less efficient, and there is more to launch. So the
+// number is a dimension of the space: 1, 2 or 4, where overlap of tensor parallelism is on, something can be made in parts,
+// and sequences can be cut, or a micro-batch has sequences for more than half of the parts. (Of 3 sequences 4 parts are 3 and
+// an empty one.)
 //
 // It is decided late. Which neighbours are made in parts is the same for all plans that cut weights alike. So the program of a
 // trunk tells what any number of parts takes: floors have the least of all numbers (anyPieces), and only an outline that these
@@ -34,20 +35,63 @@ func piecesOf(p *partition.Plan) int {
 	return 0
 }
 
-// PieceCounts lists the numbers of parts that the search has tried for a plan on a cluster, its own among them; 1 is whole. It is
-// nil where the search has tried none.
-func PieceCounts(p *partition.Plan, c *cost.Cluster) []int {
+// Divisions lists a plan for a graph and a global batch with each number of parts that the search has tried on a cluster, its
+// own among them, and everything else as it is. It is nil where the search has tried none.
+func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plans []partition.Plan) {
 	if p.TPPieces < 2 && (!p.OverlapTP || c.Device.Shared) {
 		return nil
 	}
-	counts := []int{1}
-	for _, n := range append(pieceCounts()[1:], p.TPPieces) {
-		if n == p.TPPieces || divides(p.MicroBatch, n) {
-			counts = append(counts, n)
-		}
-	}
+	cuttable := p.ContextParallel() == 1 && !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
+	counts := append(pieceCounts(), max(0, p.TPPieces))
 	slices.Sort(counts)
-	return slices.Compact(slices.DeleteFunc(counts, func(n int) bool { return n == 0 }))
+	for _, n := range slices.Compact(counts) {
+		q := *p
+		if n != p.TPPieces {
+			q.TPPieces, q.SequenceParts = n, 0
+			if n > 0 && cuttable && cutsIn(max(n, mostPieces), p.TP, max(1, p.LossSlices), g) {
+				q.SequenceParts = n
+			} else if !divides(p.MicroBatch, n) {
+				continue
+			}
+		}
+		plans = append(plans, q)
+	}
+	return plans
+}
+
+// cuts reports whether the parts of an outline are parts of sequences.
+func (s *searcher) cuts(o outline) bool {
+	n := o.pieces
+	if s.opts.TPPieces == 0 && (n == anyPieces || slices.Contains(pieceCounts()[1:], n)) { // for all numbers that are searched, or for none
+		n = mostPieces
+	}
+	if n < 2 || o.tp == 1 || o.cp > 1 || o.batch || s.batch%o.replicas(s.opts) != 0 {
+		return false
+	}
+	key := cutKey{n, o.tp}
+	known, ok := s.cutting[key]
+	if !ok {
+		known = cutsIn(n, o.tp, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || cutsIn(n, o.tp, 1, s.opts.Eval))
+		s.cutting[key] = known
+	}
+	return known
+}
+
+// cutKey is the number of parts of sequences, and the tensor-parallel ranks that share each.
+type cutKey struct{ parts, tp int }
+
+// evenTokens is a number of tokens that takes a multiple of the alignment of memory, whatever there is of each. With as many
+// in a part, what can be made in parts of whole sequences can be made in parts of these.
+const evenTokens = 32
+
+// cutsIn reports whether the sequences of a graph can be cut in n parts.
+func cutsIn(n, tp, slices int, g *ir.Graph) bool {
+	tokens := sequenceTokens(g)
+	if tokens == 0 || tokens%(n*evenTokens) != 0 || tokens/n < tp || tokens/n%slices != 0 {
+		return false
+	}
+	_, err := partition.CutSequences(g, n)
+	return err == nil
 }
 
 // pieces is the number of parts that the options fix, 0 for one, or anyPieces where they leave it open on a cluster.
@@ -89,12 +133,12 @@ func (o outline) inPieces() []outline {
 	return all
 }
 
-// divides reports whether the space has micro-batches of a size in so many parts.
+// divides reports whether the space has micro-batches of a size in so many parts of whole sequences.
 func divides(size, pieces int) bool { return pieces < 2 || 2*size > pieces }
 
-// divisible lists the sizes of micro-batches that the space has in so many parts.
-func divisible(sizes []int, pieces int) []int {
-	return slices.DeleteFunc(slices.Clone(sizes), func(size int) bool { return !divides(size, pieces) })
+// divisible lists the sizes of micro-batches that the space has in so many parts, which may be of sequences that are cut.
+func divisible(sizes []int, pieces int, cut bool) []int {
+	return slices.DeleteFunc(slices.Clone(sizes), func(size int) bool { return !cut && !divides(size, pieces) })
 }
 
 // undivided returns the outline that stands for all numbers of parts, if the options leave that open.
@@ -129,7 +173,7 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 	for _, o := range p.inPieces() {
 		q := &pending{outline: o, base: p.base, spared: true}
 		for _, x := range p.left {
-			if divides(x.size, o.pieces) {
+			if divides(x.size, o.pieces) || s.cuts(o) {
 				x.level = busyTrunk
 				q.left = append(q.left, x)
 			}
@@ -149,7 +193,54 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 
 // pair is a product and a tensor-parallel collective, the second of which reads the result of the first. Plans with parts make
 // them in parts.
-type pair struct{ first, second workInstr }
+type pair struct {
+	first, second workInstr
+	cuts          map[int]*pair // with sequences cut in so many parts
+}
+
+// cut returns the pair with its sequences cut in parts.
+func (x *pair) cut(parts int, mesh ir.Mesh) *pair {
+	if known := x.cuts[parts]; known != nil {
+		return known
+	}
+	rows := map[*ir.Value]*ir.Value{}
+	value := func(v *ir.Value) *ir.Value {
+		if rows[v] == nil {
+			w := *v
+			if v.Spec[mesh.Axis(partition.AxisMB)] == ir.ShardOn(0) {
+				w.Type.Shape = slices.Clone(v.Type.Shape)
+				w.Type.Shape[0] *= parts
+				w.Type.Shape[1] /= parts
+			}
+			rows[v] = &w
+		}
+		return rows[v]
+	}
+	var types ir.Retyper
+	of := func(in workInstr) workInstr {
+		n, one := *in.Node, *in.Instr
+		n.Args, n.Results = nil, nil
+		for _, v := range in.Node.Args {
+			n.Args = append(n.Args, value(v))
+		}
+		for _, v := range in.Node.Results {
+			n.Results = append(n.Results, value(v))
+			value(v).Def = &n
+		}
+		if err := types.Retype(&n); err != nil {
+			panic("BUG: " + err.Error())
+		}
+		one.Node = &n
+		in.Instr, in.all = &one, []codegen.Instr{one}
+		return in
+	}
+	if x.cuts == nil {
+		x.cuts = map[int]*pair{}
+	}
+	first := of(x.first)
+	x.cuts[parts] = &pair{first: first, second: of(x.second)}
+	return x.cuts[parts]
+}
 
 // pairUp notes an instruction of a pair as a whole one, from its first part. It returns false for all other parts.
 func (w *work) pairUp(x *workInstr) bool {
@@ -175,7 +266,7 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 	}
 	t := &workTimes{}
 	w.parted[on] = t
-	if on.pieces == anyPieces && on.size == 1 { // fewer sequences than parts are not made in less time
+	if on.pieces == anyPieces && on.size == 1 && !on.cut { // fewer sequences than parts are not made in less time
 		return t
 	}
 	counts := []int{on.pieces}
@@ -188,7 +279,11 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		x := &w.pairs[i]
 		inOne := x.time(mesh, prices)
 		for k, pieces := range counts {
-			each[k].add(&x.first, x.inParts(pieces, mesh, prices)-inOne)
+			of, rows := x, mesh
+			if on.cut {
+				of, rows = x.cut(pieces, w.mesh), w.meshOf(on.size*pieces, batch*pieces)
+			}
+			each[k].add(&x.first, of.inParts(pieces, rows, prices)-inOne)
 		}
 	}
 	if on.pieces != anyPieces {
@@ -246,4 +341,21 @@ func (x *pair) inParts(parts int, mesh ir.Mesh, prices []*cost.Program) cost.Pic
 		}
 	}
 	return time + of(1, &x.second, parts-1)
+}
+
+// fixedSequences reports whether sequences cannot be cut whatever their length, because of what the graphs do with them.
+func (s *searcher) fixedSequences() bool {
+	for _, g := range []*ir.Graph{s.graphs.with(s.graphs.scale), s.opts.Eval} {
+		if g == nil {
+			continue
+		}
+		tokens := sequenceTokens(g)
+		if tokens == 0 {
+			return true
+		}
+		if _, err := partition.CutSequences(g, tokens); err != nil {
+			return true
+		}
+	}
+	return false
 }

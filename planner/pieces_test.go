@@ -29,7 +29,7 @@ func TestTrunksTellWhatPartsTake(t *testing.T) {
 			require.Equal(t, anyPieces, s.pieces(o))
 			for _, size := range []int{1, 2, 3, 4, 5, 8} {
 				forward := func(w *work, pieces int) cost.Picoseconds {
-					return w.at(sizeOn{size: size, pieces: pieces}, batch)[inBlock].forward
+					return w.at(sizeOn{size: size, pieces: pieces, cut: pieces > 0 && s.cuts(o)}, batch)[inBlock].forward
 				}
 				least := never
 				for _, o.pieces = range []int{0, 2, 3, 4} {
@@ -43,6 +43,7 @@ func TestTrunksTellWhatPartsTake(t *testing.T) {
 						least = min(least, of)
 					}
 				}
+				o.pieces = anyPieces
 				require.Equal(t, least, forward(s.trunk(o), anyPieces), "%d sequences, sequence parallelism %v", size, sequence)
 				if least < forward(s.trunk(o), 0) {
 					faster++

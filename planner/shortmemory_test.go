@@ -95,7 +95,7 @@ func TestSearchWhereMemoryIsShort(t *testing.T) {
 	_, s, err := newSearch(step(t, preset(t, "gpt3-13b"), 60), 60, cluster(t, "a10g"), Options{PlanNGPUs: 16, RuntimeNGPUs: 16, Schedule: partition.ZeroBubble, ZeRO: &zero, TopK: 5}, thorough)
 	require.NoError(t, err)
 	require.Less(t, len(s.footprints), 40)
-	require.Less(t, len(s.looked), 100)
+	require.Less(t, len(s.looked), 250) // 99 with products of whole sequences alone
 }
 
 // TestSearchOfOneMicroBatch lays out one stage where all of a step is one micro-batch: the bound of its memory knows the

@@ -194,6 +194,9 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		plan.TPPieces = s.trunkPieces // which stand for any
 	} else if d.tp > 1 {
 		plan.TPPieces = d.pieces
+		if s.cuts(d) {
+			plan.SequenceParts = d.pieces
+		}
 	}
 	if d.cp > 1 {
 		plan.CP = d.cp

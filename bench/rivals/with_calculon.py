@@ -40,7 +40,7 @@ system = System(figures)
 
 class Beside(Llm):
     """An execution without Calculon's overlap of tensor parallelism, but with autopar's: collectives of the backward pass beside whole products; of
-    the forward pass, and the gather that the backward pass of a block begins with, in parts of whole sequences, each beside a part of the product next to it.
+    the forward pass, and the gather that the backward pass of a block begins with, in parts of each sequence, each beside a part of the product next to it.
 
     Calculon has both passes overlapped tile by tile or neither. Time that is left over and the slowdown of a product are as it has them of its tiles.
     """
@@ -61,9 +61,8 @@ class Beside(Llm):
         seconds = comm.compute_net_time(stage, baseblock)
         usage = comm.net.processor_usage
         if stage == "fw" or stage == "agrad" and not along:
-            parts = min(PIECES, self.exe.microbatch_size)
-            part, slowed = seconds / parts, sum(layer.compute_flops_time(stage) for layer in near) / parts / (1 - usage)
-            return part + (parts - 1) * (max(part - slowed, 0) + min(part, slowed) * usage)
+            part, slowed = seconds / PIECES, sum(layer.compute_flops_time(stage) for layer in near) / PIECES / (1 - usage)
+            return part + (PIECES - 1) * (max(part - slowed, 0) + min(part, slowed) * usage)
         if not along or stage == "wgrad" and self.exe.activation_recompute == "full":  # which is the forward pass again
             return seconds
         slowed = sum(layer.compute_flops_time("wgrad" if stage == "agrad" else "agrad") for layer in along) / (1 - usage)

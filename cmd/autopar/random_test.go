@@ -140,7 +140,7 @@ const largeSeeds = 80_000
 // rate warms up as in TestParity, which says why. In bfloat16 what ranks exchange is rounded: see TestHalfPrecisionParity. Wide
 // models have heads that GPUs attend with on tensor cores.
 func (c *randomRun) model(wide, large bool, adapters string) string {
-	c.layers, c.batch, c.block = 1+c.IntN(6), 1+c.IntN(12), c.from(8, 16, 32, 3+c.IntN(31), 3+c.IntN(31))
+	c.layers, c.batch, c.block = 1+c.IntN(6), 1+c.IntN(12), c.from(8, 32, 64, 3+c.IntN(31), 3+c.IntN(31))
 	heads, width, vocab := c.from(1, 2, 3, 4, 4, 5, 6, 8), c.from(4, 8, 16, 2*(1+c.IntN(5)), 3+c.IntN(8)), 5+c.IntN(93)
 	if large {
 		near := func(blocks int) int { return 32*(1+c.IntN(blocks)) + c.IntN(3) - 1 }
