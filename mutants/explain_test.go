@@ -9,8 +9,8 @@ func inTheAnswers() []mutant {
 		pkg: "./cmd/autopar", run: "^FuzzCommandsAgree$",
 	}, {
 		bug: "what parts hide is told of the plan as it is", how: "the number of parts is not changed",
-		file: "explain/division.go",
-		old:  "if plan.TPPieces = pieces; pieces == 1 {", new: "if pieces == 1 {",
+		file: "planner/pieces.go",
+		old:  "q.TPPieces, q.SequenceParts = n, 0", new: "q.SequenceParts = 0",
 		pkg: "./explain", run: "^TestDivisions$",
 	}, {
 		bug: "ranks with less to do are simulated as the first", how: "whatever their parts are",

@@ -4,7 +4,7 @@ import "slices"
 
 // mutants lists all planted bugs, by where they are planted.
 func mutants() []mutant {
-	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inAdapters(), inLossSlices(), inPieces(), inPosted(), inBeside(), inShortMemory(), inSums(), inFiles())
+	return slices.Concat(inTheModel(), inLlama(), inThePartition(), inTheRuntime(), inTheKernels(), inTheLoop(), inThePrecision(), inTheReproducible(), inTheStreams(), inTheExchange(), inContext(), inTheMemory(), inTheAnswers(), inGroupedHeads(), inTheCluster(), inTheCompiler(), inTheFinals(), inTheFootprint(), inTheCertificate(), inThePrograms(), inThePools(), inRankOrders(), inReplicatedModules(), inBatchParallel(), inGrids(), inTheBounds(), inTheDeviceCode(), inTheDevice(), inTheProcesses(), inCheckpoints(), inSlowRanks(), inViews(), inAdapters(), inLossSlices(), inPieces(), inSequenceParts(), inPosted(), inBeside(), inShortMemory(), inSums(), inFiles())
 }
 
 // inReplicatedModules has those of weights that all tensor-parallel ranks hold.
@@ -75,8 +75,8 @@ func inTheModel() []mutant {
 	return []mutant{{
 		bug: "non-causal mask", how: "in the definition of attention",
 		file: "ir/interp/attention.go",
-		old:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range i + 1 {",
-		new:  "lse[row] = logSumExp(scores[:i+1])\n\t\t\t\t\tfor j := range length {",
+		old:  "i, attr)] = sum\n\t\t\t\t\tfor j := range i + 1 {",
+		new:  "i, attr)] = sum\n\t\t\t\t\tfor j := range length {",
 		pkg:  "./ir/interp", run: "^TestAttentionIsCausal$",
 	}, {
 		bug: "tied table's gradient missing one use", how: "autodiff keeps the last",
