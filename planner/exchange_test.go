@@ -70,7 +70,7 @@ func TestCertificateOfExchanges(t *testing.T) {
 	require.NoError(t, err)
 	for _, ofParts := range []bool{true, false} { // of sequences, or of whole ones where the batch cannot be shared equally
 		cert := p.copy(t)
-		i := slices.IndexFunc(cert.Regions, func(r Region) bool { return r.cut == ofParts && slices.Max(r.pieces) > 1 })
+		i := slices.IndexFunc(cert.Regions, func(r Region) bool { return r.cut == ofParts && slices.Max(r.pieces) > 1 && slices.Max(r.sizes) > 2 })
 		if i < 0 && !ofParts {
 			continue
 		}
