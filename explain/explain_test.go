@@ -53,6 +53,7 @@ type shape struct {
 	interleave           int
 	sequence             bool  // sequence and overlap of tensor parallelism
 	pieces               int   // of products and the collectives next to them
+	parts                int   // of sequences
 	half                 bool  // bfloat16
 	posted               bool  // stages do not wait for what they send
 	shares               []int // of the batch
@@ -63,7 +64,7 @@ func (s shape) config() *config.Config {
 	c := testConfig()
 	c.Model.NLayer = s.stages[len(s.stages)-1].Last
 	if s.pieces > 1 { // every sequence must start at an offset at which a tensor may start
-		c.Model.BlockSize, c.Model.NEmbd = 16, 48
+		c.Model.BlockSize, c.Model.NEmbd = 16*max(1, s.parts), 48
 	}
 	if s.half {
 		c.Train.DType = "bfloat16"
@@ -86,7 +87,8 @@ func shapes() map[string]shape {
 			dp: 1, tp: 2, units: 1, micro: 2, schedule: partition.Interleaved, interleave: 2, posted: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 3}, {First: 3, Last: 4, Recompute: 1}, {First: 4, Last: 5}},
 		},
-		"in parts": {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
+		"in parts":              {dp: 1, tp: 3, units: 1, micro: 4, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 3},
+		"in parts of sequences": {dp: 1, tp: 3, units: 1, micro: 1, stages: []partition.Stage{{Last: 2}, {First: 2, Last: 3, Recompute: 1}}, schedule: partition.OneFOneB, sequence: true, pieces: 2, parts: 2},
 		"beside the next pass": {
 			dp: 2, tp: 1, units: 1, micro: 4, schedule: partition.Interleaved, interleave: 2, overlap: true, posted: true,
 			stages: []partition.Stage{{Last: 1}, {First: 1, Last: 2}, {First: 2, Last: 3}, {First: 3, Last: 4}},
@@ -112,7 +114,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 	p := &partition.Plan{
 		PlanNGPUs: unit, RuntimeNGPUs: unit * s.units, DP: s.dp, TP: s.tp, MicroBatch: s.micro, Schedule: s.schedule, Interleave: s.interleave, Stages: s.stages,
 		ZeRO: s.zero, ZeROGroup: s.group, Overlap: s.overlap, Offload: s.offload,
-		BatchShares: s.shares, SequenceParallel: s.sequence, OverlapTP: s.sequence, OverlapP2P: s.posted, TPPieces: s.pieces,
+		BatchShares: s.shares, SequenceParallel: s.sequence, OverlapTP: s.sequence, OverlapP2P: s.posted, TPPieces: s.pieces, SequenceParts: s.parts,
 		Placements: partitiontest.Megatron(),
 	}
 	cfg := s.config()
@@ -642,4 +644,11 @@ func TestNumbersAsText(t *testing.T) {
 	require.Equal(t, []string{"+0 s", "+0 s", "-3e-06 us", "+2 s"}, []string{signed(-4e-19), signed(0), signed(-3e-12), signed(2)})
 	require.Equal(t, "1 rank", Count(1, "rank"))
 	require.Equal(t, "2 ranks", Count(2, "rank"))
+}
+
+// TestPartsAreSaid: of sequences in parts the report says what the rows of the batch are.
+func TestPartsAreSaid(t *testing.T) {
+	var text bytes.Buffer
+	require.NoError(t, report(t, shapes()["in parts of sequences"]).Text(&text))
+	require.Contains(t, text.String(), "each sequence is 2 rows of the batch, parts of 16 tokens that tensor parallelism may make one by one; attention joins them\n")
 }

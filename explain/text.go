@@ -61,6 +61,10 @@ func (r *Report) header(out io.Writer) {
 	}
 	fmt.Fprintf(out, "%s of up to %s, %s schedule%s\n", Count(r.MicroBatches, "micro-batch"), Count(r.MicroBatch, "sequence"), r.prog.Plan.ScheduleText(), shardedText(r.prog.Plan))
 	fmt.Fprintf(out, "every stage is a %s; what is not split over dp is the same on all data-parallel ranks\n", r.Mesh)
+	if p := r.prog.Plan; p.SequenceParts > 1 {
+		fmt.Fprintf(out, "each sequence is %d rows of the batch, parts of %d tokens that tensor parallelism may make one by one; attention joins them\n",
+			p.SequenceParts, r.Tokens/r.Batch/p.SequenceParts)
+	}
 	if p := r.prog.Plan; p.RankOrder != "" {
 		fmt.Fprintf(out, "ranks of a unit are numbered in order %s, innermost first\n", p.RankOrderText())
 	}
