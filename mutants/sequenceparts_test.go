@@ -72,12 +72,12 @@ func inSequenceParts() []mutant {
 	}, {
 		bug: "what parts of sequences hide is not known", how: "they are taken for whole ones",
 		file: "planner/pieces.go",
-		old:  "\t\t\tif on.cut {\n", new: "\t\t\tif on.cut && pieces == 0 {\n",
+		old:  "\t\t\tif on.ofParts {\n", new: "\t\t\tif on.ofParts && pieces == 0 {\n",
 		pkg: "./planner", run: "^TestTrunksTellWhatPartsTake$",
 	}, {
 		bug: "a certificate has sequences cut that cannot be", how: "nobody looks",
 		file: "planner/declared.go",
-		old:  "if c.pieces > 0 && g.cut != r.cut {", new: "if c.pieces < 0 {",
+		old:  "if c.pieces > 0 && g.ofParts != r.ofParts {", new: "if c.pieces < 0 {",
 		pkg: "./planner", run: "^TestCertificateOfExchanges$",
 	}, {
 		bug: "positions are fed for one sequence", how: "and the rest has those of the step before",

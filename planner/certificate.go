@@ -87,7 +87,7 @@ type Region struct {
 	waits     []bool   // whether positions wait for what they send
 	slices    []int    // of the loss, 0 for one
 	pieces    []int    // of tensor parallelism, 0 for one; sizes too small for a number of pieces are not in the region with it
-	cut       bool     // but pieces are parts of sequences, so that no size is too small
+	ofParts   bool     // but pieces are parts of sequences, so that no size is too small
 	sizes     []int
 	schedules []partition.Schedule
 	reason    reason
@@ -248,7 +248,7 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outli
 	more := s.slicesBeside(o)
 	if as, twin := twins[o]; twin {
 		whole.reason, whole.unit, whole.as = byTwin, as.unit, as.ranks
-		whole.slices, whole.cut = append(whole.slices, more...), s.cuts(o)
+		whole.slices, whole.ofParts = append(whole.slices, more...), s.ofParts(o)
 		for _, x := range o.inPieces() {
 			whole.pieces = append(whole.pieces, x.pieces)
 		}
@@ -262,15 +262,15 @@ func (s *searcher) regionsOf(o outline, winner cost.Picoseconds, twins map[outli
 		}
 		part := whole
 		if part.pieces = []int{of.pieces}; o.pieces == anyPieces {
-			part.cut = s.cuts(o)
-			part.sizes = divisible(whole.sizes, of.pieces, part.cut)
+			part.ofParts = s.ofParts(o)
+			part.sizes = divisible(whole.sizes, of.pieces, part.ofParts)
 		}
 		if len(part.sizes) == 0 {
 			continue
 		}
 		for _, x := range s.regionsOfParts(&part, of, winner, more, points, left) {
 			regions = merge(regions, 0, x, func(r *Region) { r.pieces = append(r.pieces, of.pieces) }, func(r *Region) bool {
-				return slices.Equal(r.slices, x.slices) && slices.Equal(divisible(r.sizes, of.pieces, r.cut), x.sizes) && slices.Equal(r.schedules, x.schedules)
+				return slices.Equal(r.slices, x.slices) && slices.Equal(divisible(r.sizes, of.pieces, r.ofParts), x.sizes) && slices.Equal(r.schedules, x.schedules)
 			})
 		}
 	}
@@ -306,7 +306,7 @@ func (s *searcher) regionsIn(whole *Region, o outline, winner cost.Picoseconds, 
 	for _, size := range whole.sizes {
 		at := len(regions)
 		for _, schedule := range whole.schedules {
-			x := Region{outline: whole.outline, ranks: whole.ranks, waits: whole.waits, slices: []int{o.slices}, pieces: whole.pieces, cut: whole.cut, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
+			x := Region{outline: whole.outline, ranks: whole.ranks, waits: whole.waits, slices: []int{o.slices}, pieces: whole.pieces, ofParts: whole.ofParts, sizes: []int{size}, schedules: []partition.Schedule{schedule}}
 			if p := points[cell{o, size, schedule}]; p != nil {
 				p.noteLooked(&x, winner)
 			} else {
@@ -337,7 +337,7 @@ func (r *Region) sizesIn(pieces int) []int {
 	if len(r.pieces) == 1 {
 		return r.sizes
 	}
-	return divisible(r.sizes, pieces, r.cut)
+	return divisible(r.sizes, pieces, r.ofParts)
 }
 
 // outlines lists the outlines of a region, with one slice and part.

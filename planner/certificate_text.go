@@ -59,7 +59,7 @@ func (c *Certificate) Marshal() []byte {
 		for _, of := range []struct {
 			key    string
 			counts []int
-		}{{"slices", r.slices}, {piecesKey(r.cut), r.pieces}} {
+		}{{"slices", r.slices}, {piecesKey(r.ofParts), r.pieces}} {
 			if len(of.counts) > 1 || of.counts[0] > 0 {
 				var counts []int
 				for _, n := range of.counts {
@@ -286,8 +286,8 @@ func parseRegion(word, text string) (Region, error) {
 			return nil
 		}
 	}
-	r.cut = strings.Contains(text, " "+piecesKey(true)+"=")
-	for key, counts := range map[string]*[]int{"slices": &r.slices, piecesKey(r.cut): &r.pieces} {
+	r.ofParts = strings.Contains(text, " "+piecesKey(true)+"=")
+	for key, counts := range map[string]*[]int{"slices": &r.slices, piecesKey(r.ofParts): &r.pieces} {
 		if strings.Contains(text, " "+key+"=") { // left out if there is one slice, or one part
 			read[key] = func(text string) (err error) {
 				*counts, err = parseRanges(text)
@@ -324,8 +324,8 @@ func parseRegion(word, text string) (Region, error) {
 }
 
 // piecesKey names numbers of pieces: of whole sequences, or of parts of them.
-func piecesKey(cut bool) string {
-	if cut {
+func piecesKey(ofParts bool) string {
+	if ofParts {
 		return "parts"
 	}
 	return "pieces"

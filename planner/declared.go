@@ -29,7 +29,7 @@ type declared struct {
 	vocabulary int                // rows of the largest table that tokens are looked up in
 	slices     []int              // numbers of slices of the loss that the graphs can have besides one
 	inParts    func(outline) bool // whether an outline can make anything in parts
-	fixed      bool               // sequences cannot be cut, whatever their length: see [partition.CutSequences]
+	fixed      bool               // sequences cannot be in parts, whatever their length: see [partition.CutSequences]
 }
 
 // each calls visit for every outline of the space, with the number of slices of the loss that the
@@ -326,9 +326,9 @@ func (d *declared) pieceCounts(x outline) []int {
 	return []int{0, 2, 4}
 }
 
-// cuts reports whether the parts of tensor parallelism of an outline are parts of sequences: all ranks
+// ofParts reports whether the pieces of tensor parallelism of an outline are parts of sequences: all ranks
 // have the same number of sequences, whose parts start at aligned addresses and have a token for each rank.
-func (d *declared) cuts(x outline) bool {
+func (d *declared) ofParts(x outline) bool {
 	most := slices.Max(d.pieceCounts(x))
 	if d.fixed || most == 0 || d.tokens == 0 || x.cp > 1 || x.batch || d.batch%(x.dp*(d.opts.RuntimeNGPUs/x.plan)) != 0 {
 		return false
@@ -405,7 +405,7 @@ func (d *declared) plans(x outline) float64 {
 type cellTable struct {
 	slices    []int
 	pieces    []int
-	cut       bool // pieces are parts of sequences
+	ofParts   bool // pieces are parts of sequences
 	sizes     []int
 	schedules []partition.Schedule
 	taken     []int // by slices, parts, size and schedule: 1 + the index of the region of the cell, 0 for none yet
@@ -416,7 +416,7 @@ const nowhere = -1
 
 // has reports whether micro-batches of a size can be made in so many parts.
 func (g *cellTable) has(pieces, size int) bool {
-	return len(g.pieces) == 1 || pieces == 0 || g.cut || size > pieces/2
+	return len(g.pieces) == 1 || pieces == 0 || g.ofParts || size > pieces/2
 }
 
 // at returns where the region of a cell is noted, nil if the cell is not in the space.
@@ -454,7 +454,7 @@ func (t tiling) of(o outline) *cellTable {
 func (d *declared) tile(regions []Region) (tiling, error) {
 	space := tiling{}
 	d.each(func(x outline) {
-		g := &cellTable{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), cut: d.cuts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
+		g := &cellTable{slices: d.sliceCounts(x), pieces: d.pieceCounts(x), ofParts: d.ofParts(x), sizes: d.sizes(x), schedules: d.schedules(x)}
 		for range g.slices {
 			for _, pieces := range g.pieces {
 				for _, size := range g.sizes {
@@ -478,8 +478,8 @@ func (d *declared) tile(regions []Region) (tiling, error) {
 			if g == nil || !slices.Contains(g.slices, c.slices) || !slices.Contains(g.pieces, c.pieces) {
 				return nil, refute(r.line, "the space has no %s", c.text())
 			}
-			if c.pieces > 0 && g.cut != r.cut {
-				return nil, refute(r.line, "has %s=%d, but %s", piecesKey(r.cut), c.pieces, map[bool]string{true: "sequences are cut there", false: "sequences cannot be cut there"}[g.cut])
+			if c.pieces > 0 && g.ofParts != r.ofParts {
+				return nil, refute(r.line, "has %s=%d, but %s", piecesKey(r.ofParts), c.pieces, map[bool]string{true: "sequences are in parts there", false: "sequences cannot be in parts there"}[g.ofParts])
 			}
 			at := g.at(c)
 			if at == nil {

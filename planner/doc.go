@@ -97,7 +97,7 @@
 //   - cut: the stages of a plan, with what they recompute.
 //   - extent: how much of a block is recomputed: kept (nothing), pointwise, selective (attention), full.
 //   - slices: of the loss, one of which has logits at a time; pieces: parts of tensor-parallel products
-//     and collectives, which overlap each other.
+//     and collectives, which overlap each other; parts of sequences: see partition.Plan.SequenceParts.
 //   - beside: at the same time as something else, so that only the longer of the two counts.
 //
 // Words of the search:

@@ -70,11 +70,13 @@ func TestCertificateOfExchanges(t *testing.T) {
 	require.NoError(t, err)
 	for _, ofParts := range []bool{true, false} { // of sequences, or of whole ones where the batch cannot be shared equally
 		cert := p.copy(t)
-		i := slices.IndexFunc(cert.Regions, func(r Region) bool { return r.cut == ofParts && slices.Max(r.pieces) > 1 && slices.Max(r.sizes) > 2 })
+		i := slices.IndexFunc(cert.Regions, func(r Region) bool {
+			return r.ofParts == ofParts && slices.Max(r.pieces) > 1 && slices.Max(r.sizes) > 2
+		})
 		if i < 0 && !ofParts {
 			continue
 		}
-		cert.Regions[i].cut = !ofParts
+		cert.Regions[i].ofParts = !ofParts
 		_, err = p.check(cert, 0)
 		require.ErrorContains(t, err, fmt.Sprintf("has %s=", piecesKey(!ofParts)))
 	}

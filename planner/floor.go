@@ -151,13 +151,13 @@ type workKey struct {
 
 // sizeOn says what times of work depend on: the micro-batch size, the kinds of devices, whether the schedule runs
 // kernels beside tensor-parallel collectives, and in how many parts a trunk makes products and collectives (pieces.go).
-// pieces is 0 for other work, whose program has the number of its outline. cut says that these may be parts of sequences.
+// pieces is 0 for other work, whose program has the number of its outline. ofParts says that sequences are in as many parts.
 type sizeOn struct {
 	size    int
 	kinds   cost.Kinds
 	inOrder bool
 	pieces  int
-	cut     bool
+	ofParts bool
 }
 
 // inOrder reports whether a schedule runs no kernels beside tensor-parallel collectives, whatever the options say: a
@@ -375,13 +375,13 @@ func (w *work) at(on sizeOn, batch int) *workTimes {
 	if w.kernels[alike] == nil {
 		w.kernels[alike] = w.computes(mesh, on.kinds)
 	}
-	both := w.exchanges(mesh, on.kinds, (on.size*w.rows() > 1 || on.cut) && (on.pieces > 0 || !w.trunk))
+	both := w.exchanges(mesh, on.kinds, (on.size*w.rows() > 1 || on.ofParts) && (on.pieces > 0 || !w.trunk))
 	for _, inOrder := range []bool{false, true} {
 		t := both[ordered(inOrder)].plus(w.kernels[alike])
 		if on.pieces > 0 {
 			t = t.plus(w.divided(on, batch))
 		}
-		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces, on.cut}] = &t
+		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces, on.ofParts}] = &t
 	}
 	return w.known[on]
 }
@@ -518,7 +518,7 @@ func (s *searcher) trunkOf(o outline, stages int, lone bool) (*blueprint, error)
 		return nil, err
 	}
 	plan.RuntimeNGPUs = plan.PlanNGPUs
-	plan.SequenceParts = 0 // whether they are cut, and how, depends on the outline, and changes only the times of pairs
+	plan.SequenceParts = 0 // whether there are any depends on the outline, and changes only the times of pairs
 	return s.find(&plan, lone)
 }
 
@@ -551,7 +551,7 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 		return 0
 	}
 	return s.leastOn(o, nil, size, schedule, nil, false, func(size int, kinds cost.Kinds) workTimes {
-		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces, s.cuts(o)}, s.batch)
+		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces, s.ofParts(o)}, s.batch)
 	})
 }
 
@@ -569,7 +569,7 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 	}
 	moved := s.moved(p.outline, s.loneOf(p.outline, size))
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces, s.cuts(p.outline)}, s.batch).plus(moved)
+		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces, s.ofParts(p.outline)}, s.batch).plus(moved)
 	})
 }
 

@@ -11,11 +11,10 @@ import (
 )
 
 // This file searches in how many parts products and the tensor-parallel collectives next to them are made (codegen, pieces.go).
-// A part is some whole sequences of the micro-batch, or of each sequence as large a part, if sequences can be cut (cuts). More
-// parts hide more of the collectives, but products of fewer rows are less efficient, and there is more to launch. So the
-// number is a dimension of the space: 1, 2 or 4, where overlap of tensor parallelism is on, something can be made in parts,
-// and sequences can be cut, or a micro-batch has sequences for more than half of the parts. (Of 3 sequences 4 parts are 3 and
-// an empty one.)
+// A part is some whole sequences of the micro-batch or, where sequences can be in parts (ofParts), the same part of each. More
+// parts hide more of the collectives, but products of fewer rows are less efficient, and there is more to launch. So the number
+// is a dimension of the space: 1, 2 or 4, where overlap of tensor parallelism is on and something can be made in parts. Of
+// whole sequences a micro-batch must have some for more than half of the parts. (Of 3 sequences 4 parts are 3 and an empty one.)
 //
 // It is decided late. Which neighbours are made in parts is the same for all plans that cut weights alike. So the program of a
 // trunk tells what any number of parts takes: floors have the least of all numbers (anyPieces), and only an outline that these
@@ -41,14 +40,14 @@ func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plan
 	if p.TPPieces < 2 && (!p.OverlapTP || c.Device.Shared) {
 		return nil
 	}
-	cuttable := p.ContextParallel() == 1 && !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
+	mayPart := p.ContextParallel() == 1 && !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
 	counts := append(pieceCounts(), max(0, p.TPPieces))
 	slices.Sort(counts)
 	for _, n := range slices.Compact(counts) {
 		q := *p
 		if n != p.TPPieces {
 			q.TPPieces, q.SequenceParts = n, 0
-			if n > 0 && cuttable && cutsIn(max(n, mostPieces), p.TP, max(1, p.LossSlices), g) {
+			if n > 0 && mayPart && haveParts(max(n, mostPieces), p.TP, max(1, p.LossSlices), g) {
 				q.SequenceParts = n
 			} else if !divides(p.MicroBatch, n) {
 				continue
@@ -59,8 +58,8 @@ func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plan
 	return plans
 }
 
-// cuts reports whether the parts of an outline are parts of sequences.
-func (s *searcher) cuts(o outline) bool {
+// ofParts reports whether the pieces of an outline are of parts of sequences.
+func (s *searcher) ofParts(o outline) bool {
 	n := o.pieces
 	if s.opts.TPPieces == 0 && (n == anyPieces || slices.Contains(pieceCounts()[1:], n)) { // for all numbers that are searched, or for none
 		n = mostPieces
@@ -68,24 +67,24 @@ func (s *searcher) cuts(o outline) bool {
 	if n < 2 || o.tp == 1 || o.cp > 1 || o.batch || s.batch%o.replicas(s.opts) != 0 {
 		return false
 	}
-	key := cutKey{n, o.tp}
-	known, ok := s.cutting[key]
+	key := partsKey{n, o.tp}
+	known, ok := s.parted[key]
 	if !ok {
-		known = cutsIn(n, o.tp, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || cutsIn(n, o.tp, 1, s.opts.Eval))
-		s.cutting[key] = known
+		known = haveParts(n, o.tp, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || haveParts(n, o.tp, 1, s.opts.Eval))
+		s.parted[key] = known
 	}
 	return known
 }
 
-// cutKey is the number of parts of sequences, and the tensor-parallel ranks that share each.
-type cutKey struct{ parts, tp int }
+// partsKey is the number of parts of sequences, and the tensor-parallel ranks that share each.
+type partsKey struct{ parts, tp int }
 
 // evenTokens is a number of tokens that takes a multiple of the alignment of memory, whatever there is of each. With as many
 // in a part, what can be made in parts of whole sequences can be made in parts of these.
 const evenTokens = 32
 
-// cutsIn reports whether the sequences of a graph can be cut in n parts.
-func cutsIn(n, tp, slices int, g *ir.Graph) bool {
+// haveParts reports whether the sequences of a graph can be in n parts.
+func haveParts(n, tp, slices int, g *ir.Graph) bool {
 	tokens := sequenceTokens(g)
 	if tokens == 0 || tokens%(n*evenTokens) != 0 || tokens/n < tp || tokens/n%slices != 0 {
 		return false
@@ -136,9 +135,9 @@ func (o outline) inPieces() []outline {
 // divides reports whether the space has micro-batches of a size in so many parts of whole sequences.
 func divides(size, pieces int) bool { return pieces < 2 || 2*size > pieces }
 
-// divisible lists the sizes of micro-batches that the space has in so many parts, which may be of sequences that are cut.
-func divisible(sizes []int, pieces int, cut bool) []int {
-	return slices.DeleteFunc(slices.Clone(sizes), func(size int) bool { return !cut && !divides(size, pieces) })
+// divisible lists the sizes of micro-batches that the space has in so many parts, which may be parts of sequences.
+func divisible(sizes []int, pieces int, ofParts bool) []int {
+	return slices.DeleteFunc(slices.Clone(sizes), func(size int) bool { return !ofParts && !divides(size, pieces) })
 }
 
 // undivided returns the outline that stands for all numbers of parts, if the options leave that open.
@@ -173,7 +172,7 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 	for _, o := range p.inPieces() {
 		q := &pending{outline: o, base: p.base, spared: true}
 		for _, x := range p.left {
-			if divides(x.size, o.pieces) || s.cuts(o) {
+			if divides(x.size, o.pieces) || s.ofParts(o) {
 				x.level = busyTrunk
 				q.left = append(q.left, x)
 			}
@@ -195,12 +194,12 @@ func (s *searcher) divide(p *pending, limit cost.Picoseconds) []*pending {
 // them in parts.
 type pair struct {
 	first, second workInstr
-	cuts          map[int]*pair // with sequences cut in so many parts
+	parted        map[int]*pair // with sequences in so many parts
 }
 
-// cut returns the pair with its sequences cut in parts.
-func (x *pair) cut(parts int, mesh ir.Mesh) *pair {
-	if known := x.cuts[parts]; known != nil {
+// inRows returns the pair with its sequences in parts, which are rows of the batch.
+func (x *pair) inRows(parts int, mesh ir.Mesh) *pair {
+	if known := x.parted[parts]; known != nil {
 		return known
 	}
 	rows := map[*ir.Value]*ir.Value{}
@@ -234,12 +233,12 @@ func (x *pair) cut(parts int, mesh ir.Mesh) *pair {
 		in.Instr, in.all = &one, []codegen.Instr{one}
 		return in
 	}
-	if x.cuts == nil {
-		x.cuts = map[int]*pair{}
+	if x.parted == nil {
+		x.parted = map[int]*pair{}
 	}
 	first := of(x.first)
-	x.cuts[parts] = &pair{first: first, second: of(x.second)}
-	return x.cuts[parts]
+	x.parted[parts] = &pair{first: first, second: of(x.second)}
+	return x.parted[parts]
 }
 
 // pairUp notes an instruction of a pair as a whole one, from its first part. It returns false for all other parts.
@@ -266,7 +265,7 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 	}
 	t := &workTimes{}
 	w.parted[on] = t
-	if on.pieces == anyPieces && on.size == 1 && !on.cut { // fewer sequences than parts are not made in less time
+	if on.pieces == anyPieces && on.size == 1 && !on.ofParts { // fewer sequences than parts are not made in less time
 		return t
 	}
 	counts := []int{on.pieces}
@@ -280,8 +279,8 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		inOne := x.time(mesh, prices)
 		for k, pieces := range counts {
 			of, rows := x, mesh
-			if on.cut {
-				of, rows = x.cut(pieces, w.mesh), w.meshOf(on.size*pieces, batch*pieces)
+			if on.ofParts {
+				of, rows = x.inRows(pieces, w.mesh), w.meshOf(on.size*pieces, batch*pieces)
 			}
 			each[k].add(&x.first, of.inParts(pieces, rows, prices)-inOne)
 		}
@@ -343,7 +342,7 @@ func (x *pair) inParts(parts int, mesh ir.Mesh, prices []*cost.Program) cost.Pic
 	return time + of(1, &x.second, parts-1)
 }
 
-// fixedSequences reports whether sequences cannot be cut whatever their length, because of what the graphs do with them.
+// fixedSequences reports whether sequences cannot be in parts whatever their length, because of what the graphs do with them.
 func (s *searcher) fixedSequences() bool {
 	for _, g := range []*ir.Graph{s.graphs.with(s.graphs.scale), s.opts.Eval} {
 		if g == nil {

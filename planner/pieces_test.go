@@ -29,7 +29,7 @@ func TestTrunksTellWhatPartsTake(t *testing.T) {
 			require.Equal(t, anyPieces, s.pieces(o))
 			for _, size := range []int{1, 2, 3, 4, 5, 8} {
 				forward := func(w *work, pieces int) cost.Picoseconds {
-					return w.at(sizeOn{size: size, pieces: pieces, cut: pieces > 0 && s.cuts(o)}, batch)[inBlock].forward
+					return w.at(sizeOn{size: size, pieces: pieces, ofParts: pieces > 0 && s.ofParts(o)}, batch)[inBlock].forward
 				}
 				least := never
 				for _, o.pieces = range []int{0, 2, 3, 4} {

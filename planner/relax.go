@@ -544,7 +544,7 @@ func (s *searcher) again(o outline, size int, schedule partition.Schedule) *agai
 	}
 	persist, slots, temp := s.kept(o, size, schedule)
 	return &again{
-		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.recomputeTimesOf(recomputeKey{size, inOrder(schedule), o.pieces > 0 && (size > 1 || s.cuts(o))}, s.batch),
+		limit: s.limit - temp, persist: persist, slots: slots, more: *trunk.recomputeTimesOf(recomputeKey{size, inOrder(schedule), o.pieces > 0 && (size > 1 || s.ofParts(o))}, s.batch),
 		among: s.opts.recompute(o.replicate).extents(), alike: o.chunks > 1,
 	}
 }

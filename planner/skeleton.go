@@ -194,7 +194,7 @@ func (s *searcher) template(d outline) (partition.Plan, error) {
 		plan.TPPieces = s.trunkPieces // which stand for any
 	} else if d.tp > 1 {
 		plan.TPPieces = d.pieces
-		if s.cuts(d) {
+		if s.ofParts(d) {
 			plan.SequenceParts = d.pieces
 		}
 	}
