@@ -47,7 +47,7 @@ func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plan
 		q := *p
 		if n != p.TPPieces {
 			q.TPPieces, q.SequenceParts = n, 0
-			if n > 0 && mayPart && haveParts(max(n, mostPieces), p.TP, max(1, p.LossSlices), g) {
+			if n > 0 && mayPart && sequenceTokens(g)/max(n, mostPieces) >= p.TP && haveParts(max(n, mostPieces), max(1, p.LossSlices), g) {
 				q.SequenceParts = n
 			} else if !divides(p.MicroBatch, n) {
 				continue
@@ -67,26 +67,22 @@ func (s *searcher) ofParts(o outline) bool {
 	if n < 2 || o.tp == 1 || o.cp > 1 || o.batch || s.batch%o.replicas(s.opts) != 0 {
 		return false
 	}
-	key := partsKey{n, o.tp}
-	known, ok := s.parted[key]
+	known, ok := s.parted[n]
 	if !ok {
-		known = haveParts(n, o.tp, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || haveParts(n, o.tp, 1, s.opts.Eval))
-		s.parted[key] = known
+		known = haveParts(n, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || haveParts(n, 1, s.opts.Eval))
+		s.parted[n] = known
 	}
-	return known
+	return known && s.contexts.tokens/n >= o.tp
 }
-
-// partsKey is the number of parts of sequences, and the tensor-parallel ranks that share each.
-type partsKey struct{ parts, tp int }
 
 // evenTokens is a number of tokens that takes a multiple of the alignment of memory, whatever there is of each. With as many
 // in a part, what can be made in parts of whole sequences can be made in parts of these.
 const evenTokens = 32
 
 // haveParts reports whether the sequences of a graph can be in n parts.
-func haveParts(n, tp, slices int, g *ir.Graph) bool {
+func haveParts(n, slices int, g *ir.Graph) bool {
 	tokens := sequenceTokens(g)
-	if tokens == 0 || tokens%(n*evenTokens) != 0 || tokens/n < tp || tokens/n%slices != 0 {
+	if tokens == 0 || tokens%(n*evenTokens) != 0 || tokens/n%slices != 0 {
 		return false
 	}
 	_, err := partition.CutSequences(g, n)
@@ -198,7 +194,7 @@ type pair struct {
 }
 
 // inRows returns the pair with its sequences in parts, which are rows of the batch.
-func (x *pair) inRows(parts int, mesh ir.Mesh) *pair {
+func (x *pair) inRows(parts int, mesh ir.Mesh, types *ir.Retyper) *pair {
 	if known := x.parted[parts]; known != nil {
 		return known
 	}
@@ -215,7 +211,6 @@ func (x *pair) inRows(parts int, mesh ir.Mesh) *pair {
 		}
 		return rows[v]
 	}
-	var types ir.Retyper
 	of := func(in workInstr) workInstr {
 		n, one := *in.Node, *in.Instr
 		n.Args, n.Results = nil, nil
@@ -280,7 +275,7 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		for k, pieces := range counts {
 			of, rows := x, mesh
 			if on.ofParts {
-				of, rows = x.inRows(pieces, w.mesh), w.meshOf(on.size*pieces, batch*pieces)
+				of, rows = x.inRows(pieces, w.mesh, &w.of.graphs.types), w.meshOf(on.size*pieces, batch*pieces)
 			}
 			each[k].add(&x.first, of.inParts(pieces, rows, prices)-inOne)
 		}

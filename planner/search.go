@@ -96,11 +96,11 @@ type searcher struct {
 	groupPlaces map[groupPlacesKey]*groupPlaces
 
 	// Lists of choices.
-	replicable  []string          // see replications
-	gridded     []string          // see grids
-	batchSplits []split           // see batched
-	counts      []int             // see sliceCounts
-	parted      map[partsKey]bool // see ofParts
+	replicable  []string     // see replications
+	gridded     []string     // see grids
+	batchSplits []split      // see batched
+	counts      []int        // see sliceCounts
+	parted      map[int]bool // by number of parts: see ofParts
 
 	// Scratch memory, reused from one bound to the next.
 	passage passage     // see leastOn
@@ -237,7 +237,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 		opts: opts, cluster: c, contexts: contexts{tokens: sequenceTokens(g)}, refusals: map[outline]error{},
 		blueprints: newBlueprints(graphs, batch), rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), finals: newFinals(),
 		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
-		families: map[family]*floors{}, parted: map[partsKey]bool{}, busyTrunks: map[family][]sized{},
+		families: map[family]*floors{}, parted: map[int]bool{}, busyTrunks: map[family][]sized{},
 		orders: map[waysKey]*ways{}, permuted: map[degrees][]string{}, groupPlaces: map[groupPlacesKey]*groupPlaces{},
 		passage: passage{enough: never},
 	}
