@@ -83,14 +83,12 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 	if !ok {
 		return nil, false
 	}
+	positions := spreads == count(isRows) // what the node makes is of positions alone
 	switch {
-	case spreads == 0:
-	case spreads == count(isRows):
-		// Nothing but positions: what is made of them is theirs.
-	case n.Op == ir.OpEmbeddingGrad && spreads == 1 && !isSpread(args[1]):
+	case spreads == 0, positions:
+	case n.Op == ir.OpEmbeddingGrad && !isSpread(args[1]):
 		inner[1] = x.intern(exprKey{op: ir.OpSumTo, attr: ir.SumToAttr{Keep: len(n.Args[1].Type.Shape) - 1}}, inner[1:], n.Name)
 	case n.Op == ir.OpAdd && !isSpread(args[0]), n.Op == ir.OpRoPE && !isSpread(args[0]):
-		spreads = 0
 	default:
 		return nil, false
 	}
@@ -100,13 +98,11 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 	}
 	first, second := slices.Contains(sig.Results[i], at[0]), slices.Contains(sig.Results[i], at[1])
 	switch {
-	case first != second:
-		return nil, false
-	case !first && spreads > 0 && n.Op != ir.OpEmbeddingGrad: // it adds up positions once for each sequence
+	case first != second, positions && !first: // the latter would add up positions once for each sequence
 		return nil, false
 	case !first:
 		return result, true
-	case spreads > 0:
+	case positions:
 		return x.spread(result, parts), true
 	}
 	return x.inParts(result, parts), true
