@@ -33,6 +33,12 @@ func tensorParallel(k, layers int) *partition.Plan {
 		p = chunked(plan(2, 2, 4, 1+k%2, layers, partition.OneFOneB, false), 2)
 	}
 	p.ZeRO, p.SequenceParallel, p.Overlap = k%4, k/4%2 == 1, k/8%2 == 1
+	recomputeOne(p, k)
+	return p
+}
+
+// recomputeOne has the first block of every stage recompute nothing or something, as k says.
+func recomputeOne(p *partition.Plan, k int) {
 	for s := range p.Stages {
 		switch k % 5 {
 		case 1:
@@ -43,7 +49,6 @@ func tensorParallel(k, layers int) *partition.Plan {
 			p.Stages[s].Pointwise = 1
 		}
 	}
-	return p
 }
 
 // TestVerifyAcceptsOverlapTP: programs in which tensor-parallel collectives run beside kernels are sound and

@@ -52,16 +52,7 @@ func partsPlan(k, layers int) *partition.Plan {
 	if k%4 == 3 {
 		p.LossSlices = 2
 	}
-	for s := range p.Stages {
-		switch k % 5 {
-		case 1:
-			p.Stages[s].Recompute = 1
-		case 2:
-			p.Stages[s].Selective = 1
-		case 3:
-			p.Stages[s].Pointwise = 1
-		}
-	}
+	recomputeOne(p, k)
 	return p
 }
 
