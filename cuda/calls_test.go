@@ -291,6 +291,8 @@ func stepPlans() []stepPlan {
 		{name: "tp 8, sp", model: gpt3, batch: 8, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 4}},
 		{name: "tp 8, sp, overlap, 2 pieces", model: gpt3, batch: 8, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 4, OverlapTP: true, TPPieces: 2}},
 		{name: "tp 8, sp, overlap, 4 pieces", model: gpt3, batch: 8, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 4, OverlapTP: true, TPPieces: 4}},
+		{name: "tp 8, sp, overlap, 4 pieces of each sequence", model: gpt3, batch: 2, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 1, OverlapTP: true, TPPieces: 4, SequenceParts: 4}},
+		{name: "tp 8, sp, overlap, 4 pieces of each sequence", model: gpt3, batch: 8, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 4, OverlapTP: true, TPPieces: 4, SequenceParts: 4}},
 		{name: "tp 8, sp", model: gpt3, batch: 32, Plan: p{TP: 8, SequenceParallel: true, MicroBatch: 16}},
 		{name: "tp 5, sp, uneven", model: xl, batch: 8, Plan: p{TP: 5, SequenceParallel: true, MicroBatch: 4}},
 		{name: "tp 4, bp, overlap", model: gpt3, batch: 8, Plan: p{TP: 4, BatchParallel: true, MicroBatch: 4, OverlapTP: true}},
