@@ -312,9 +312,9 @@ func TestSignalToAll(t *testing.T) {
 	require.NoError(t, alone.Start())
 	defer time.AfterFunc(time.Minute, func() { alone.Process.Kill() }).Stop()
 	w.waitFor(t, "alone", 20)
-	for range 2 {
+	for range 20 {
 		tell(syscall.SIGTERM, alone.Process.Pid)
-		time.Sleep(time.Millisecond) // else both may be delivered as one signal
+		time.Sleep(time.Millisecond) // else all may be delivered as one signal
 	}
 	requireInterrupted(t, alone.Wait())
 	for _, out := range []string{"all", "alone"} {
