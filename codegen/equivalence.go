@@ -166,7 +166,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 		if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
 			return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 		}
-		m.fixed[id] = content{expr: e.note(e.exprs.initial(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
+		m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
 	}
 	c.memory[st] = m
 	return nil
@@ -260,7 +260,7 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 	var args []*expr
 	switch n.Op {
 	case ir.OpInput:
-		args = []*expr{e.exprs.input(n.Results[0])}
+		args = []*expr{e.exprs.leaf(n.Results[0])}
 	case ir.OpRecv:
 		got, err := e.receive(c, t, n)
 		if got == nil || err != nil {

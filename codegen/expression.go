@@ -56,17 +56,11 @@ type expressions struct {
 	key   []byte
 	lone  bool // there is one micro-batch
 	// inputs are those of the traced graph, by name.
-	inputs map[string]tracedInput
-}
-
-// tracedInput is an input of the traced graph.
-type tracedInput struct {
-	value *ir.Value
-	expr  *expr
+	inputs map[string]*ir.Value
 }
 
 func newExpressions(lone bool) *expressions {
-	return &expressions{table: map[exprKey]*expr{}, lone: lone, inputs: map[string]tracedInput{}}
+	return &expressions{table: map[exprKey]*expr{}, lone: lone, inputs: map[string]*ir.Value{}}
 }
 
 // leaf returns the expression of a parameter, input or constant.
@@ -79,6 +73,9 @@ func (x *expressions) leaf(v *ir.Value) *expr {
 	}
 	if n.Op != ir.OpConst {
 		k.leaf += partition.BaseName(n.Name)
+	}
+	if of, ok := x.inRows(v); ok {
+		return of
 	}
 	return x.intern(k, nil, partition.BaseName(n.Name))
 }
@@ -148,7 +145,7 @@ func (x *expressions) trace(g *ir.Graph) map[*ir.Value]*expr {
 			if n.Op.Class() == ir.Leaf {
 				of[r] = x.leaf(r)
 				if n.Op == ir.OpInput {
-					x.inputs[of[r].name] = tracedInput{r, of[r]}
+					x.inputs[of[r].name] = r
 				}
 			} else {
 				of[r] = x.result(n, i, args)

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 )
 
 // With partition.Plan.SequenceParts the batch has several rows for each sequence, the parts of it. In expressions a
@@ -33,22 +34,21 @@ func ofRows(e *expr, op ir.Op) (of *expr, parts int, ok bool) {
 	return e.args[0], parts, true
 }
 
-// input returns the expression of an input of the program. One with rows for parts of sequences is that of the traced
-// graph, which has sequences or positions there.
-func (x *expressions) input(v *ir.Value) *expr {
-	leaf := x.leaf(v)
-	of, known := x.inputs[leaf.name]
-	if !known || of.value.Type.Equal(v.Type) || of.value.Type.DType != v.Type.DType || len(v.Type.Shape) != 2 {
-		return leaf
+// inRows returns the expression of an input of the program that has rows for parts of sequences: that of the traced graph
+// has sequences or positions there. ok is false for other leaves.
+func (x *expressions) inRows(v *ir.Value) (of *expr, ok bool) {
+	traced := x.inputs[partition.BaseName(v.Def.Name)]
+	if v.Def.Op != ir.OpInput || traced == nil || traced.Type.DType != v.Type.DType || len(v.Type.Shape) != 2 {
+		return nil, false
 	}
 	rows, tokens := v.Type.Shape[0], v.Type.Shape[1]
-	switch shape := of.value.Type.Shape; {
+	switch shape := traced.Type.Shape; {
 	case len(shape) == 2 && shape[1] > tokens && shape[1]%tokens == 0 && rows == shape[0]*(shape[1]/tokens):
-		return x.inParts(of.expr, shape[1]/tokens)
+		return x.inParts(x.leaf(traced), shape[1]/tokens), true
 	case len(shape) == 1 && shape[0] > tokens && shape[0]%tokens == 0:
-		return x.spread(of.expr, shape[0]/tokens)
+		return x.spread(x.leaf(traced), shape[0]/tokens), true
 	}
-	return leaf
+	return nil, false
 }
 
 // ofParts returns the expression of result i of a node that reads parts of sequences. ok is false for other nodes, and
@@ -57,7 +57,7 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 	if n.Op.Class() == ir.Comm {
 		return nil, false
 	}
-	parts, spreads := 0, 0
+	parts, rowed, spreads := 0, 0, 0 // the latter two count operands
 	inner := slices.Clone(args)
 	isRows := make([]bool, len(args))
 	for k, a := range args {
@@ -70,6 +70,7 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 				return nil, false
 			}
 			inner[k], isRows[k], parts = of, true, count
+			rowed++
 			if op == ir.OpExpand {
 				spreads++
 			}
@@ -83,7 +84,7 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 	if !ok {
 		return nil, false
 	}
-	positions := spreads == count(isRows) // what the node makes is of positions alone
+	positions := spreads == rowed // what the node makes is of positions alone
 	switch {
 	case spreads == 0, positions:
 	case n.Op == ir.OpEmbeddingGrad && !isSpread(args[1]):
@@ -111,15 +112,6 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 func isSpread(e *expr) bool {
 	_, _, ok := ofRows(e, ir.OpExpand)
 	return ok
-}
-
-func count(all []bool) (n int) {
-	for _, x := range all {
-		if x {
-			n++
-		}
-	}
-	return n
 }
 
 // rowDims returns the dimensions of a node's signature that are rows and their positions, and the attributes that the node
@@ -155,12 +147,4 @@ func (x *expressions) rowDims(n *ir.Node, sig *ir.Signature, isRows []bool, part
 		}
 	}
 	return at, attr, !sig.Dims[at[0]].Frozen && (attends || !sig.Dims[at[1]].Frozen)
-}
-
-// initial returns the expression of what a buffer is loaded with before the step.
-func (x *expressions) initial(v *ir.Value) *expr {
-	if v.Def.Op == ir.OpInput {
-		return x.input(v)
-	}
-	return x.leaf(v)
 }

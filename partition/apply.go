@@ -14,7 +14,7 @@ func Apply(g *ir.Graph, p *Plan, batch int) (*ir.Graph, error) {
 	if err := p.Validate(len(blocks), batch); err != nil {
 		return nil, err
 	}
-	if p.SequenceParts > 1 && batch%p.DataParallel() != 0 {
+	if p.SequenceParts > 1 && batch%p.DataParallel() != 0 { // plans of ApplyFor stand for others, which do
 		return nil, planErrorf("sequence_parts", "is %d, but the %d data-parallel ranks do not share %d sequences equally; use sequence_parts 0", p.SequenceParts, p.DataParallel(), batch)
 	}
 	return apply(g, p, batch, blocks, p.Lone(batch))

@@ -7,7 +7,8 @@
 //
 // The files, in reading order: plan.go and validate.go (what a plan is; pattern.go matches the names of its
 // placements, rankorder.go puts the axes of its mesh in order, shares.go has shares of the batch), apply.go (the
-// passes, in order), then a file for each pass. recompute.go, sequenceparts.go, lossslices.go and context.go rewrite the graph before it is placed.
+// passes, in order), then a file for each pass. recompute.go, sequenceparts.go, lossslices.go and context.go rewrite the
+// graph before it is placed.
 // stage.go assigns nodes to stages and inserts sends and receives. unsummed.go leaves out casts that sums over
 // micro-batches need where there is one. propagate.go is the heart: it walks the
 // graph once and places every value; choose.go picks the cheapest rule for a node, rulecost.go says what a rule
@@ -97,8 +98,8 @@ type Plan struct {
 	OverlapTP bool `json:"overlap_tp,omitempty"`
 	// OverlapP2P lets a stage go on before its sends to other stages are done. See codegen's posted.
 	OverlapP2P bool `json:"overlap_p2p,omitempty"`
-	// TPPieces is the number of parts, of whole sequences (see SequenceParts), into which a matrix product and the tensor-parallel
-	// collective next to it are cut, so that each part of one overlaps a part of the other. It applies to the
+	// TPPieces is the number of parts, of whole sequences (see SequenceParts), into which a matrix product and the
+	// tensor-parallel collective next to it are cut, so that each part of one overlaps a part of the other. It applies to the
 	// forward pass, and in the backward pass to what OverlapTP does not overlap. 0 means 1. See codegen's
 	// pieces.
 	TPPieces int `json:"tp_pieces,omitempty"`
