@@ -87,6 +87,14 @@ func TestDivisions(t *testing.T) {
 	require.Contains(t, text.String(), "are made in 3 parts:")
 	require.Contains(t, text.String(), " than whole: exposed communication over tp ")
 
+	plan := *r.prog.Plan
+	plan.TPPieces = 1 // written out
+	one, err := r.sibling(&plan)
+	require.NoError(t, err)
+	require.NoError(t, one.Divide())
+	require.Len(t, one.Divisions, 3, "the plan's own is that of one part")
+	require.True(t, one.Divisions[0].Chosen)
+
 	whole := report(t, shapes()["tensor"]) // without overlap the search has no parts
 	require.NoError(t, whole.Divide())
 	require.Empty(t, whole.Divisions)

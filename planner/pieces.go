@@ -41,11 +41,11 @@ func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plan
 		return nil
 	}
 	mayPart := p.ContextParallel() == 1 && !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
-	counts := append(pieceCounts(), max(0, p.TPPieces))
+	counts := append(pieceCounts(), piecesOf(p))
 	slices.Sort(counts)
 	for _, n := range slices.Compact(counts) {
 		q := *p
-		if n != p.TPPieces {
+		if n != piecesOf(p) {
 			q.TPPieces, q.SequenceParts = n, 0
 			if n > 0 && mayPart && sequenceTokens(g)/max(n, mostPieces) >= p.TP && haveParts(max(n, mostPieces), max(1, p.LossSlices), g) {
 				q.SequenceParts = n
