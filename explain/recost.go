@@ -1,10 +1,12 @@
 package explain
 
 import (
+	"errors"
 	"fmt"
 	"io"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
@@ -65,8 +67,15 @@ func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 	if err != nil {
 		return nil, err
 	}
-	if _, err := partition.Apply(training, p, cfg.Batch.Global); err != nil {
-		return nil, refuse("plan.placements", "%v", err)
+	for _, g := range []*ir.Graph{training, evaluation} {
+		_, err := partition.Apply(g, p, cfg.Batch.Global)
+		var bad *partition.PlanError
+		switch {
+		case errors.As(err, &bad): // of what depends on the sequence, too
+			return nil, refuse("plan."+bad.Key, "%s", bad.Msg)
+		case err != nil:
+			return nil, refuse("plan.placements", "%v", err)
+		}
 	}
 	x, err := planner.Predict(training, cfg.Batch.Global, c, p, evaluation)
 	if err != nil {

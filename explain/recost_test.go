@@ -131,9 +131,12 @@ func TestRecostRefuses(t *testing.T) {
 		require.True(t, strings.HasPrefix(bad.Key, tt.key), "%s: %s", tt.set, bad.Key)
 		require.Contains(t, bad.Msg, tt.want)
 	}
+	sliced := planned(t, "h100", planner.Options{DP: 4, PP: 1, TP: 1, LossSlices: 3})
+	_, err := NewRecost(sliced, sliced.Cluster, changed(t, sliced, "model.block_size=34"))
+	require.ErrorContains(t, err, "plan.loss_slices: 3 slices of sequences of 34 tokens are not equal")
 	offloading := planned(t, "h100", planner.Options{DP: 4, PP: 1, TP: 1, Offload: "optimizer"})
 	bare := *offloading.Cluster
 	bare.Host = nil
-	_, err := NewRecost(offloading, &bare, offloading.Config)
+	_, err = NewRecost(offloading, &bare, offloading.Config)
 	require.ErrorContains(t, err, "plan.offload: is optimizer, but cluster h100 states no link to host memory")
 }
