@@ -50,8 +50,10 @@ func (r *Report) choices(n *ir.Node) []Choice {
 			switch {
 			case !legal:
 				c.Not = fmt.Sprintf("the kernel needs %s whole", sig.Dims[dim].Name)
-			case dim >= 0 && sig.Dims[dim].Size < a.Size:
-				c.Not = fmt.Sprintf("%d cannot be cut over %d", sig.Dims[dim].Size, a.Size)
+			case dim >= 0 && sig.Dims[dim].Size < splitting(n, sig, mesh.Axes[:axis], dim)*a.Size:
+				c.Not = fmt.Sprintf("%d cannot be cut over %d", sig.Dims[dim].Size, splitting(n, sig, mesh.Axes[:axis], dim)*a.Size)
+			case dim >= 0 && ir.SequenceParts(n.Attr) > 0 && results[0] == ir.ShardOn(0):
+				c.Not = fmt.Sprintf("every %d are one sequence", ir.SequenceParts(n.Attr))
 			default:
 				bytes, time, err := r.moved(n, axis, args, results)
 				if err != nil {
@@ -70,6 +72,17 @@ func (r *Report) choices(n *ir.Node) []Choice {
 		}
 	}
 	return all
+}
+
+// splitting is the number of ranks over which the first axes of the mesh together split a dimension of a node's signature.
+func splitting(n *ir.Node, sig *ir.Signature, axes []ir.Axis, dim int) int {
+	ranks := 1
+	for axis, a := range axes {
+		if on, ok := ruleOn(n, sig, axis); ok && on == dim && !a.Time {
+			ranks *= a.Size
+		}
+	}
+	return ranks
 }
 
 // alternatives prints the choices of a node.

@@ -619,6 +619,23 @@ func TestAxesSplitWhatOthersLeave(t *testing.T) {
 	require.Contains(t, text.String(), "rep: splits b (7 = 4+3)\n  rule         dp: splits b (4 = 2x2)\n  rule         mb: splits b (by 1)\n")
 }
 
+// TestWhyRefusesWhatNoPlanCanSplit: axes before this one leave too few, or what would be split are the parts of one sequence.
+func TestWhyRefusesWhatNoPlanCanSplit(t *testing.T) {
+	crowded := shapes()["tensor"]
+	crowded.dp = 3
+	for _, tt := range []struct {
+		shape shape
+		want  string
+	}{
+		{crowded, "    split b of 7           not: 7 cannot be cut over 9\n"},
+		{shapes()["in parts of sequences"], "    split b of 14          not: every 2 are one sequence\n"},
+	} {
+		var text bytes.Buffer
+		require.NoError(t, report(t, tt.shape).Why(&text, "h.0.attn/attention"))
+		require.Contains(t, text.String(), tt.want)
+	}
+}
+
 // TestRecomputedChunks: which blocks are recomputed is said for each chunk, as it is not the first ones of the stage.
 func TestRecomputedChunks(t *testing.T) {
 	var text bytes.Buffer
