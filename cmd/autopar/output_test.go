@@ -15,6 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -174,4 +177,20 @@ func TestFlagsHaveValues(t *testing.T) {
 		require.Equal(t, statusInput, execute(t.Context(), append(strings.Fields(args), ""), &said, &said), args)
 		require.Contains(t, said.String(), want)
 	}
+}
+
+// TestPiecesOfNothing: a plan with pieces does not say that it makes some of a single sequence that is whole.
+func TestPiecesOfNothing(t *testing.T) {
+	doc := &planner.Document{Config: config.Default(), Plan: &partition.Plan{
+		PlanNGPUs: 2, RuntimeNGPUs: 2, DP: 1, TP: 2, MicroBatch: 1, TPPieces: 4, Schedule: partition.OneFOneB, Stages: []partition.Stage{{Last: 2}},
+	}}
+	said := func() string {
+		rows := choices(doc)
+		return rows[len(rows)-1][1]
+	}
+	require.Equal(t, "nothing: micro-batches have one sequence each, which is not cut", said())
+	doc.Plan.SequenceParts = 4
+	require.Equal(t, "products and collectives of tp next to them, in 4 parts of each sequence", said())
+	doc.Plan.SequenceParts, doc.Plan.MicroBatch = 0, 2
+	require.Equal(t, "products and collectives of tp next to them, in 4 parts of the sequences", said())
 }

@@ -87,7 +87,16 @@ func choices(doc *planner.Document) [][]string {
 		about = append(about, []string{"overlap of p2p", "stages go on while what they send is on its way"})
 	}
 	if p.TPPieces > 1 {
-		about = append(about, []string{"in pieces", fmt.Sprintf("products and collectives of tp next to them, in %d parts of %s", p.TPPieces, map[bool]string{true: "each sequence", false: "the sequences"}[p.SequenceParts > 1])})
+		in := fmt.Sprintf("products and collectives of tp next to them, in %d parts of ", p.TPPieces)
+		switch {
+		case p.SequenceParts > 1:
+			in += "each sequence"
+		case p.MicroBatch > 1:
+			in += "the sequences"
+		default:
+			in = "nothing: micro-batches have one sequence each, which is not cut"
+		}
+		about = append(about, []string{"in pieces", in})
 	}
 	if p.LossSlices > 1 {
 		about = append(about, []string{"loss", fmt.Sprintf("in %d slices of the sequences", p.LossSlices)})
