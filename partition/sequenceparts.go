@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/autopar/autopar/ir"
@@ -33,10 +34,10 @@ func sequenceParts(g *ir.Graph, parts, tp int) error {
 	}
 	tokens := ids.Type.Shape[1]
 	if tokens%parts != 0 {
-		return planErrorf("sequence_parts", "%d parts of sequences of %d tokens are not equal; the nearest that are: %s", parts, tokens, NearestGroups(tokens, parts))
+		return planErrorf("sequence_parts", "%d parts of sequences of %d tokens are not equal; want %s", parts, tokens, partsOf(tokens, tp))
 	}
 	if tokens/parts < tp {
-		return planErrorf("sequence_parts", "%d tensor-parallel ranks cannot share a part of %d tokens; use sequence_parts %d or less", tp, tokens/parts, tokens/tp)
+		return planErrorf("sequence_parts", "%d tensor-parallel ranks cannot share a part of %d tokens; want %s", tp, tokens/parts, partsOf(tokens, tp))
 	}
 	s := &partsRewriter{parts: parts, sequences: ids.Type.Shape[0], tokens: tokens, rows: map[*ir.Value]bool{}, now: map[*ir.Value]*ir.Value{}}
 	for _, n := range g.Nodes {
@@ -52,6 +53,17 @@ func sequenceParts(g *ir.Graph, parts, tp int) error {
 	g.Nodes = slices.DeleteFunc(g.Nodes, func(n *ir.Node) bool { return s.now[n.Results[0]] != nil })
 	g.Renumber()
 	return nil
+}
+
+// partsOf lists the numbers of parts that a sequence can be in where tensor-parallel ranks share each, for error messages.
+func partsOf(tokens, tp int) string {
+	all := "0"
+	for n := 2; n <= min(MaxTPPieces, tokens/tp); n++ {
+		if tokens%n == 0 {
+			all += fmt.Sprintf(", %d", n)
+		}
+	}
+	return all
 }
 
 // CutSequences returns the graph as a plan with so many [Plan.SequenceParts] runs it, or g itself if parts is at most 1.
