@@ -19,10 +19,10 @@ const partsBatch = 6
 
 // partsPlan is a plan that cuts sequences.
 type partsPlan struct {
-	dp, tp, pp, micro, zero, parts, pieces, slices int
-	whole                                          bool // the residual stream is, instead of sequence parallel
-	beside, overlap                                bool
-	schedule                                       partition.Schedule
+	dp, tp, cp, pp, micro, zero, parts, pieces, slices int
+	whole                                              bool // the residual stream is, instead of sequence parallel
+	beside, overlap                                    bool
+	schedule                                           partition.Schedule
 }
 
 // TestSequencePartsParity trains with sequences in parts, on the CPU and on GPUs, and compares each step with one rank, and
@@ -56,6 +56,9 @@ func TestSequencePartsParity(t *testing.T) {
 			for s := range p.Stages {
 				p.Stages[s] = partition.Stage{First: s * m.NLayer / c.pp, Last: (s + 1) * m.NLayer / c.pp, Recompute: s % 2}
 			}
+			if c.cp > 1 {
+				p.CP, p.PlanNGPUs, p.RuntimeNGPUs = c.cp, p.PlanNGPUs*c.cp, p.RuntimeNGPUs*c.cp
+			}
 			p.ZeRO, p.TPPieces, p.SequenceParts, p.LossSlices = c.zero, c.pieces, c.parts, c.slices
 			p.SequenceParallel, p.OverlapTP, p.Overlap = c.tp > 1 && !c.whole, c.beside, c.overlap
 			return p
@@ -68,13 +71,19 @@ func TestSequencePartsParity(t *testing.T) {
 			{dp: 1, tp: 3, pp: 2, micro: 4, parts: 3, pieces: 4, whole: true},
 			{dp: 1, tp: 2, pp: 4, micro: 1, parts: 3, pieces: 2, schedule: partition.ZeroBubble},
 			{dp: 2, tp: 1, pp: 2, micro: 2, parts: 3, zero: 1},
+			{dp: 2, tp: 2, cp: 2, pp: 1, micro: 1, zero: 3, parts: 3, pieces: 3, beside: true, overlap: true},
+			{dp: 1, tp: 1, cp: 2, pp: 2, micro: 2, zero: 1, parts: 3},
+			{dp: 1, tp: 2, cp: 2, pp: 2, micro: 2, parts: 3, pieces: 3, schedule: partition.ZeroBubble},
 			{dp: 1, tp: 2, pp: 1, micro: 2, parts: 3, pieces: 3, slices: map[int]int{0: 5, 1: 3}[i], beside: true},
 		} {
 			if i == 2 {
-				c.parts, c.slices = 2+2*(k%2), 2
+				c.parts = 2 + 2*(k%2)
+				if c.slices = 2; c.cp > 1 {
+					c.slices = 0
+				}
 			}
 			p := planOf(c)
-			t.Run(fmt.Sprintf("%d dp %d tp %d pp %d in %d of %d", i, p.DP, p.TP, p.PP(), p.TPPieces, p.SequenceParts), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%d dp %d cp %d tp %d pp %d in %d of %d", i, p.DP, p.ContextParallel(), p.TP, p.PP(), p.TPPieces, p.SequenceParts), func(t *testing.T) {
 				got := train(p)
 				dLoss, dNorm := differences(one, got)
 				require.LessOrEqual(t, dLoss, 1e-5)

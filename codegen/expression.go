@@ -88,7 +88,7 @@ func (x *expressions) result(n *ir.Node, i int, args []*expr) *expr {
 	if folded, ok := x.ofFolded(n, i, args); ok {
 		return folded
 	}
-	parts, ok := x.ofParts(n, i, args)
+	parts, ok := x.ofParts(n, i, n.Attr, args)
 	switch {
 	case ok:
 		return parts

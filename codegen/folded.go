@@ -55,8 +55,10 @@ func (x *expressions) ofFolded(n *ir.Node, i int, args []*expr) (result *expr, o
 	for k, a := range args {
 		inner[k], _, _ = unfolded(a)
 	}
-	if result, ok = x.inPlaceOf(n, i, attr, inner); !ok {
-		return nil, false
+	if result, ok = x.ofParts(n, i, attr, inner); !ok {
+		if result, ok = x.inPlaceOf(n, i, attr, inner); !ok {
+			return nil, false
+		}
 	}
 	for at, d := range sig.Results[i] {
 		if dims[d] {

@@ -51,9 +51,9 @@ func (x *expressions) inRows(v *ir.Value) (of *expr, ok bool) {
 	return nil, false
 }
 
-// ofParts returns the expression of result i of a node that reads parts of sequences. ok is false for other nodes, and
-// for nodes that do not commute with making parts.
-func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok bool) {
+// ofParts returns the expression of result i of a node with these attributes that reads parts of sequences. ok is false for
+// other nodes, and for nodes that do not commute with making parts.
+func (x *expressions) ofParts(n *ir.Node, i int, attr ir.Attr, args []*expr) (result *expr, ok bool) {
 	if n.Op.Class() == ir.Comm {
 		return nil, false
 	}
@@ -80,7 +80,7 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 		return nil, false
 	}
 	sig := ir.SignatureOf(n)
-	at, attr, ok := x.rowDims(n, sig, isRows, parts)
+	at, attr, ok := rowDimsOf(n.Op, attr, sig, isRows, parts)
 	if !ok {
 		return nil, false
 	}
@@ -97,7 +97,8 @@ func (x *expressions) ofParts(n *ir.Node, i int, args []*expr) (result *expr, ok
 	if !ok {
 		return nil, false
 	}
-	first, second := slices.Contains(sig.Results[i], at[0]), slices.Contains(sig.Results[i], at[1])
+	row, position := at.in(sig, sig.Results[i])
+	first, second := row >= 0, position >= 0
 	switch {
 	case first != second, positions && !first: // the latter would add up positions once for each sequence
 		return nil, false
@@ -114,17 +115,26 @@ func isSpread(e *expr) bool {
 	return ok
 }
 
-// rowDims returns the dimensions of a node's signature that are rows and their positions, and the attributes that the node
-// has in the traced graph. ok is false unless exactly the operands that are rows have them, and the op takes each
-// position by itself.
-func (x *expressions) rowDims(n *ir.Node, sig *ir.Signature, isRows []bool, parts int) (at [2]int, attr ir.Attr, ok bool) {
-	attr = n.Attr
-	attends := n.Op == ir.OpAttention || n.Op == ir.OpAttentionGrad
+// rowDims are the dimensions of a signature that are rows and their positions.
+type rowDims struct{ row, position int }
+
+// in returns where a value has them, -1 for nowhere. Keys that are apart from queries have positions of their own, of the
+// same sequences.
+func (at rowDims) in(sig *ir.Signature, dims []int) (row, position int) {
+	return slices.Index(dims, at.row), slices.IndexFunc(dims, func(d int) bool { return d == at.position || sig.Dims[d].Name == "s" })
+}
+
+// rowDimsOf returns the dimensions of a node's signature that are rows and their positions, and the attributes, of those of
+// the node, that it has in the traced graph. ok is false unless exactly the operands that are rows have them, and the op
+// takes each position by itself.
+func rowDimsOf(op ir.Op, attr ir.Attr, sig *ir.Signature, isRows []bool, parts int) (at rowDims, traced ir.Attr, ok bool) {
+	_, attends := attr.(ir.DropoutAttr)
+	attends = attends && op != ir.OpDropout
 	k := slices.Index(isRows, true)
 	if len(sig.Args[k]) < 2 {
 		return at, nil, false
 	}
-	at = [2]int{sig.Args[k][0], sig.Args[k][1]}
+	at = rowDims{sig.Args[k][0], sig.Args[k][1]}
 	switch a := attr.(type) {
 	case ir.DropoutAttr:
 		if attends && a.Parts != parts {
@@ -140,11 +150,11 @@ func (x *expressions) rowDims(n *ir.Node, sig *ir.Signature, isRows []bool, part
 		attr = a
 	}
 	for k, dims := range sig.Args {
-		first, second := slices.Index(dims, at[0]), slices.Index(dims, at[1])
+		first, second := at.in(sig, dims)
 		// Attention's logarithms of sums have positions last.
 		if rows := first == 0 && (second == 1 || attends && second == len(dims)-1); rows != isRows[k] || !rows && max(first, second) >= 0 {
 			return at, nil, false
 		}
 	}
-	return at, attr, !sig.Dims[at[0]].Frozen && (attends || !sig.Dims[at[1]].Frozen)
+	return at, attr, !sig.Dims[at.row].Frozen && (attends || !sig.Dims[at.position].Frozen)
 }

@@ -49,8 +49,11 @@ func partsPlan(k, layers int) *partition.Plan {
 	if p.DP > 1 {
 		p.ZeRO = k / 2 % 4
 	}
-	if k%4 == 3 {
+	switch {
+	case k%4 == 3:
 		p.LossSlices = 2
+	case k%6 == 0 || k%10 == 4: // in two parts
+		p.CP, p.PlanNGPUs, p.RuntimeNGPUs = 2, 2*p.PlanNGPUs, 2*p.RuntimeNGPUs
 	}
 	recomputeOne(p, k)
 	return p
@@ -100,12 +103,18 @@ func TestVerifyRefusesWrongParts(t *testing.T) {
 		"fewer in the gradient": {ir.OpAttentionGrad, func(n *ir.Node) {
 			n.Attr = ir.DropoutAttr{P: .2, Key: n.Attr.(ir.DropoutAttr).Key, Parts: 1}
 		}, "h.0.attn"},
+		"whole rows of shared sequences": {ir.OpAttentionKV, func(n *ir.Node) {
+			n.Attr = ir.DropoutAttr{P: .2, Key: n.Attr.(ir.DropoutAttr).Key, Fold: 2}
+		}, "h.0.attn"},
 		"another input": {ir.OpInput, func(n *ir.Node) { n.Name = "targets" }, "targets"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := plan(1, 2, 1, 3, 1, partition.OneFOneB, false)
 			p.SequenceParts = 2
 			p.Placements = nil
+			if c.op == ir.OpAttentionKV {
+				p.CP, p.PlanNGPUs, p.RuntimeNGPUs = 2, 2*p.PlanNGPUs, 2*p.RuntimeNGPUs
+			}
 			prog, err := codegen.Compile(g, p, partsBatch, nil)
 			require.NoError(t, err)
 			require.NoError(t, codegen.CheckEquivalent(prog, g))

@@ -51,7 +51,7 @@ func (b *stageBuilder) sharedFirst() {
 
 // ofInput reports whether a node only cuts an input of the batch: positions, where each row has its own.
 func ofInput(n *ir.Node) bool {
-	for n.Op == ir.OpSlice {
+	for n.Op == ir.OpSlice || n.Op == ir.OpFold {
 		n = n.Args[0].Def
 	}
 	return n.Op == ir.OpInput

@@ -90,7 +90,7 @@ func (x *expressions) ofSliced(n *ir.Node, i int, args []*expr) (result *expr, o
 
 // whole returns the expression of result i of a node for whole operands.
 func (x *expressions) whole(n *ir.Node, i int, args []*expr) *expr {
-	if parts, ok := x.ofParts(n, i, args); ok {
+	if parts, ok := x.ofParts(n, i, n.Attr, args); ok {
 		return parts
 	}
 	if n.Op == ir.OpCast {

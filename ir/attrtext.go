@@ -112,7 +112,7 @@ func checkAttr(op Op, attr Attr) error {
 		if min(a.Fold, a.Dim) < 0 || a.Fold > maxAxisSize || a.Dim > maxRank {
 			return fmt.Errorf("attributes fold and dim are %d and %d, want 0 to %d and 0 to %d", a.Fold, a.Dim, maxAxisSize, maxRank)
 		}
-		if a.Parts < 0 || a.Parts > maxAxisSize || a.Parts > 0 && op != OpAttention && op != OpAttentionGrad {
+		if a.Parts < 0 || a.Parts > maxAxisSize || a.Parts > 0 && op == OpDropout {
 			return fmt.Errorf("attribute parts is %d, want 0 to %d, and 0 for all but attention to whole sequences", a.Parts, maxAxisSize)
 		}
 	case CastAttr:

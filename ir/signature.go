@@ -197,8 +197,11 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 				}
 				seen[d] = true
 				points *= float64(shapes[i][j])
-				if s.Dims[d].Name == "t" && (s.Op == OpAttention || s.Op == OpAttentionGrad) {
+				switch name := s.Dims[d].Name; {
+				case name == "t" && (s.Op == OpAttention || s.Op == OpAttentionGrad):
 					points *= float64(s.parts * shapes[i][j])
+				case name == "s": // keys that are apart
+					points *= float64(s.parts)
 				}
 			}
 		}

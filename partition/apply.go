@@ -49,7 +49,7 @@ func apply(g *ir.Graph, p *Plan, batch int, blocks []string, lone bool) (*ir.Gra
 		work, _ = g.Clone() // to be rewritten
 	}
 	recompute(work, again)
-	if err := sequenceParts(work, p.SequenceParts, p.TP); err != nil {
+	if err := sequenceParts(work, p); err != nil {
 		return nil, err
 	}
 	if err := sliceLoss(work, p.LossSlices, p.ZeRO >= 2); err != nil {

@@ -42,7 +42,7 @@ func (pr *propagator) choose(n *ir.Node) (argSpecs, resSpecs []ir.ShardSpec, err
 			if pinned && tensorParallel(a) && rr[0] != pin[axis] {
 				continue
 			}
-			if tensorParallel(a) && ir.SequenceParts(n.Attr) > 0 && rr[0] == ir.ShardOn(0) {
+			if (tensorParallel(a) || a.Name == AxisCP) && ir.SequenceParts(n.Attr) > 0 && rr[0] == ir.ShardOn(0) {
 				continue // these ranks would have parts of sequences
 			}
 			if a.Time && n.Phase != ir.Update && !lie(n.Args, axis, ra) {

@@ -438,10 +438,13 @@ func TestPlansRefused(t *testing.T) {
 		"parts and shares": {func(p *partition.Plan) { p.SequenceParts, p.BatchShares = 3, []int{4, 3} },
 			"sequence_parts: is 3 beside batch_shares"},
 		"parts and batch parallel": {func(p *partition.Plan) { p.SequenceParts, p.BatchParallel = 3, true }, "sequence_parts: is 3, but batch_parallel is on"},
-		"parts and cp":             {func(p *partition.Plan) { p.CP, p.DP, p.SequenceParts = 2, 1, 3 }, "sequence_parts: is 3, but cp is 2"},
-		"sequence":                 {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
-		"selective":                {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},
-		"pointwise":                {func(p *partition.Plan) { p.Stages[0].Selective, p.Stages[0].Pointwise = 1, 2 }, "stages[0].pointwise: is 2 besides 1 recomputed more, of 2 blocks"},
+		"parts and cp": {func(p *partition.Plan) {
+			p.CP, p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.SequenceParts, p.TP = 2, 12, 12, 1, 3, 6
+		},
+			"sequence_parts: cp 2 x tp 6 ranks cannot share a part of 11 tokens; want 0"},
+		"sequence":  {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
+		"selective": {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},
+		"pointwise": {func(p *partition.Plan) { p.Stages[0].Selective, p.Stages[0].Pointwise = 1, 2 }, "stages[0].pointwise: is 2 besides 1 recomputed more, of 2 blocks"},
 		"selective without end": {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, math.MaxInt },
 			"stages[0].selective: is 9223372036854775807 besides 1 recomputed, of 2 blocks"},
 		"pointwise without end": {func(p *partition.Plan) { p.Stages[0].Selective, p.Stages[0].Pointwise = 1, math.MaxInt },

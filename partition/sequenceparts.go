@@ -18,7 +18,11 @@ import (
 //
 // Like context parallelism it is a rewrite of the graph: nothing later needs to know about it, and
 // [codegen.CheckEquivalent] proves the result.
-func sequenceParts(g *ir.Graph, parts, tp int) error {
+//
+// Context-parallel ranks share every part as they share a sequence otherwise (see context): each has an early and a late
+// piece of it.
+func sequenceParts(g *ir.Graph, p *Plan) error {
+	parts := p.SequenceParts
 	if parts <= 1 {
 		return nil
 	}
@@ -33,11 +37,15 @@ func sequenceParts(g *ir.Graph, parts, tp int) error {
 		return nil
 	}
 	tokens := ids.Type.Shape[1]
-	if tokens%parts != 0 {
-		return planErrorf("sequence_parts", "%d parts of sequences of %d tokens are not equal; want %s", parts, tokens, partsOf(tokens, tp))
+	least, ranks := p.TP, fmt.Sprintf("%d tensor-parallel ranks", p.TP) // least: the tokens that a part needs
+	if p.CP > 1 {
+		least, ranks = p.CP*max(2, p.TP), fmt.Sprintf("cp %d x tp %d ranks", p.CP, p.TP)
 	}
-	if tokens/parts < tp {
-		return planErrorf("sequence_parts", "%d tensor-parallel ranks cannot share a part of %d tokens; want %s", tp, tokens/parts, partsOf(tokens, tp))
+	if tokens%parts != 0 {
+		return planErrorf("sequence_parts", "%d parts of sequences of %d tokens are not equal; want %s", parts, tokens, partsOf(tokens, least))
+	}
+	if part := tokens / parts; part < least {
+		return planErrorf("sequence_parts", "%s cannot share a part of %d tokens; want %s", ranks, part, partsOf(tokens, least))
 	}
 	s := &partsRewriter{parts: parts, sequences: ids.Type.Shape[0], tokens: tokens, rows: map[*ir.Value]bool{}, now: map[*ir.Value]*ir.Value{}}
 	for _, n := range g.Nodes {
@@ -55,10 +63,10 @@ func sequenceParts(g *ir.Graph, parts, tp int) error {
 	return nil
 }
 
-// partsOf lists the numbers of parts that a sequence can be in where tensor-parallel ranks share each, for error messages.
-func partsOf(tokens, tp int) string {
+// partsOf lists the numbers of parts of at least so many tokens that a sequence can be in, for error messages.
+func partsOf(tokens, least int) string {
 	all := "0"
-	for n := 2; n <= min(MaxTPPieces, tokens/tp); n++ {
+	for n := 2; n <= min(MaxTPPieces, tokens/least); n++ {
 		if tokens%n == 0 {
 			all += fmt.Sprintf(", %d", n)
 		}
@@ -72,7 +80,7 @@ func CutSequences(g *ir.Graph, parts int) (*ir.Graph, error) {
 		return g, nil
 	}
 	work, _ := g.Clone()
-	return work, sequenceParts(work, parts, 1)
+	return work, sequenceParts(work, &Plan{TP: 1, SequenceParts: parts})
 }
 
 // partsRewriter changes the nodes of a graph in place.

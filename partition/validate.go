@@ -156,8 +156,6 @@ func (p *Plan) validateSequenceParts() error {
 		return nil
 	case p.BatchParallel:
 		return planErrorf("sequence_parts", "is %d, but batch_parallel is on: tensor-parallel ranks share the rows that parts are"+use, n)
-	case p.ContextParallel() > 1:
-		return planErrorf("sequence_parts", "is %d, but cp is %d: context-parallel ranks have sequences in an order of their own"+use, n, p.CP)
 	case p.BatchShares != nil:
 		return planErrorf("sequence_parts", "is %d beside batch_shares, with which ranks do not share sequences equally"+use, n)
 	}

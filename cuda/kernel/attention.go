@@ -65,7 +65,7 @@ func (l *list) attentionHeads(qkv, kv, o runtime.Tensor) (*heads, error) {
 	}
 	h.params = append(h.params, l.mask()...)
 	h.params = append(h.params, int32(h.first), int32(h.packed), int32(s.Offset[3]), int32(s.Global[3]), int32(s.Offset[0]/parts),
-		int32(qkv.Slab.Local[1]))
+		int32(qkv.Slab.Local[1]), int32(s.Local[1]))
 	h.tensorCores = d.Half() && (h.width == 64 || h.width == 128)
 	return h, nil
 }

@@ -2,19 +2,21 @@
 // values in rows of k and v, row_kv apart. With grouped queries, each head of keys and values is
 // shared by one query head of every group: query head g*heads + h attends to head h. Results and
 // their gradients are dense [batch, rows, groups*heads, width]; log-sums of exponentials are
-// [batch, groups*heads, rows]. If a sequence is several rows of a batch, each of length positions, all
-// lies as it does otherwise, except for log-sums: [batch*rows/length, groups*heads, length].
+// [batch, groups*heads, rows]. If a sequence is several rows of a batch, each of length queries here and
+// of whole keys, all lies as it does otherwise, except for log-sums: [batch*rows/length, groups*heads,
+// length].
 //
 // Rows are positions, or with context parallelism the rows of a sequence that is folded for several
 // parts (FoldRuns in package ir). The queries here start at row row0. Keys are visited by position;
-// row_of says in which row they lie.
+// row_of says in which row they lie. A sequence that is several rows of a batch is folded in each of
+// them, in which the queries here start at row0.
 
 #define HEADS_PARAMS \
 	i64 row_q, i64 row_kv, int rows, int keys, int heads, int groups, int width, int row0, int parts, float scale, const int *seed, const int *step, \
 		u32 op, u64 threshold, float keep, int first_group, int all_groups, int first_head, int all_heads, int first_batch, \
-		int length
+		int length, int whole
 #define HEADS {row_q, row_kv, rows, keys, heads, groups, width, row0, parts, scale, seed, step, op, threshold, keep, \
-	first_group, all_groups, first_head, all_heads, first_batch, length}
+	first_group, all_groups, first_head, all_heads, first_batch, length, whole}
 
 struct Heads {
 	i64 row_q, row_kv;
@@ -24,7 +26,7 @@ struct Heads {
 	u32 op;
 	u64 threshold; // 0 is no dropout
 	float keep;
-	int first_group, all_groups, first_head, all_heads, first_batch, length;
+	int first_group, all_groups, first_head, all_heads, first_batch, length, whole;
 
 	DEVICE Mask mask() const { return {(u32)*seed, op, (u32)*step, threshold, keep}; }
 
@@ -43,22 +45,29 @@ struct Heads {
 		return at;
 	}
 
-	// position maps a query row to its position, row_of a position to its row. Row r belongs to
-	// part r / (rows of a part); the first rest parts have one row more. Of a part's rows the first
-	// half, rounded up, come from the front of the sequence, and the others from its back.
+	// position maps a query row to its position, row_of a position to its row.
 	DEVICE int position(int row) const {
-		row += row0;
-		if (parts <= 1) return row;
-		int less = keys / parts, rest = keys % parts;
-		int part = row < rest * (less + 1) ? row / (less + 1) : (row - rest) / less;
-		int longer = part < rest ? part : rest, shorter = part - longer, size = less + (part < rest);
-		int at = row - part * less - longer, early = (size + 1) / 2;
-		if (at < early) return longer * ((less + 2) / 2) + shorter * ((less + 1) / 2) + at;
-		return keys - longer * ((less + 1) / 2) - shorter * (less / 2) - size + at;
+		if (parts <= 1) return row0 + row;
+		return row / length * whole + unfolded(row0 + row % length, whole);
 	}
 	DEVICE int row_of(int position) const {
 		if (parts <= 1) return position;
-		int less = keys / parts, rest = keys % parts;
+		return position / whole * whole + folded(position % whole, whole);
+	}
+
+	// unfolded maps a row of size folded ones to its position, folded the other way round. Row r
+	// belongs to part r / (rows of a part); the first rest parts have one row more. Of a part's rows
+	// the first half, rounded up, come from the front of the sequence, and the others from its back.
+	DEVICE int unfolded(int row, int size) const {
+		int less = size / parts, rest = size % parts;
+		int part = row < rest * (less + 1) ? row / (less + 1) : (row - rest) / less;
+		int longer = part < rest ? part : rest, shorter = part - longer, own = less + (part < rest);
+		int at = row - part * less - longer, early = (own + 1) / 2;
+		if (at < early) return longer * ((less + 2) / 2) + shorter * ((less + 1) / 2) + at;
+		return size - longer * ((less + 1) / 2) - shorter * (less / 2) - own + at;
+	}
+	DEVICE int folded(int position, int size) const {
+		int less = size / parts, rest = size % parts;
 		int long_early = (less + 2) / 2, early = (less + 1) / 2, long_late = (less + 1) / 2, late = less / 2;
 		int part, at;
 		if (position < rest * long_early + (parts - rest) * early) {
@@ -66,7 +75,7 @@ struct Heads {
 			int longer = part < rest ? part : rest;
 			at = position - longer * long_early - (part - longer) * early;
 		} else {
-			int back = keys - 1 - position;
+			int back = size - 1 - position;
 			part = back < rest * long_late ? back / long_late : rest + (back - rest * long_late) / late;
 			int longer = part < rest ? part : rest;
 			at = less + (part < rest) - 1 - (back - longer * long_late - (part - longer) * late);

@@ -680,13 +680,13 @@ func (m *Program) workOf(in *codegen.Instr, mesh ir.Mesh, at ir.Coord) work {
 			w.cast = castElements(n, args, mesh)
 		}
 	case ir.OpAttention:
-		w.scoresOf(results[1], keysOf(n, results[1]))
+		w.scoresOf(results[1], keysOf(n, results[1][len(results[1])-1]))
 	case ir.OpAttentionGrad:
-		w.scoresOf(args[3], keysOf(n, args[3]))
+		w.scoresOf(args[3], keysOf(n, args[3][len(args[3])-1]))
 	case ir.OpAttentionKV:
-		w.scoresOf(results[1], args[1][1])
+		w.scoresOf(results[1], keysOf(n, args[1][1]))
 	case ir.OpAttentionKVGrad:
-		w.scoresOf(args[4], args[2][1])
+		w.scoresOf(args[4], keysOf(n, args[2][1]))
 	}
 	w.backward = n.Op == ir.OpAttentionGrad || n.Op == ir.OpAttentionKVGrad
 	return w
@@ -706,11 +706,8 @@ func castElements(n *ir.Node, args [][]int, mesh ir.Mesh) float64 {
 	return elements
 }
 
-// keysOf is how many keys attention has, from the shape of its log-sum-exp: all of a sequence, which may be several rows
-// of the batch.
-func keysOf(n *ir.Node, lse []int) int {
-	return max(1, ir.SequenceParts(n.Attr)) * lse[len(lse)-1]
-}
+// keysOf is how many keys attention has, of which a row of the batch has some: all of a sequence, which may be several rows.
+func keysOf(n *ir.Node, row int) int { return max(1, ir.SequenceParts(n.Attr)) * row }
 
 // scoresOf sets how many scores attention has without a mask, from the shape [B,G...,NH,T] of its log-sum-exp and the
 // number of keys.

@@ -32,7 +32,7 @@ type sizes struct{ B, T, NH, D, G, C, V int }
 
 // samples covers every compute op.
 func samples() []sample {
-	return slices.Concat(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples(), partSamples())
+	return slices.Concat(samplesOf(sizes{B: 3, T: 33, NH: 5, D: 7, G: 3, C: 35, V: 65}), longSamples(), partSamples(), foldedPartSamples())
 }
 
 // samplesOf covers every compute op at given sizes; T is at least 6 and G at least 2.
@@ -237,6 +237,27 @@ func partSamples() (all []sample) {
 	return all
 }
 
+// foldedPartSamples attend to sequences of several rows of the batch, each of which is folded.
+func foldedPartSamples() (all []sample) {
+	for _, z := range []struct{ B, parts, T, NH, D, G, fold int }{ // T is the positions of a part
+		{B: 2, parts: 3, T: 23, NH: 2, D: 7, G: 1, fold: 3}, {B: 1, parts: 2, T: 38, NH: 3, D: 9, G: 3, fold: 2}, {B: 3, parts: 2, T: 6, NH: 1, D: 5, G: 2, fold: 3},
+	} {
+		rows := z.B * z.parts
+		qkv, kv, o, lse := f32(rows, z.T, z.G+2, z.NH, z.D), f32(rows, z.T, 2, z.NH, z.D), f32(rows, z.T, z.G, z.NH, z.D), f32(rows, z.G, z.NH, z.T)
+		if z.G == 1 {
+			o, lse = f32(rows, z.T, z.NH, z.D), f32(rows, z.NH, z.T)
+		}
+		for _, p := range []float64{0, 0.3} {
+			attr := ir.DropoutAttr{P: p, Key: "h.3.attn/dropout", Parts: z.parts, Fold: z.fold}
+			all = append(all,
+				sample{op: ir.OpAttentionKV, attr: attr, args: []ir.Type{qkv, kv, i32(), i32()}, high: 1 << 20},
+				sample{op: ir.OpAttentionKVGrad, attr: attr, args: []ir.Type{o, qkv, kv, o, lse, i32(), i32()}, high: 1 << 20, positive: 1 << 4},
+			)
+		}
+	}
+	return all
+}
+
 // wideHeads are samples of attention to more keys than a tile holds, with the head sizes of tensor
 // cores, in two-byte types.
 func wideHeads() (all []sample) {
@@ -281,5 +302,11 @@ func wideHeads() (all []sample) {
 				low: low, high: high, positive: 1 << 3, loose: loose},
 		)
 	}
-	return all
+	typ := func(roles int) ir.Type { return ir.Type{DType: ir.BF16, Shape: []int{2, 70, roles, NH, 64}} } // one sequence in two folded parts
+	attr := ir.DropoutAttr{P: 0.3, Key: "h.3.attn/dropout", Parts: 2, Fold: 3}
+	loose := 4 * epsilon(ir.BF16)
+	return append(all,
+		sample{op: ir.OpAttentionKV, attr: attr, args: []ir.Type{typ(G + 2), typ(2), i32(), i32()}, low: low, high: high, loose: loose},
+		sample{op: ir.OpAttentionKVGrad, attr: attr, args: []ir.Type{typ(G), typ(G + 2), typ(2), typ(G), f32(2, G, NH, 70), i32(), i32()},
+			low: low, high: high, positive: 1 << 4, loose: loose})
 }

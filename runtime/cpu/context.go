@@ -96,12 +96,19 @@ func rowElems(t runtime.Tensor) int  { return int(ir.Elems(t.Slab.Local[2:])) }
 // both, and the part of the mask.
 func (d *Device) context(k *runtime.Kernel, qkv, kv runtime.Tensor) (kernel.AttentionShape, kernel.Context, kernel.DropoutArgs) {
 	shape, drop := d.headShape(k, qkv, kv)
-	parts, rows := k.Node.Attr.(ir.DropoutAttr).Fold, qkv.Slab
-	where := kernel.Context{Queries: foldRuns(rows, 1, parts), Keys: foldRuns(kv.Slab, 1, parts)}
-	for i := range where.Queries {
-		where.Queries[i].Row -= rows.Offset[1]
+	return shape, kernel.Context{Queries: sequenceRuns(k, qkv.Slab), Keys: sequenceRuns(k, kv.Slab)}, drop
+}
+
+// sequenceRuns returns the runs of consecutive positions of a sequence in a part [B,T,...] of queries or keys, which may
+// have several rows of the batch for it.
+func sequenceRuns(k *runtime.Kernel, s ir.Slab) (runs []ir.Run) {
+	attr := k.Node.Attr.(ir.DropoutAttr)
+	for row := range max(1, attr.Parts) {
+		for _, r := range foldRuns(s, 1, attr.Fold) {
+			runs = append(runs, ir.Run{Row: row*s.Local[1] + r.Row - s.Offset[1], Pos: row*s.Global[1] + r.Pos, Len: r.Len})
+		}
 	}
-	return shape, where, drop
+	return runs
 }
 
 func attentionKV(d *Device, k *runtime.Kernel) error {
