@@ -117,20 +117,42 @@ func bySequence(mesh ir.Mesh, n *ir.Node) bool {
 	return !slices.ContainsFunc(n.Results, func(r *ir.Value) bool { return r.Spec[mb] != ir.ShardOn(0) })
 }
 
+// EvenTokens is a number of tokens that takes a multiple of the alignment of memory, whatever there is of each.
+const EvenTokens = align / 2
+
+// EvenContext reports whether each of cp ranks has a multiple of [EvenTokens] of a sequence of tokens.
+func EvenContext(tokens, cp int) bool { return tokens%(cp*EvenTokens) == 0 }
+
 // aligned reports whether every sequence of the operands and results of a node starts at an aligned address on
-// a mesh of any size. It counts only the dimensions that no axis shards.
+// a mesh of any size. It counts only the dimensions that no axis shards, and the positions that context-parallel ranks
+// share evenly.
 func (b *stageBuilder) aligned(n *ir.Node) bool {
+	mesh := b.prog.Mesh
+	cp := mesh.Axis(partition.AxisCP)
 	for _, v := range slices.Concat(n.Args, n.Results) {
-		if !sequenceWise(b.prog.Mesh, v) {
+		if !sequenceWise(mesh, v) {
 			continue
 		}
 		bytes := v.Type.DType.Size()
 		for d, size := range v.Type.Shape[1:] {
-			if !v.Spec.Shards(d + 1) {
+			switch {
+			case !v.Spec.Shards(d + 1):
 				bytes *= int64(size)
+			case d == 0 && cp >= 0 && onlyOn(v.Spec, cp, 1) && EvenContext(size, mesh.Axes[cp].Size):
+				bytes *= EvenTokens
 			}
 		}
 		if bytes%align != 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// onlyOn reports whether an axis shards a dimension, and no other does.
+func onlyOn(spec ir.ShardSpec, axis, dim int) bool {
+	for a, p := range spec {
+		if (p == ir.ShardOn(dim)) != (a == axis) {
 			return false
 		}
 	}

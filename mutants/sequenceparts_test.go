@@ -42,7 +42,7 @@ func inSequenceParts() []mutant {
 	}, {
 		bug: "attention to sequences in parts is cheap", how: "as if to the keys of a part alone",
 		file: "planner/cost/program.go",
-		old:  "return max(1, ir.SequenceParts(n.Attr)) * lse[len(lse)-1]", new: "return lse[len(lse)-1]",
+		old:  "return max(1, ir.SequenceParts(n.Attr)) * row }", new: "return row }",
 		pkg: "./planner/cost", run: "^TestAttentionOfParts$",
 	}, {
 		bug: "ranks have parts of sequences in other numbers", how: "of a batch that they do not share equally",
@@ -84,5 +84,35 @@ func inSequenceParts() []mutant {
 		file: "runtime/feed.go",
 		old:  "return bytes.Repeat(one, times)", new: "return append(bytes.Clone(one), make([]byte, len(one)*(times-1))...)",
 		pkg: ".", run: "^TestSequencePartsParity$",
+	}, {
+		bug: "sequences in parts: context-parallel ranks take keys for those of the first part", how: "the rows of all parts are read as its rows",
+		file: "runtime/cpu/context.go",
+		old:  "Row: row*s.Local[1] + r.Row - s.Offset[1]", new: "Row: r.Row - s.Offset[1]",
+		pkg: "./runtime/cpu", run: "^TestConformance$/^1_thread$/^ops$/^attention_kv$",
+	}, {
+		bug: "device code: queries of all parts of a shared sequence are at positions of the first", how: "and see its keys alone",
+		file: "cuda/kernel/heads.cu",
+		old:  "return row / length * whole + unfolded(", new: "return unfolded(",
+		pkg: "./cuda/kernel", run: "^TestTensorCores$/^attention_kv$",
+	}, {
+		bug: "device code: keys of all parts of a shared sequence are those of the first", how: "at the same place of it",
+		file: "cuda/kernel/heads.cu",
+		old:  "return position / whole * whole + folded(", new: "return folded(",
+		pkg: "./cuda/kernel", run: "^TestTensorCores$/^attention_kv_grad$",
+	}, {
+		bug: "planner: parts that context-parallel ranks share unevenly", how: "which start at no aligned address",
+		file: "planner/pieces.go",
+		old:  "(cp == 1 || codegen.EvenContext(tokens/n, cp))", new: "cp > 0",
+		pkg: "./planner", run: "^TestPartsOfSharedSequences$",
+	}, {
+		bug: "planner: programs of ranks that share sequences unevenly are taken from those that do", how: "other products are made in parts",
+		file: "planner/blueprint.go",
+		old:  "if b.even(p, 2) && !b.even(p, p.ContextParallel()) {", new: "if p == nil {",
+		pkg: "./planner", run: "^TestPartsOfSharedSequences$",
+	}, {
+		bug: "proof: the rows of shared sequences may be any number", how: "attention to one part passes for attention to all",
+		file: "codegen/sequenceparts.go",
+		old:  "if attends && a.Parts != parts {", new: "if attends && a.Fold == 0 && op != ir.OpAttentionKV && a.Parts != parts {",
+		pkg: "./codegen", run: "^TestVerifyRefusesWrongParts$",
 	}}
 }

@@ -351,8 +351,8 @@ type blueprints struct {
 
 // shardsKey says in which dimensions ZeRO cuts parameters.
 type shardsKey struct {
-	split, shared, grouped bool
-	placements, shards     string
+	split, shared, even, grouped bool
+	placements, shards           string
 }
 
 // rankCounts are numbers of data-parallel and context-parallel ranks, and the size of ZeRO groups.
@@ -400,7 +400,7 @@ func (b *blueprints) lone(m int) bool { return m == 1 && b.widens }
 func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 	key := structure{
 		lone: lone,
-		dp:   min(p.DataParallel(), 2), cp: min(p.ContextParallel(), 2), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
+		dp:   min(p.DataParallel(), 2), cp: b.fewOfContext(p), tp: min(p.TP, 2), chunks: min(p.Chunks(), fewChunks),
 		sharding:   sharding{zero: p.ZeRO, sequence: p.SequenceParallel, overlap: p.Overlap, offload: p.Offload, slices: slicesOf(p), pieces: piecesOf(p), split: split{batch: p.BatchParallel}},
 		parts:      p.SequenceParts,
 		overlapTP:  p.OverlapTP,
@@ -453,6 +453,20 @@ func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 	return b.lazy(key, p.Placements), nil // if one stage compiles, several do
 }
 
+// fewOfContext is how many context-parallel ranks the small plan has: two, unless those would share sequences evenly and the
+// ranks of the plan do not, because that decides what can be made in parts.
+func (b *blueprints) fewOfContext(p *partition.Plan) int {
+	if b.even(p, 2) && !b.even(p, p.ContextParallel()) {
+		return p.ContextParallel()
+	}
+	return min(p.ContextParallel(), 2)
+}
+
+// even reports whether cp ranks would share the sequences of a plan evenly: see [codegen.EvenContext].
+func (b *blueprints) even(p *partition.Plan, cp int) bool {
+	return codegen.EvenContext(b.tokens/max(1, p.SequenceParts), cp)
+}
+
 // shardAlike notes in a structure in which dimensions ZeRO cuts the parameters of a plan. If over two
 // ranks of an axis these would be others, the structure gets numbers of ranks over which they are not.
 func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
@@ -460,7 +474,7 @@ func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
 	if err != nil {
 		return err
 	}
-	overTwo, err := b.shards(p, min(p.DataParallel(), 2)*min(p.ContextParallel(), 2))
+	overTwo, err := b.shards(p, min(p.DataParallel(), 2)*key.cp)
 	if err != nil {
 		return err
 	}
@@ -472,7 +486,7 @@ func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
 		over.dp, over.group = 2*p.ShardGroup(), p.ShardGroup()
 	}
 	// The first numbers of ranks that shard in these dimensions stand for all.
-	alike := shardsKey{p.TP > 1, over.cp > 1, p.Copies() > 1, key.placements, shards}
+	alike := shardsKey{p.TP > 1, over.cp > 1, b.even(p, p.ContextParallel()), p.Copies() > 1, key.placements, shards}
 	if first, known := b.sharing[alike]; known {
 		over = first
 	} else {

@@ -634,7 +634,7 @@ func TestPiecesAreSearched(t *testing.T) {
 		model, ranks := tiny(2), 2+k%6/5*2
 		model.Bias, model.NEmbd, model.BlockSize = k%3 == 0, 48, 16
 		if k >= 18 {
-			model.BlockSize = 4 * evenTokens
+			model.BlockSize = 4 * codegen.EvenTokens
 		}
 		batch := 3 + r.IntN(4)
 		c := randomCluster(r)

@@ -331,6 +331,9 @@ func drawSoftware(r *rand.Rand, c *cost.Cluster) {
 // cutSeeds is the first of the seeds whose sequences are long enough to be cut in parts.
 const cutSeeds = 400_000
 
+// sharedSeeds is the first of the seeds whose sequences are long enough to be cut in parts that context-parallel ranks share.
+const sharedSeeds = 500_000
+
 // deviceSeeds is the first of the seeds whose devices may state all that a device can.
 const deviceSeeds = 300_000
 
@@ -439,7 +442,10 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 		drawDevice(also(16), cluster)
 	}
 	if seed >= cutSeeds && pieces {
-		model.BlockSize = evenTokens * (2 + k%3)
+		model.BlockSize = codegen.EvenTokens * (2 + k%3)
+		if seed >= sharedSeeds {
+			model.BlockSize *= d.cp
+		}
 	}
 	g, err := gpt.TrainStep(model, opt, batch, model.BlockSize)
 	require.NoError(t, err)

@@ -327,14 +327,15 @@ func (d *declared) pieceCounts(x outline) []int {
 }
 
 // ofParts reports whether the pieces of tensor parallelism of an outline are parts of sequences: all ranks
-// have the same number of sequences, whose parts start at aligned addresses and have a token for each rank.
+// have the same number of sequences, whose parts start at aligned addresses, have a token for each rank, and as
+// many for each context-parallel rank.
 func (d *declared) ofParts(x outline) bool {
 	most := slices.Max(d.pieceCounts(x))
-	if d.fixed || most == 0 || d.tokens == 0 || x.cp > 1 || x.batch || d.batch%(x.dp*(d.opts.RuntimeNGPUs/x.plan)) != 0 {
+	if d.fixed || most == 0 || d.tokens == 0 || x.batch || d.batch%(x.dp*(d.opts.RuntimeNGPUs/x.plan)) != 0 {
 		return false
 	}
 	part := d.tokens / most
-	return d.tokens%most == 0 && part%32 == 0 && part >= x.tp && part%max(1, d.opts.LossSlices) == 0
+	return d.tokens%most == 0 && part%(32*x.cp) == 0 && part/x.cp >= x.tp && part%max(1, d.opts.LossSlices) == 0
 }
 
 // sizes lists the micro-batch sizes of an outline.

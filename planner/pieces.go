@@ -40,14 +40,14 @@ func Divisions(p *partition.Plan, g *ir.Graph, batch int, c *cost.Cluster) (plan
 	if p.TPPieces < 2 && (!p.OverlapTP || c.Device.Shared) {
 		return nil
 	}
-	mayPart := p.ContextParallel() == 1 && !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
+	mayPart := !p.BatchParallel && p.BatchShares == nil && batch%p.DataParallel() == 0
 	counts := append(pieceCounts(), piecesOf(p))
 	slices.Sort(counts)
 	for _, n := range slices.Compact(counts) {
 		q := *p
 		if n != piecesOf(p) {
 			q.TPPieces, q.SequenceParts = n, 0
-			if n > 0 && mayPart && sequenceTokens(g)/max(n, mostPieces) >= p.TP && haveParts(max(n, mostPieces), max(1, p.LossSlices), g) {
+			if n > 0 && mayPart && mayShare(max(n, mostPieces), p.ContextParallel(), p.TP, sequenceTokens(g)) && haveParts(max(n, mostPieces), max(1, p.LossSlices), g) {
 				q.SequenceParts = n
 			} else if !divides(p.MicroBatch, n) {
 				continue
@@ -64,7 +64,7 @@ func (s *searcher) ofParts(o outline) bool {
 	if s.opts.TPPieces == 0 && (n == anyPieces || slices.Contains(pieceCounts()[1:], n)) { // for all numbers that are searched, or for none
 		n = mostPieces
 	}
-	if n < 2 || o.tp == 1 || o.cp > 1 || o.batch || s.batch%o.replicas(s.opts) != 0 {
+	if n < 2 || o.tp == 1 || o.batch || s.batch%o.replicas(s.opts) != 0 {
 		return false
 	}
 	known, ok := s.parted[n]
@@ -72,17 +72,19 @@ func (s *searcher) ofParts(o outline) bool {
 		known = haveParts(n, max(1, s.opts.LossSlices), s.graphs.with(s.graphs.scale)) && (s.opts.Eval == nil || haveParts(n, 1, s.opts.Eval))
 		s.parted[n] = known
 	}
-	return known && s.contexts.tokens/n >= o.tp
+	return known && mayShare(n, o.cp, o.tp, s.contexts.tokens)
 }
 
-// evenTokens is a number of tokens that takes a multiple of the alignment of memory, whatever there is of each. With as many
-// in a part, what can be made in parts of whole sequences can be made in parts of these.
-const evenTokens = 32
+// mayShare reports whether each of n parts of a sequence has a token for every rank, and context-parallel ranks share it evenly.
+func mayShare(n, cp, tp, tokens int) bool {
+	return tokens/(n*cp) >= tp && (cp == 1 || codegen.EvenContext(tokens/n, cp))
+}
 
-// haveParts reports whether the sequences of a graph can be in n parts.
+// haveParts reports whether the sequences of a graph can be in n parts. In those what can be made in parts of whole sequences
+// can be made in parts of these.
 func haveParts(n, slices int, g *ir.Graph) bool {
 	tokens := sequenceTokens(g)
-	if tokens == 0 || tokens%(n*evenTokens) != 0 || tokens/n%slices != 0 {
+	if tokens == 0 || tokens%(n*codegen.EvenTokens) != 0 || tokens/n%slices != 0 {
 		return false
 	}
 	_, err := partition.CutSequences(g, n)
