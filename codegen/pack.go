@@ -34,17 +34,26 @@ func packTogether(buffers []Buffer, order []int) int64 {
 	place := few.place
 	if len(order) > many*len(few.intervals) {
 		place = newOccupancy(buffers, order).place
+	} else {
+		few.reserve(buffers, order)
 	}
-	slices.SortFunc(order, func(x, y int) int {
-		a, b := &buffers[x], &buffers[y]
-		if a.Size != b.Size {
-			return cmp.Compare(b.Size, a.Size)
+	type turn struct {
+		size       int64
+		filled, id int
+	}
+	turns := make([]turn, len(order))
+	for i, id := range order {
+		turns[i] = turn{buffers[id].Size, buffers[id].filled(), id}
+	}
+	slices.SortFunc(turns, func(a, b turn) int {
+		if a.size != b.size {
+			return cmp.Compare(b.size, a.size)
 		}
-		return cmp.Or(cmp.Compare(a.filled(), b.filled()), cmp.Compare(x, y))
+		return cmp.Or(cmp.Compare(a.filled, b.filled), cmp.Compare(a.id, b.id))
 	})
 	var total int64
-	for _, id := range order {
-		buf := &buffers[id]
+	for _, t := range turns {
+		buf := &buffers[t.id]
 		buf.Offset = place(alignUp(buf.Size), buf)
 		total = max(total, buf.Offset+alignUp(buf.Size))
 	}
@@ -114,7 +123,7 @@ type placed struct {
 // space is where a buffer lies, and its lifetime.
 type space struct {
 	span
-	from, to int
+	from, to int32
 }
 
 func newPlaced(buffers []Buffer, ids []int) *placed {
@@ -130,25 +139,51 @@ func newPlaced(buffers []Buffer, ids []int) *placed {
 	return p
 }
 
+// during returns the intervals that the lifetime of b overlaps.
+func (p *placed) during(b *Buffer) [][]space {
+	return p.intervals[(b.From-p.first)/p.width : (b.To-p.first)/p.width+1]
+}
+
+// reserve makes room for all of the buffers.
+func (p *placed) reserve(buffers []Buffer, ids []int) {
+	last := len(p.intervals)
+	begin := make([]int, last+1) // by interval, how many buffers begin there, less those that ended in the one before
+	entries := 0
+	for _, id := range ids {
+		b := &buffers[id]
+		from, n := (b.From-p.first)/p.width, len(p.during(b))
+		begin[from]++
+		begin[from+n]--
+		entries += n
+	}
+	room := make([]space, entries)
+	n := 0
+	for i := range p.intervals {
+		n += begin[i]
+		p.intervals[i], room = room[:0:n], room[n:]
+	}
+}
+
 // place finds the lowest offset with size free bytes throughout the lifetime of b, marks them as taken and
 // returns it.
 func (p *placed) place(size int64, b *Buffer) (at int64) {
-	over := p.intervals[(b.From-p.first)/p.width : (b.To-p.first)/p.width+1]
+	over, from, to := p.during(b), int32(b.From), int32(b.To)
 	p.near = append(p.near[:0], over...)
 	for moved := true; moved; {
 		moved = false
 		for i, all := range p.near {
-			for ; len(all) > 0 && all[0].at < at+size; all = all[1:] {
-				if x := &all[0]; x.end > at && x.from <= b.To && b.From <= x.to {
+			k := 0
+			for ; k < len(all) && all[k].at < at+size; k++ {
+				if x := &all[k]; x.end > at && x.from <= to && from <= x.to {
 					at, moved = x.end, true
 				}
 			}
-			p.near[i] = all
+			p.near[i] = all[k:]
 		}
 	}
 	for i, all := range over {
 		k := sort.Search(len(all), func(k int) bool { return all[k].at >= at })
-		over[i] = slices.Insert(all, k, space{span{at, at + size}, b.From, b.To})
+		over[i] = slices.Insert(all, k, space{span{at, at + size}, from, to})
 	}
 	return at
 }

@@ -104,7 +104,8 @@ type tape struct {
 	lives   []life
 	// apart has, with chunks set, the lifetimes in slots and inboxes. Each chunk has its own, so they are not
 	// repeated.
-	apart []life
+	apart   []life
+	buffers []Buffer // scratch space of pack
 }
 
 // run is n consecutive instructions of one block, or of no block if block is negative.
@@ -500,23 +501,29 @@ func (t *tape) pack(mesh ir.Mesh, r *Regions, pack func([]Buffer, []int) int64) 
 		}
 	}
 	position := func(m mark) int { return starts[m.body][m.run] + m.at }
-	lives := slices.Concat(t.lives, t.apart)
-	buffers := make([]Buffer, len(lives)) // copies of a block come in the order of blocks: that breaks ties of size and start
+	buffers := slices.Grow(t.buffers[:0], len(t.lives)+len(t.apart)) // copies of a block come in the order of blocks: that breaks ties of size and start
 	slot, inbox := make([][]int, len(r.Chunks)), make([][]int, len(r.Chunks))
 	var temp [ir.NumPhases][]int
-	for i, l := range lives {
-		b := t.stage.Buffers[l.buffer]
-		b.Size, b.From, b.To = t.stage.sizeOn(&b, mesh), position(l.from), position(l.to)
-		buffers[i] = b
-		switch t.region(&b) {
-		case Slot:
-			slot[b.Chunk] = append(slot[b.Chunk], i)
-		case Inbox:
-			inbox[b.Chunk] = append(inbox[b.Chunk], i)
-		case Temp:
-			temp[b.Body] = append(temp[b.Body], i)
+	sizes := make([]int64, len(t.stage.Buffers))
+	for id := range sizes {
+		sizes[id] = t.stage.sizeOn(&t.stage.Buffers[id], mesh)
+	}
+	for _, lives := range [2][]life{t.lives, t.apart} {
+		for i := range lives {
+			l, id := &lives[i], len(buffers)
+			of := &t.stage.Buffers[l.buffer]
+			buffers = append(buffers, Buffer{Size: sizes[l.buffer], From: position(l.from), To: position(l.to), Value: of.Value})
+			switch t.region(of) {
+			case Slot:
+				slot[of.Chunk] = append(slot[of.Chunk], id)
+			case Inbox:
+				inbox[of.Chunk] = append(inbox[of.Chunk], id)
+			case Temp:
+				temp[of.Body] = append(temp[of.Body], id)
+			}
 		}
 	}
+	t.buffers = buffers
 	for c := range r.Chunks {
 		r.Chunks[c].Slot, r.Chunks[c].Inbox = pack(buffers, slot[c]), pack(buffers, inbox[c])
 	}
