@@ -179,8 +179,9 @@ func (s *searcher) expand(p *pending, limit cost.Picoseconds) *point {
 		return nil
 	}
 	if err == nil && p.skel == nil {
-		if p.skel, err = s.skeleton(p.outline); err == nil {
+		if p.skel, err = s.bareSkeleton(p.outline); err == nil {
 			p.skel.most = s.opts.recompute(p.replicate).extents()[0] // more is compiled when it is needed: see [cutter.mayFit]
+			_, err = p.skel.try(p.left[p.best()].size)
 		}
 	}
 	var first *point

@@ -25,7 +25,7 @@ type skeleton struct {
 	batch   int
 	blocks  int
 	outline outline
-	of      *blueprint
+	of      *blueprint // nil as long as only lone was asked for
 	inner   *blueprint // with one stage: for the memory of each further block
 	cluster *cost.Cluster
 	price   *cost.Program
@@ -39,22 +39,34 @@ type skeleton struct {
 
 // newSkeleton finds the blueprints that stand for a plan with one micro-batch (see [blueprints.lone]), or with several.
 func newSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster, lone bool) (*skeleton, error) {
-	of, err := all.find(&p, lone)
-	if err != nil {
+	s := bareSkeleton(all, p, c)
+	if err := s.compile(lone); err != nil {
 		return nil, err
 	}
-	further := p // the loss does not bear on further blocks: without slices most outlines share these programs
-	further.LossSlices = 0
-	inner, err := all.inner(further, lone)
-	if err != nil {
-		return nil, err
-	}
-	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, of: of, inner: inner, most: full}
-	for i := range p.Stages {
-		s.like = append(s.like, of.like(&p, i))
-	}
-	s.reprice(c)
 	return s, nil
+}
+
+// bareSkeleton returns a skeleton without blueprints: see [skeleton.try].
+func bareSkeleton(all *blueprints, p partition.Plan, c *cost.Cluster) *skeleton {
+	s := &skeleton{graphs: all.graphs, all: all, plan: p, batch: all.batch, blocks: all.graphs.blocks, most: full}
+	s.reprice(c)
+	return s
+}
+
+// compile finds the blueprints of a bare skeleton.
+func (s *skeleton) compile(lone bool) (err error) {
+	if s.of, err = s.all.find(&s.plan, lone); err != nil {
+		return err
+	}
+	further := s.plan // the loss does not bear on further blocks: without slices most outlines share these programs
+	further.LossSlices = 0
+	if s.inner, err = s.all.inner(further, lone); err != nil {
+		return err
+	}
+	for i := range s.plan.Stages {
+		s.like = append(s.like, s.of.like(&s.plan, i))
+	}
+	return nil
 }
 
 // inner finds the blueprint for a single stage of a plan.
@@ -68,17 +80,29 @@ func (b *blueprints) inner(p partition.Plan, lone bool) (*blueprint, error) {
 
 // on returns the skeleton for micro-batches of a size.
 func (s *skeleton) on(microBatch int) *skeleton {
-	if s.of.lone || !s.all.lone(s.mesh(microBatch).Size(partition.AxisMB)) {
-		return s
-	}
-	if s.lone == nil {
-		lone, err := newSkeleton(s.all, s.plan, s.cluster, true)
-		mustCompile(err)
-		lone.lacks, lone.outline, lone.most = s.lacks, s.outline, s.most
-		s.lone = lone
+	on, err := s.try(microBatch)
+	mustCompile(err)
+	return on
+}
+
+// try is on where it is not known yet whether the plan compiles. It compiles only what stands for steps with that size.
+func (s *skeleton) try(microBatch int) (*skeleton, error) {
+	lone := s.all.lone(s.mesh(microBatch).Size(partition.AxisMB))
+	switch {
+	case s.of == nil && !lone:
+		return s, s.compile(false)
+	case !lone || s.of != nil && s.of.lone:
+		return s, nil
+	case s.lone == nil:
+		one, err := newSkeleton(s.all, s.plan, s.cluster, true)
+		if err != nil {
+			return nil, err
+		}
+		one.lacks, one.outline, one.most = s.lacks, s.outline, s.most
+		s.lone = one
 	}
 	s.lone.upTo(s.most)
-	return s.lone
+	return s.lone, nil
 }
 
 // reprice takes prices from a cluster, and forgets earlier ones.
@@ -163,19 +187,29 @@ func (s *shrunken) scaled(st partition.Stage) partition.Stage {
 // skeleton returns what prices the plans of an outline. It fails if no parameter can be split as
 // the outline asks.
 func (s *searcher) skeleton(o outline) (*skeleton, error) {
+	skel, err := s.bareSkeleton(o)
+	if err == nil {
+		err = skel.compile(false)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return skel, nil
+}
+
+// bareSkeleton is skeleton without blueprints: see [skeleton.try].
+func (s *searcher) bareSkeleton(o outline) (*skeleton, error) {
 	plan, err := s.template(o)
 	if err != nil {
 		return nil, err
 	}
-	skel, err := newSkeleton(s.blueprints, plan, s.cluster, false)
-	if err == nil {
-		skel.lacks, skel.outline = s.lacks(&plan), o
-		if o.chunks <= 1 {
-			all := s.opts.recompute(o.replicate).extents()
-			skel.most = all[len(all)-1] // nothing is compiled of more
-		}
+	skel := bareSkeleton(s.blueprints, plan, s.cluster)
+	skel.lacks, skel.outline = s.lacks(&plan), o
+	if o.chunks <= 1 {
+		all := s.opts.recompute(o.replicate).extents()
+		skel.most = all[len(all)-1] // nothing is compiled of more
 	}
-	return skel, err
+	return skel, nil
 }
 
 // template returns the plan of an outline, with stages, micro-batch size and schedule still open.
