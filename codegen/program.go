@@ -282,6 +282,9 @@ type Instr struct {
 	// because one is a view of the other. A slice then has nothing to do, and an all_gather moves only what the
 	// other members hold.
 	InPlace bool
+	// Delayed says that the instruction follows reductions of its segment that are made in every micro-batch, and
+	// so stands two segments later: it adds up what they make, or reduces the sum further.
+	Delayed bool
 	// Beside is the number of following instructions, all kernels, that run at the same time as this one, a
 	// collective of tensor-parallel ranks. They start when it does, and the instruction after them starts when
 	// all of them and the collective are done. See beside.go.
@@ -297,9 +300,6 @@ type Instr struct {
 	// Segment is the number of the segment of the chunk's body that the instruction works for: see overlap.go.
 	// It is 0 in a plan without overlap.
 	Segment int
-	// Delayed says that the instruction follows reductions of its segment that are made in every micro-batch, and
-	// so stands two segments later: it adds up what they make, or reduces the sum further.
-	Delayed bool
 }
 
 // Bucket returns the instructions that are executed together with instruction i, the first of them: a

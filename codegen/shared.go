@@ -17,10 +17,14 @@ func (b *stageBuilder) sharedFirst() {
 		return
 	}
 	b.leavesFirst()
+	blocks := make([]string, len(b.of)) // of nodes, each of which is asked for several times
+	for _, n := range b.nodes {
+		blocks[n.ID()] = n.Block()
+	}
 	read := make([]bool, len(b.of)) // values read by a block, or by a shared node that a block reads
 	shared := func(n *ir.Node) bool {
 		switch {
-		case n.Block() != "" || n.Phase > ir.Backward || !read[n.Results[0].ID]:
+		case blocks[n.ID()] != "" || n.Phase > ir.Backward || !read[n.Results[0].ID]:
 			return false
 		case n.Op == ir.OpInput:
 			return true
@@ -28,7 +32,7 @@ func (b *stageBuilder) sharedFirst() {
 		return launched(n) && b.movable(n) && (b.ofWeights(n) || ofInput(n))
 	}
 	for _, n := range slices.Backward(b.nodes) {
-		if n.Block() != "" || shared(n) {
+		if blocks[n.ID()] != "" || shared(n) {
 			for _, a := range n.Args {
 				read[a.ID] = true
 			}
@@ -39,11 +43,11 @@ func (b *stageBuilder) sharedFirst() {
 		before, n := b.nodes[i-1], b.nodes[i]
 		together := before.Op != ir.OpRecv && before.Phase == n.Phase && before.Stage == n.Stage
 		switch {
-		case together && before.Block() != "" && shared(n) && !readsAny(n, b.nodes[from:i]):
+		case together && blocks[before.ID()] != "" && shared(n) && !readsAny(n, b.nodes[from:i]):
 			copy(b.nodes[from+1:i+1], b.nodes[from:i])
 			b.nodes[from] = n
 			from++
-		case !together || before.Block() != n.Block():
+		case !together || blocks[before.ID()] != blocks[n.ID()]:
 			from = i
 		}
 	}

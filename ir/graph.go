@@ -101,12 +101,12 @@ type Graph struct {
 	nextID int
 	names  map[string]bool
 	arena  Arena
-	sigs   resolver
+	sigs   *resolver // shared by clones
 }
 
 // NewGraph returns an empty graph.
 func NewGraph(name string) *Graph {
-	return &Graph{Name: name}
+	return &Graph{Name: name, sigs: new(resolver)}
 }
 
 // Expect reserves space for that many nodes of a training step.
@@ -242,31 +242,24 @@ func SignatureOf(n *Node) *Signature {
 // every call.
 func (n *Node) Sign() { n.sig = SignatureOf(n) }
 
-// Infer caches the signature of a node that was built by hand, as [Node.Sign] does, and makes its results from
-// its operands. It returns the errors of [Resolve].
-func (n *Node) Infer() error {
-	types := make([]Type, len(n.Args))
-	for i, a := range n.Args {
-		types[i] = a.Type
-	}
-	sig, err := Resolve(n.Op, n.Attr, types)
+// Infer caches the signature of a node that was built by hand for the graph, as [Node.Sign] does, and makes its
+// results from its operands. It returns the errors of [Resolve].
+func (g *Graph) Infer(n *Node) error {
+	found, err := g.sigs.resolve(n.Op, n.Attr, n.Args)
 	if err != nil {
 		return err
 	}
-	n.sig, n.Results = sig, nil
-	for i, t := range sig.ResultTypes() {
-		n.Results = append(n.Results, &Value{Type: t, Def: n, Index: i})
+	n.sig, n.Results = found.sig, g.arena.List(len(found.results))
+	for i, t := range found.results {
+		n.Results[i] = g.arena.Value(Value{Type: t, Def: n, Index: i})
 	}
 	return nil
 }
 
-// Retyper gives the nodes of a graph new types. The zero Retyper is ready for use.
-type Retyper struct{ sigs resolver }
-
 // Retype gives the results of a node the types, and the node the signature, that follow from its operands and attributes,
 // which have changed. It returns the errors of [Resolve].
-func (r *Retyper) Retype(n *Node) error {
-	found, err := r.sigs.resolve(n.Op, n.Attr, n.Args)
+func (g *Graph) Retype(n *Node) error {
+	found, err := g.sigs.resolve(n.Op, n.Attr, n.Args)
 	if err != nil {
 		return err
 	}
@@ -282,7 +275,7 @@ func (g *Graph) IDs() int { return g.nextID }
 
 // Clone copies a graph. The returned function maps values of g to those of the copy.
 func (g *Graph) Clone() (*Graph, func(*Value) *Value) {
-	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID}
+	c := &Graph{Name: g.Name, Mesh: Mesh{slices.Clone(g.Mesh.Axes)}, nextID: g.nextID, sigs: g.sigs}
 	args, results := 0, 0
 	for _, n := range g.Nodes {
 		args, results = args+len(n.Args), results+len(n.Results)

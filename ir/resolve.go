@@ -1,11 +1,15 @@
 package ir
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"sync"
+)
 
-// resolver resolves the signatures of the nodes of a graph and caches them. The blocks of a model are alike, so
-// nearly every node has the op, the attributes and the operand types of an earlier one. The zero resolver is
-// ready for use.
+// resolver resolves the signatures of the nodes of a graph and of its clones, and caches them. The blocks of a model
+// are alike, so nearly every node has the op, the attributes and the operand types of an earlier one. The zero
+// resolver is ready for use.
 type resolver struct {
+	mu    sync.Mutex // clones of one graph may be rewritten at the same time
 	known map[resolverKey]*resolution
 	types []byte
 }
@@ -25,6 +29,8 @@ type resolution struct {
 
 // resolve is [Resolve] for the given operands.
 func (r *resolver) resolve(op Op, attr Attr, args []*Value) (*resolution, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	r.types = r.types[:0]
 	for _, a := range args {
 		r.types = append(r.types, byte(a.Type.DType))
@@ -61,6 +67,8 @@ func shapeAttr(attr Attr) Attr {
 	switch a := attr.(type) {
 	case MatMulAttr, SumToAttr, EmbeddingGradAttr, LayerNormAttr, RMSNormAttr, CastAttr, RoPEAttr:
 		return attr
+	case RowsAttr:
+		return RowsAttr{Parts: a.Parts}
 	case DropoutAttr:
 		if a.Parts > 0 {
 			return DropoutAttr{Parts: a.Parts}

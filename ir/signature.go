@@ -11,6 +11,8 @@ type Dim struct {
 	Size int // global
 	// Frozen dimensions cannot be split: the kernel needs all of them.
 	Frozen bool
+
+	marker bool // see isMarker
 }
 
 // Signature is the dimension signature of an op, resolved for one node. It says which named dimension each
@@ -192,7 +194,7 @@ func (s *Signature) FLOPs(args, results [][]int) float64 {
 	mul := func(sides [][]int, shapes [][]int) {
 		for i, dims := range sides {
 			for j, d := range dims {
-				if seen[d] || isMarker(s.Dims[d].Name) {
+				if seen[d] || s.Dims[d].marker {
 					continue
 				}
 				seen[d] = true

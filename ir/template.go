@@ -305,7 +305,7 @@ func (b *binder) expand(o operand, shape []int, bind bool) ([]int, error) {
 		}
 		if at < 0 {
 			at = len(b.sig.Dims)
-			b.sig.Dims = append(b.sig.Dims, Dim{Name: n.name, Size: size})
+			b.sig.Dims = append(b.sig.Dims, Dim{Name: n.name, Size: size, marker: isMarker(n.name)})
 		} else if b.sig.Dims[at].Size != size {
 			return nil, fmt.Errorf("ir: %s: dimension %d of operand %s is %d, but %s is %d elsewhere",
 				b.sig.Op, i, o.name, size, n.name, b.sig.Dims[at].Size)

@@ -37,7 +37,7 @@ func sliceLoss(g *ir.Graph, parts int, early bool) error {
 		return planErrorf("loss_slices", "%d slices of sequences of %d tokens are not equal; the nearest that are: %s", parts, tokens, NearestGroups(tokens, parts))
 	}
 	s := &lossSlicer{
-		parts: parts, early: early, logits: logits.Def,
+		graph: g, parts: parts, early: early, logits: logits.Def,
 		roles: map[*ir.Value]sliceRole{}, now: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value][]*ir.Value{},
 	}
 	if err := s.find(g); err != nil {
@@ -71,6 +71,7 @@ const (
 
 // lossSlicer rewrites one graph.
 type lossSlicer struct {
+	graph  *ir.Graph
 	parts  int
 	early  bool     // all sums are made in the pass
 	logits *ir.Node // the product that makes the logits
@@ -183,24 +184,25 @@ func (s *lossSlicer) rewrite(g *ir.Graph) error {
 // emit appends a node of the graph and replaces its operands. If the node itself is a sum in the update, it
 // reads the terms of an operand that slices sum.
 func (s *lossSlicer) emit(n *ir.Node) {
-	changed := false
+	s.out = append(s.out, n)
+	sums := n.Op == ir.OpAddN && n.Phase == ir.Update
+	if !slices.ContainsFunc(n.Args, func(a *ir.Value) bool { return s.now[a] != nil || sums && s.terms[a] != nil }) {
+		return
+	}
 	var args []*ir.Value
 	for _, a := range n.Args {
 		terms, v := s.terms[a], s.now[a]
 		switch {
-		case n.Op == ir.OpAddN && n.Phase == ir.Update && terms != nil:
-			args, changed = append(args, terms...), true
+		case sums && terms != nil:
+			args = append(args, terms...)
 		case v != nil:
-			args, changed = append(args, v), true
+			args = append(args, v)
 		default:
 			args = append(args, a)
 		}
 	}
-	if changed {
-		n.Args = args
-		n.Sign()
-	}
-	s.out = append(s.out, n)
+	n.Args = args
+	n.Sign()
 }
 
 // slice appends the nodes of the head for one slice.
@@ -249,7 +251,7 @@ func (s *lossSlicer) add(op ir.Op, attr ir.Attr, name string, part int, at *ir.N
 		name = fmt.Sprintf("%s%s%d", name, sliceSuffix, part)
 	}
 	n := &ir.Node{Op: op, Attr: attr, Name: name, Phase: max(at.Phase, s.phase), Pos: at.Pos, Args: args}
-	if err := n.Infer(); err != nil {
+	if err := s.graph.Infer(n); err != nil {
 		return nil, err
 	}
 	s.out = append(s.out, n)

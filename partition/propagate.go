@@ -63,9 +63,10 @@ func propagate(g *ir.Graph, p *Plan, mesh ir.Mesh) (*ir.Graph, error) {
 		return nil, err
 	}
 	pr := &propagator{
-		plan: p, mesh: mesh, src: g, dst: &ir.Graph{Name: g.Name, Mesh: mesh, Nodes: make([]*ir.Node, 0, len(g.Nodes)*3/2)}, placer: placer,
+		plan: p, mesh: mesh, src: g, dst: ir.NewGraph(g.Name), placer: placer,
 		facts: make([]fact, g.IDs(), g.IDs()*3/2), names: make(map[string]int, len(g.Nodes)/4), mb: mesh.Axis(AxisMB),
 	}
+	pr.dst.Mesh, pr.dst.Nodes = mesh, make([]*ir.Node, 0, len(g.Nodes)*3/2)
 	pr.arena.Expect(len(g.Nodes) / 4)
 	if err := pr.leaves(); err != nil {
 		return nil, err

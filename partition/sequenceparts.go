@@ -47,7 +47,7 @@ func sequenceParts(g *ir.Graph, p *Plan) error {
 	if part := tokens / parts; part < least {
 		return planErrorf("sequence_parts", "%s cannot share a part of %d tokens; want %s", ranks, part, partsOf(tokens, least))
 	}
-	s := &partsRewriter{parts: parts, sequences: ids.Type.Shape[0], tokens: tokens, rows: map[*ir.Value]bool{}, now: map[*ir.Value]*ir.Value{}}
+	s := &partsRewriter{graph: g, parts: parts, sequences: ids.Type.Shape[0], tokens: tokens, rows: map[*ir.Value]bool{}, now: map[*ir.Value]*ir.Value{}}
 	for _, n := range g.Nodes {
 		if err := s.node(n); err != nil {
 			return err
@@ -88,7 +88,7 @@ type partsRewriter struct {
 	parts             int
 	sequences, tokens int                // of the traced graph
 	rows              map[*ir.Value]bool // values whose first two dimensions are parts of sequences and their tokens
-	types             ir.Retyper
+	graph             *ir.Graph
 	now               map[*ir.Value]*ir.Value // by value that is no longer made: what stands in its place
 }
 
@@ -129,7 +129,7 @@ func (s *partsRewriter) node(n *ir.Node) error {
 	for i, r := range n.Results {
 		shapes[i] = r.Type.Shape
 	}
-	if err := s.types.Retype(n); err != nil {
+	if err := s.graph.Retype(n); err != nil {
 		return err
 	}
 	for i, r := range n.Results {

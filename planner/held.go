@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -20,6 +21,7 @@ func align(n int64) int64 { return (n + 63) / 64 * 64 }
 type held struct {
 	*codegen.Buffer
 	block bool // of a block
+	lora  bool // of an adapter
 	apart bool // an entry besides the buffer's own: weight gradients of a block read it, under a zero-bubble schedule in a later pass
 	kind  int  // buffers of a kind have the same size: see sizesOn
 	// from and to are when a temporary buffer lives in any case, in instructions of its body. They leave out what kernels beside
@@ -82,7 +84,7 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	var all []held
 	for _, id := range b.readApart(st) {
 		x := &st.Buffers[id]
-		all = append(all, held{Buffer: x, block: true, apart: true, kind: b.kindOf(st, x)})
+		all = append(all, held{Buffer: x, block: true, lora: ofAdapter(x.Value), apart: true, kind: b.kindOf(st, x)})
 	}
 	for id := range st.Buffers {
 		x := &st.Buffers[id]
@@ -92,7 +94,7 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 		case x.Region == codegen.Slot && (x.From >= forward || x.To < forward): // it does not live from the forward pass to the backward pass
 		case x.Region == codegen.Temp && x.From < 0:
 		default:
-			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv && !once[id], kind: b.kindOf(st, x), from: x.From, to: x.To}
+			h := held{Buffer: x, block: x.Value.Def.Block() != "" && x.Value.Def.Op != ir.OpRecv && !once[id], lora: ofAdapter(x.Value), kind: b.kindOf(st, x), from: x.From, to: x.To}
 			if lives != nil {
 				h.from, h.to = lives[id].from, lives[id].to
 			}
@@ -104,6 +106,9 @@ func (b *blueprint) heldBy(st *codegen.Stage) []held {
 	}
 	return all
 }
+
+// ofAdapter reports whether a value belongs to an adapter.
+func ofAdapter(v *ir.Value) bool { return strings.Contains(v.Def.Name, ".lora/") }
 
 // handed returns, by buffer, the last instruction of the backward pass with which a block uses the gradient of its result, or
 // what was gathered of it; 0 for other buffers. In a program of one block it comes from the head, or from the next stage; to

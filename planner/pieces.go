@@ -196,7 +196,7 @@ type pair struct {
 }
 
 // inRows returns the pair with its sequences in parts, which are rows of the batch.
-func (x *pair) inRows(parts int, mesh ir.Mesh, types *ir.Retyper) *pair {
+func (x *pair) inRows(parts int, mesh ir.Mesh, g *ir.Graph) *pair {
 	if known := x.parted[parts]; known != nil {
 		return known
 	}
@@ -223,7 +223,7 @@ func (x *pair) inRows(parts int, mesh ir.Mesh, types *ir.Retyper) *pair {
 			n.Results = append(n.Results, value(v))
 			value(v).Def = &n
 		}
-		if err := types.Retype(&n); err != nil {
+		if err := g.Retype(&n); err != nil {
 			panic("BUG: " + err.Error())
 		}
 		one.Node = &n
@@ -277,7 +277,7 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		for k, pieces := range counts {
 			of, rows := x, mesh
 			if on.ofParts {
-				of, rows = x.inRows(pieces, w.mesh, &w.of.graphs.types), w.meshOf(on.size*pieces, batch*pieces)
+				of, rows = x.inRows(pieces, w.mesh, w.of.graphs.graph), w.meshOf(on.size*pieces, batch*pieces)
 			}
 			each[k].add(&x.first, of.inParts(pieces, rows, prices)-inOne)
 		}

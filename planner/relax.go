@@ -5,7 +5,6 @@ import (
 	"math"
 	"slices"
 	"sort"
-	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -113,7 +112,7 @@ func (w *work) slotsOf(size, batch int) *slots {
 		for i := range held {
 			x := &held[i]
 			size := sizes[x.kind]
-			if strings.Contains(x.Value.Def.Name, ".lora/") { // in other plans its product may read it cut in another dimension
+			if x.lora { // in other plans its product may read it cut in another dimension
 				size = min(size, evenOverTP(x.Value, mesh))
 			}
 			switch sequences := x.Value.Spec[mesh.Axis(partition.AxisMB)].Kind == ir.Shard; {

@@ -139,7 +139,6 @@ type shrunken struct {
 	scale  int // how many blocks of the graph each of these is
 	row    *blockRow
 	kept   map[int]*ir.Graph
-	types  ir.Retyper // of products and collectives in parts
 }
 
 // What a search makes its short graphs and their programs with. Tests keep both, where many searches are of one graph.
