@@ -1,6 +1,10 @@
 package codegen
 
-import "github.com/autopar/autopar/ir"
+import (
+	"slices"
+
+	"github.com/autopar/autopar/ir"
+)
 
 // join buckets collectives of the update, in plans where [stageBuilder.overlap] does not. In the graph the
 // gradient of each parameter is reduced, and each updated parameter gathered, by a collective of its own. Most
@@ -23,19 +27,19 @@ func (b *stageBuilder) join() {
 		axis, block string
 		chunk       int
 	}
-	var places []int        // indices in b.nodes of the update's nodes
-	var groups [][]*ir.Node // what goes to those places, in order
-	group := b.at           // by node: its group, counted from 1; 0 is before the update
-	open := map[kind]int{}  // the last bucket of each kind: it may still grow
+	var places []int         // indices in b.nodes of the update's nodes
+	var nodes []*ir.Node     // those nodes
+	group, groups := b.at, 0 // by node: its group, counted from 1; 0 is before the update
+	open := map[kind]int{}   // the last bucket of each kind: it may still grow
 	next := func(n *ir.Node) {
-		groups = append(groups, []*ir.Node{n})
-		group[n.ID()] = len(groups)
+		groups++
+		group[n.ID()] = groups
 	}
 	for i, n := range b.nodes {
 		if n.Phase != ir.Update || n.Op.Class() == ir.Leaf {
 			continue
 		}
-		places = append(places, i)
+		places, nodes = append(places, i), append(nodes, n)
 		if n.Op == ir.OpSend || n.Op == ir.OpRecv {
 			clear(open)
 		}
@@ -45,18 +49,15 @@ func (b *stageBuilder) join() {
 		}
 		k := kind{n.Op, n.Attr.(ir.CommAttr).Axis, n.Block(), b.chunk(n)}
 		if at := open[k]; at > group[n.Args[0].Def.ID()] {
-			groups[at-1] = append(groups[at-1], n)
 			group[n.ID()] = at
 			b.fused[n.ID()] = true
 			continue
 		}
 		next(n)
-		open[k] = len(groups)
+		open[k] = groups
 	}
-	for _, nodes := range groups {
-		for _, n := range nodes {
-			b.nodes[places[0]] = n
-			places = places[1:]
-		}
+	slices.SortStableFunc(nodes, func(x, y *ir.Node) int { return group[x.ID()] - group[y.ID()] })
+	for i, n := range nodes {
+		b.nodes[places[i]] = n
 	}
 }

@@ -319,9 +319,11 @@ func (w *work) addToTrunk(x *workInstr, instrs []codegen.Instr, i int, phase ir.
 			w.rest = append(w.rest, *x)
 		}
 	default:
-		once := slices.Clone(x.all)
-		once[0].Accum = make([]codegen.Accum, len(x.Accum)) // elsewhere the gradient may not be added up here
-		x.Instr, x.all = &once[0], once
+		if slices.ContainsFunc(x.Accum, func(a codegen.Accum) bool { return a != codegen.Overwrite }) { // elsewhere the gradient may not be added up here
+			once := slices.Clone(x.all)
+			once[0].Accum = make([]codegen.Accum, len(x.Accum))
+			x.Instr, x.all = &once[0], once
+		}
 		if len(x.beside) == 0 && x.part == inBlock && phase != ir.Update && ofTP(n) {
 			x.putOff, x.beside = true, w.mayBePutOff(instrs, i)
 		}

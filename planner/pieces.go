@@ -269,17 +269,22 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 	if on.pieces == anyPieces {
 		counts = pieceCounts()[1:]
 	}
-	each := make([]workTimes, len(counts))
+	each, rowsOf := make([]workTimes, len(counts)), make([]ir.Mesh, len(counts))
 	mesh, prices := w.meshOf(on.size, batch), w.on(on.kinds)
+	for k, pieces := range counts {
+		if rowsOf[k] = mesh; on.ofParts {
+			rowsOf[k] = w.meshOf(on.size*pieces, batch*pieces)
+		}
+	}
 	for i := range w.pairs {
 		x := &w.pairs[i]
 		inOne := x.time(mesh, prices)
 		for k, pieces := range counts {
-			of, rows := x, mesh
+			of := x
 			if on.ofParts {
-				of, rows = x.inRows(pieces, w.mesh, w.of.graphs.graph), w.meshOf(on.size*pieces, batch*pieces)
+				of = x.inRows(pieces, w.mesh, w.of.graphs.graph)
 			}
-			each[k].add(&x.first, of.inParts(pieces, rows, prices)-inOne)
+			each[k].add(&x.first, of.inParts(pieces, rowsOf[k], prices)-inOne)
 		}
 	}
 	if on.pieces != anyPieces {

@@ -220,8 +220,13 @@ func (w *work) persistentOf(batch int) *persistent {
 	}
 	mesh := w.meshOf(batch, batch)
 	b := &persistent{}
-	weights := map[*ir.Node]*ir.Value{} // by the nodes through which their gradients come
-	for _, n := range w.of.progs[kept].Graph.Nodes {
+	graph := w.of.progs[kept].Graph
+	read := make([][ir.NumPhases]bool, graph.IDs()) // by ID of a value: the passes that read it
+	weights := map[*ir.Node]*ir.Value{}             // by the nodes through which their gradients come
+	for _, n := range graph.Nodes {
+		for _, a := range n.Args {
+			read[a.ID][n.Phase] = true
+		}
 		if n.Op == ir.OpAdamW {
 			for _, of := range gradientWay(n) {
 				weights[of] = n.Args[0]
@@ -233,7 +238,7 @@ func (w *work) persistentOf(batch int) *persistent {
 	for i := range held {
 		x := &held[i]
 		if x.Region == codegen.Persist && !x.block {
-			b.addEnd(w.of.progs[kept].Graph, x.Value, mesh)
+			b.addEnd(graph, x.Value, mesh)
 		}
 		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
@@ -265,11 +270,7 @@ func (w *work) persistentOf(batch int) *persistent {
 		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
-			for _, reader := range w.of.progs[kept].Graph.Nodes {
-				if slices.Contains(reader.Args, x.Value) {
-					v.read[reader.Phase] = true
-				}
-			}
+			v.read = read[x.Value.ID]
 		case v.gradient:
 			if of := weights[n]; of != nil {
 				v.like = of

@@ -29,7 +29,7 @@ func (w *work) undecided(instrs []codegen.Instr) []codegen.Instr {
 			entering[n.Args[0].Def], entering[n] = true, true
 		}
 	}
-	var all []codegen.Instr
+	all := make([]codegen.Instr, 0, len(instrs))
 	for _, in := range instrs {
 		if in.Parts > 0 && !entering[in.Node] {
 			if in.Part > 0 {
