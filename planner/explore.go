@@ -467,14 +467,14 @@ func (s *searcher) list(t *pending) {
 	if t.first.sizes != nil {
 		return
 	}
-	t.first.least = never
 	all, replicas := s.trunkFloors(t.outline), s.replicas(t.outline)
-	t.first.sizes = make([]sized, 0, len(all))
-	for _, x := range all {
-		if t.inStep(x.size, replicas, s.batch) {
-			t.first.sizes = append(t.first.sizes, x)
-			t.first.least = min(t.first.least, x.floor)
-		}
+	outOfStep := func(x sized) bool { return !t.inStep(x.size, replicas, s.batch) }
+	if slices.ContainsFunc(all, outOfStep) { // otherwise families share them
+		all = slices.DeleteFunc(slices.Clone(all), outOfStep)
+	}
+	t.first.sizes, t.first.least = all, never
+	for i := range all {
+		t.first.least = min(t.first.least, all[i].floor)
 	}
 }
 
