@@ -39,7 +39,18 @@ type brute struct {
 	counting bool // plans, which are not compiled
 }
 
-var exactAll = flag.Bool("exact-all", false, "hold the search to all plans also in the cases that have thousands of them")
+var exactAll = flag.Bool("exact-all", false, "go through all random cases, of which tests take a part, and hold the search to all plans also in those that have thousands of them")
+
+// most is the first of two numbers of cases with -exact-all; otherwise the second.
+func most(all, few int) int {
+	if *exactAll {
+		return all
+	}
+	return few
+}
+
+// left reports whether only -exact-all goes through the k-th case of a test, which otherwise takes some of every n.
+func left(k, n int, taken ...int) bool { return !*exactAll && !slices.Contains(taken, k%n) }
 
 // skip reports whether a case has so many plans that only -exact-all goes through them.
 func (b *brute) skip() bool {
@@ -522,7 +533,7 @@ func TestSearchIsExact(t *testing.T) {
 		// From more than enough to too little.
 		b.limit = []int64{1 << 40, 200e3 + r.Int64N(600e3)}[min(1, r.IntN(4))]
 		b.opts.MemoryLimit = b.limit
-		if k != 9 && k != 28 && b.skip() { // these two have shown more than smaller ones
+		if left(k, 7, 0, 1, 2, 4) || k != 9 && k != 28 && b.skip() { // these two have shown more than smaller ones
 			skipped++
 			continue
 		}
@@ -563,7 +574,7 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	const seed = 6
 	r := rand.New(rand.NewPCG(seed, 0))
 	recomputing, chunks := 0, map[int]int{}
-	for k := range 8 {
+	for k := range most(15, 8) {
 		model := tiny(4 + r.IntN(6))
 		model.Bias, model.BlockSize = false, []int{33, 24}[k%2] // with 24 context parallelism of 2 is searched
 		batch := 2 + r.IntN(5)
@@ -580,6 +591,9 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 			model = tiny(2 + k/12)
 			b.g, b.blocks, b.opts.Schedule, b.opts.PP = step(t, model, batch), model.NLayer, partition.ZeroBubble, 2
 			b.tokens = model.BlockSize
+		}
+		if left(k, 8, 0, 1, 2, 3, 4, 5, 6) {
+			continue
 		}
 		res, _ := b.compare(seed, k)
 		if res == nil {
@@ -651,7 +665,7 @@ func TestPiecesAreSearched(t *testing.T) {
 			b.opts.ZeRO = nil
 		}
 		b.opts.MemoryLimit = b.limit
-		if b.skip() {
+		if left(k, 5, 0, 3) || b.skip() {
 			continue
 		}
 		if res, _ := b.compare(seed, k); res != nil {

@@ -59,7 +59,7 @@ func TestFinishIsTheProgram(t *testing.T) {
 	t.Parallel()
 	const seed = 31
 	r := rand.New(rand.NewPCG(seed, 0))
-	cases := 48
+	cases := most(120, 48)
 	if testing.Short() {
 		cases = 40
 	}
