@@ -37,7 +37,7 @@ func compileOn(t testing.TB, backend runtime.Backend, g *ir.Graph, p *partition.
 // (row 15).
 func TestAccumulation(t *testing.T) {
 	const batch = 12
-	steps := most(50, 12)
+	steps := most(50, 6)
 	var want trajectory
 	for _, ranks := range []int{1, 2, 3} {
 		for _, micro := range []int{12, 6, 4, 3, 1} {

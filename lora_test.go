@@ -52,7 +52,7 @@ func TestParityOfAdapters(t *testing.T) {
 			}
 			one, weights := train(parityPlan(1, 1, 1, parityBatch, partition.GPipe, false))
 			require.NotEqual(t, one.loss[0], one.loss[len(one.loss)-1])
-			for _, c := range sampleOf(t, allParityPlans(), most(200, 6)) {
+			for _, c := range sampleOf(t, allParityPlans(), most(200, 4)) {
 				p := c.plan
 				got, others := train(p)
 				dLoss, dNorm := differences(one, got)

@@ -69,6 +69,9 @@ func offloadCases() []offloaded {
 func TestOffloadKeepsTheBits(t *testing.T) {
 	const batch, steps = 11, 3
 	for k, c := range offloadCases() {
+		if k%3 == 2 && !*parityAll {
+			continue
+		}
 		var want trajectory
 		var device []int64
 		for _, what := range []partition.Offload{partition.OffloadNone, partition.OffloadOptimizer, partition.OffloadParams} {

@@ -54,7 +54,7 @@ func piecesPlans() []*partition.Plan {
 // TestPiecesParity trains with products and collectives in parts, on the CPU and on GPUs, and compares each step with
 // one rank, and with the same plan without parts to the bit. Ranks communicate what the program says, and as many bytes.
 func TestPiecesParity(t *testing.T) {
-	const steps = 5
+	steps := most(learningSteps, 4) // the fourth is a graph on GPUs
 	g := stepOf(t, piecesModel())
 	train := func(p *partition.Plan) (trajectory, int64) {
 		prog, exec := compile(t, g, p, parityBatch)

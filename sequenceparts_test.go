@@ -29,7 +29,7 @@ type partsPlan struct {
 // with the same parts not made in pieces to the bit: of odd sizes; with dropout, learned and rotary positions and grouped
 // heads; micro-batches of one sequence and of several, of which the last is smaller.
 func TestSequencePartsParity(t *testing.T) {
-	const steps = 5
+	steps := most(learningSteps, 4) // the fourth is a graph on GPUs
 	gpt2 := parityModel
 	gpt2.NLayer, gpt2.BlockSize = 4, 15
 	llama := groupedModels()[0]

@@ -26,7 +26,7 @@ func TestIgnoredTargets(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			prog, exec := trainer(t, parityPlan(1, 1, 1, parityBatch, partition.GPipe, false), parityBatch)
 			one := maskedSteps(t, prog, exec, counts)
-			for i, c := range sampleOf(t, allParityPlans(), most(100, 4)) {
+			for i, c := range sampleOf(t, allParityPlans(), most(100, 3)) {
 				if c.plan.ContextParallel() == 1 && i%2 == 0 {
 					c.plan.LossSlices = T
 				}
