@@ -229,11 +229,11 @@ func TestTensorCores(t *testing.T) {
 	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 
-// TestWithoutWarpgroups is the same for devices before Hopper.
+// TestWithoutWarpgroups is the same for devices before Hopper, which multiply tiles otherwise.
 func TestWithoutWarpgroups(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.BuildWithout(t)
-	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
+	backendtest.RunSomeWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
 }
 
 // TestEveryOpHasAKernel fails if the CPU has an op that this package lacks.

@@ -2,6 +2,7 @@ package backendtest
 
 import (
 	"encoding/binary"
+	"flag"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -22,6 +23,8 @@ import (
 // in every run.
 var fresh, _ = strconv.ParseUint(os.Getenv("AUTOPAR_TEST_SEED"), 10, 64)
 
+var opsAll = flag.Bool("ops-all", false, "run ops on all samples, over 2 and over 3 parts each")
+
 // testOps runs every op on the whole value and on the parts of every legal split, and compares the
 // combined result with package interp.
 func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
@@ -31,7 +34,7 @@ func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 	}
 	for i, s := range samples() {
 		missing[s.op] = false
-		if leaveOut(s.op, s.attr) {
+		if s.more && !*opsAll || leaveOut(s.op, s.attr) {
 			continue
 		}
 		t.Run(fmt.Sprintf("%s/%d", s.op, i), func(t *testing.T) {
@@ -40,7 +43,7 @@ func testOps(t *testing.T, open Open, leaveOut func(ir.Op, ir.Attr) bool) {
 		})
 	}
 	for i, s := range samples() {
-		if leaveOut(s.op, s.attr) {
+		if s.more && !*opsAll || leaveOut(s.op, s.attr) {
 			continue
 		}
 		for _, d := range []ir.DType{ir.BF16, ir.F16} {
@@ -113,8 +116,16 @@ func (s sample) work() int {
 // RunWideHeads checks attention with heads of 64 and 128 elements in two-byte types. Kernels may
 // round probabilities and their gradients to the type, so results may differ by four times its
 // epsilon of the largest element.
-func RunWideHeads(t *testing.T, open Open) {
+func RunWideHeads(t *testing.T, open Open) { runWideHeads(t, open, true) }
+
+// RunSomeWideHeads runs two of five samples, in which there are attention and gradients of both widths; all with -ops-all.
+func RunSomeWideHeads(t *testing.T, open Open) { runWideHeads(t, open, *opsAll) }
+
+func runWideHeads(t *testing.T, open Open, all bool) {
 	for i, s := range wideHeads() {
+		if !all && i%5 > 0 && i%5 < 4 {
+			continue
+		}
 		t.Run(fmt.Sprintf("%s/%d/%s", s.op, i, s.args[0]), func(t *testing.T) {
 			ds, _ := devices(t, open, 1, time.Minute)
 			newOpTest(t, ds[0], s, uint64(i)).run(t)
@@ -180,13 +191,14 @@ func testAccumulate(t *testing.T, open Open) {
 type opTest struct {
 	device runtime.Device
 	sample
+	seed uint64
 	node *ir.Node
 	args []interp.Tensor
 	want []interp.Tensor
 }
 
 func newOpTest(t *testing.T, d runtime.Device, s sample, seed uint64) *opTest {
-	o := &opTest{device: d, sample: s}
+	o := &opTest{device: d, sample: s, seed: seed}
 	rng := rand.New(rand.NewPCG(seed, 1+fresh))
 	g := ir.NewGraph("op")
 	var values []*ir.Value
@@ -246,9 +258,9 @@ func (o *opTest) run(t *testing.T) {
 	}
 }
 
-// cuts lists the numbers of parts for a rule: 2 and 3; for two-byte types, of which nothing that
-// depends on the number is special, the larger alone, whose parts are uneven more often. Of those f16,
-// which differs from bf16 only in how an element is rounded, is not cut.
+// cuts lists the numbers of parts for a rule: 2 and 3, of large samples one of them in turn; for
+// two-byte types, of which nothing that depends on the number is special, the larger alone, whose parts
+// are uneven more often. Of those f16, which differs from bf16 only in how an element is rounded, is not cut.
 func (o *opTest) cuts(sig *ir.Signature, rule int) []int {
 	if rule < 0 {
 		return []int{1}
@@ -267,6 +279,8 @@ func (o *opTest) cuts(sig *ir.Signature, rule int) []int {
 		return []int{2}
 	case has(ir.BF16):
 		return []int{3}
+	case o.work() > 1<<15 && !*opsAll:
+		return []int{2 + int(o.seed%2)}
 	}
 	return []int{2, 3}
 }
