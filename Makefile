@@ -66,7 +66,8 @@ parity: ## train under every plan of the parity table and print it
 
 long: ## every plan, long runs and large searches, of which make test takes samples: an hour or two
 	$(GO) test -count=1 -timeout 4h . -args -parity-all
-	$(GO) test -count=1 -timeout 1h -run 'IsExact|IsSimulation|Floor' ./planner -args -exact-all
+	$(GO) test -count=1 -timeout 2h -run 'IsExact|AreSearched|IsSimulation|IsTheProgram|Floor|Certificate' ./planner -args -exact-all
+	$(GO) test -count=1 -timeout 1h ./cuda/kernel ./runtime/cpu -args -ops-all
 
 curves: build ## train 300 steps under five very different plans and draw their losses over each other
 	bench/curves.sh $(BIN)
