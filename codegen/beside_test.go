@@ -62,7 +62,7 @@ func TestVerifyAcceptsOverlapTP(t *testing.T) {
 		p.OverlapTP = true
 		name := fmt.Sprintf("%+v", *p)
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g), name)
+		require.NoError(t, codegen.Check(prog), name)
 		groups := 0
 		for _, st := range prog.Stages {
 			for _, body := range st.Bodies {
@@ -92,7 +92,7 @@ func TestBeside(t *testing.T) {
 	p.OverlapTP = true
 	block := func() [][]string {
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		require.Empty(t, beside(prog.Stages[0].Bodies[ir.Forward].Instrs))
 		var of [][]string
 		for _, names := range beside(prog.Stages[0].Bodies[ir.Backward].Instrs) {
@@ -138,7 +138,7 @@ func TestBesideIsChecked(t *testing.T) {
 			p := plan(2, 2, 1, 2, 2, partition.OneFOneB, false)
 			p.OverlapTP = true
 			prog := generate(t, traced, p)
-			require.NoError(t, codegen.Verify(prog, traced))
+			require.NoError(t, codegen.Check(prog))
 			instrs := prog.Stages[0].Bodies[ir.Backward].Instrs
 			for i := range instrs {
 				if instrs[i].Node.Name == "h.1.mlp.c_fc/matmul@dx@all_reduce_tp" {

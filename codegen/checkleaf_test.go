@@ -75,7 +75,7 @@ func TestLeavesAreChecked(t *testing.T) {
 		p := plan(2, 1, 3, 2, 3, partition.OneFOneB, false)
 		p.Overlap = true
 		prog := generate(t, traced, p)
-		require.NoError(t, codegen.Verify(prog, traced))
+		require.NoError(t, codegen.Check(prog))
 		c.breakIt(prog.Stages[1])
 		err := codegen.Verify(prog, traced)
 		require.Error(t, err, name)

@@ -43,10 +43,11 @@ func plan(dp, tp, pp, mb, layers int, schedule partition.Schedule, recompute boo
 	return p
 }
 
+// generate compiles a program that computes its graph; whether it is sound is not checked.
 func generate(t testing.TB, g *ir.Graph, p *partition.Plan) *codegen.Program {
 	prog, err := codegen.Compile(g, p, batch, nil)
 	require.NoError(t, err)
-	require.NoError(t, codegen.CheckEquivalent(prog, g))
+	require.NoError(t, codegen.CheckEquivalent(prog, g), "%+v", *p)
 	return prog
 }
 

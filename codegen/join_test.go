@@ -55,7 +55,7 @@ func TestJoin(t *testing.T) {
 			p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
 			c.set(p)
 			prog := generate(t, g, p)
-			require.NoError(t, codegen.Verify(prog, g))
+			require.NoError(t, codegen.Check(prog))
 			var got []string
 			instrs := prog.Stages[0].Bodies[ir.Update].Instrs
 			for i, in := range instrs {
@@ -93,7 +93,7 @@ func TestGradientsAreReducedOnce(t *testing.T) {
 		p.ZeRO, p.CP, p.TP, p.PlanNGPUs, p.RuntimeNGPUs = 2, 2, tp, 4*tp, 4*tp
 		p.Placements = []partition.Placement{{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,_,_,tp]"}}
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		type sum struct {
 			of   *ir.Value
 			over string
@@ -157,7 +157,7 @@ func TestJoinMutants(t *testing.T) {
 			p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
 			p.ZeRO = 1
 			prog := generate(t, traced, p)
-			require.NoError(t, codegen.Verify(prog, traced))
+			require.NoError(t, codegen.Check(prog))
 			instrs := prog.Stages[0].Bodies[ir.Update].Instrs
 			at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == second })
 			require.True(t, instrs[at].Fused)

@@ -62,7 +62,7 @@ func verifyOverlap(t *testing.T, g *ir.Graph, layers int, schedule partition.Sch
 				}
 				name := fmt.Sprintf("%s dp %d tp %d pp %d zero %d", schedule, dp, tp, pp, zero)
 				prog := generate(t, g, p)
-				require.NoError(t, codegen.Verify(prog, g), name)
+				require.NoError(t, codegen.Check(prog), name)
 				apart := *p
 				apart.Overlap = false
 				without := generate(t, g, &apart)
@@ -294,7 +294,7 @@ func TestOverlapStreamsCheckThemselves(t *testing.T) {
 func TestLateStreamsAreChecked(t *testing.T) {
 	traced := trainGraph(t, 4)
 	prog := generate(t, traced, chunked(overlapped(2, 1, 4, 1, 4, 1), 2))
-	require.NoError(t, codegen.Verify(prog, traced))
+	require.NoError(t, codegen.Check(prog))
 	st := prog.Stages[0]
 	instrs := st.Run(codegen.Task{Phase: ir.Backward, Chunk: 1})
 	late := &instrs[slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Last })]
@@ -319,7 +319,7 @@ func TestOverlapRounds(t *testing.T) {
 	for zero, op := range []string{"all_reduce", "reduce_scatter"} {
 		for _, pp := range []int{1, 3} {
 			prog := generate(t, g, overlapped(2, 1, pp, 2, 3, zero))
-			require.NoError(t, codegen.Verify(prog, g))
+			require.NoError(t, codegen.Check(prog))
 			for _, st := range prog.Stages {
 				for _, in := range st.Bodies[ir.Update].Instrs {
 					if in.Node.Block() != "" {
@@ -383,7 +383,7 @@ func TestOverlapReducesEach(t *testing.T) {
 				p.PlanNGPUs, p.RuntimeNGPUs, p.CP = 8, 8, 2
 			}
 			prog := generate(t, g, p)
-			require.NoError(t, codegen.Verify(prog, g))
+			require.NoError(t, codegen.Check(prog))
 			var got []string
 			for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
 				at := in.Node.Block()

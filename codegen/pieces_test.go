@@ -51,7 +51,7 @@ func TestAllReduceBeforeAProduct(t *testing.T) {
 		p.Placements[i].Spec = spec
 	}
 	prog := generate(t, g, p)
-	require.NoError(t, codegen.Verify(prog, g))
+	require.NoError(t, codegen.Check(prog))
 	for _, in := range prog.Stages[0].Bodies[ir.Backward].Instrs {
 		require.False(t, in.Parts > 0 && in.Node.Op == ir.OpAllReduce && in.Node.Args[0].Def.Op == ir.OpRoPE, in.Node.Name)
 	}
@@ -71,7 +71,7 @@ func TestVerifyAcceptsPieces(t *testing.T) {
 		}
 		name := fmt.Sprintf("%+v", *p)
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g), name)
+		require.NoError(t, codegen.Check(prog), name)
 		var made [ir.NumPhases]int
 		for _, st := range prog.Stages {
 			for phase := range made {
@@ -108,7 +108,7 @@ func TestPieces(t *testing.T) {
 	p.OverlapTP, p.TPPieces, p.SequenceParallel = true, 3, true
 	block := func(g *ir.Graph) []string {
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		var of []string
 		for _, name := range pieces(prog.Stages[0].Bodies[ir.Forward].Instrs) {
 			if len(of) < 12 {
@@ -145,7 +145,7 @@ func TestPiecesBackward(t *testing.T) {
 	backward := func(p *partition.Plan) (of []string) {
 		p.TPPieces, p.SequenceParallel = 3, true
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		for _, st := range prog.Stages {
 			of = append(of, pieces(st.Bodies[ir.Backward].Instrs)...)
 		}
@@ -193,7 +193,7 @@ func TestPiecesAreChecked(t *testing.T) {
 				p := plan(2, 2, 1, 3, 2, partition.OneFOneB, false)
 				p.OverlapTP, p.SequenceParallel, p.TPPieces = true, true, 3
 				prog := generate(t, traced, p)
-				require.NoError(t, codegen.Verify(prog, traced))
+				require.NoError(t, codegen.Check(prog))
 				instrs := prog.Stages[0].Bodies[phase].Instrs
 				at := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node.Name == gather })
 				m.breakIt(instrs[at : at+6])

@@ -147,7 +147,7 @@ func TestLossSlicesReduceOnce(t *testing.T) {
 				p := plan(2, c.tp, c.pp, 1, 2, c.schedule, false)
 				p.ZeRO, p.LossSlices, p.Overlap, p.SequenceParallel, p.OverlapTP = c.zero, parts, c.overlap, c.tp > 1, c.tp > 1
 				prog := generate(t, g, p)
-				require.NoError(t, codegen.Verify(prog, g), "%s, tied %v, %+v", float, tied, c)
+				require.NoError(t, codegen.Check(prog), "%s, tied %v, %+v", float, tied, c)
 				last := prog.Stages[c.pp-1]
 				reduced, whole := 0, map[int]bool{}
 				for _, body := range last.Bodies[:ir.Update] {
@@ -195,7 +195,7 @@ func TestSumsOfSlicesAreChecked(t *testing.T) {
 		p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
 		p.ZeRO, p.LossSlices = 2, 3
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		st := prog.Stages[0]
 		body := st.Bodies[ir.Backward].Instrs
 		slice := func(k int) *codegen.Instr {
@@ -223,7 +223,7 @@ func TestLossSlicesFetchOnce(t *testing.T) {
 		p := plan(2, 1, 1, 2, 2, partition.OneFOneB, false)
 		p.ZeRO, p.LossSlices, p.Offload = 2, parts, partition.OffloadParams
 		prog := generate(t, g, p)
-		require.NoError(t, codegen.Verify(prog, g))
+		require.NoError(t, codegen.Check(prog))
 		fetched := 0
 		for _, body := range prog.Stages[0].Bodies[:ir.Update] {
 			for _, in := range body.Instrs {

@@ -24,7 +24,7 @@ func TestSumsInSlots(t *testing.T) {
 						p.MicroBatch = 1
 					}
 					prog := generate(t, g, p)
-					require.NoError(t, codegen.Verify(prog, g))
+					require.NoError(t, codegen.Check(prog))
 					draft, err := codegen.Draft(g, p, batch, p.Lone(batch))
 					require.NoError(t, err)
 					arena := func(sums codegen.Region) int64 {
