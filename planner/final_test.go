@@ -112,6 +112,9 @@ func TestFinishIsTheProgram(t *testing.T) {
 				cut = randomCut(r, blocks, o.pp*o.chunks)
 			}
 			b := 1 + r.IntN((batch+skel.plan.DataParallel()-1)/skel.plan.DataParallel())
+			for !o.inStep(b, skel.plan.DataParallel(), batch) {
+				b++
+			}
 			schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
 			if o.chunks > 1 {
 				schedule = partition.Interleaved

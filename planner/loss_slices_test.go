@@ -14,7 +14,7 @@ import (
 func TestLossSlicesArePlanned(t *testing.T) {
 	const batch = 8
 	model := gpt.Config{
-		NLayer: 4, NHead: 4, NKVHead: 4, NEmbd: 32, BlockSize: 32, VocabSize: 4099,
+		NLayer: 2, NHead: 4, NKVHead: 4, NEmbd: 32, BlockSize: 32, VocabSize: 4099,
 		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: true,
 	}
 	g, err := gpt.TrainStep(model, gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, GradClip: 1}, batch, model.BlockSize)
