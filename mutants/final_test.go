@@ -66,12 +66,12 @@ func inTheFinals() []mutant {
 	}, {
 		bug: "peak of a plan not that of its program", how: "gaps as large as a buffer are left empty",
 		file: "codegen/pack.go",
-		old:  "len(all) > 0 && all[0].at < at+size; all", new: "len(all) > 0 && all[0].at <= at+size; all",
+		old:  "k < len(all) && all[k].at < at+size; k++", new: "k < len(all) && all[k].at <= at+size; k++",
 		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "peak of a plan not that of its program", how: "a buffer lies on another that begins in an earlier interval",
 		file: "codegen/pack.go",
-		old:  "over := p.intervals[(b.From-p.first)/p.width : (b.To-p.first)/p.width+1]", new: "over := p.intervals[(b.From-p.first)/p.width:][:1]",
+		old:  "return p.intervals[(b.From-p.first)/p.width : (b.To-p.first)/p.width+1]", new: "return p.intervals[(b.From-p.first)/p.width:][:1]",
 		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "a faster order of ranks is taken for the usual one", how: "nobody asks how the ends of a pipeline reach their neighbours and each other",

@@ -6,7 +6,7 @@ func inGrids() []mutant {
 	return []mutant{{
 		bug: "one block does not stand for all", how: "the first of a stage slices positions between what runs beside collectives in others",
 		file: "codegen/shared.go",
-		old:  "case together && before.Block() != \"\" && shared(n)", new: "case together && before.Block() != \"\" && from < 0 && shared(n)",
+		old:  "case together && blocks[before.ID()] != \"\" && shared(n)", new: "case together && blocks[before.ID()] != \"\" && from < 0 && shared(n)",
 		pkg: "./planner", run: "^TestCostBesideWhatBlocksShare$",
 	}, {
 		bug: "weights on a grid are gathered", how: "what meets a part of a weight is not cut as that is",

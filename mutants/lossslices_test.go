@@ -76,7 +76,7 @@ func inLossSlices() []mutant {
 	}, {
 		bug: "a slice of the loss is left out", how: "of the gradient of a weight that only the update reads",
 		file: "partition/lossslices.go",
-		old:  "args, changed = append(args, terms...), true", new: "args, changed = append(args, terms[1:]...), true",
+		old:  "args = append(args, terms...)", new: "args = append(args, terms[1:]...)",
 		pkg: "./codegen", run: proof,
 	}, {
 		bug: "a slice of the loss that is left out is not refused", how: "some parts are taken for the sum",

@@ -26,7 +26,7 @@ func inSums() []mutant {
 	}, {
 		bug: "peak of a plan not that of its program", how: "gradients are placed in another order",
 		file: "codegen/pack.go",
-		old:  "cmp.Compare(a.filled(), b.filled()), ", new: "",
+		old:  "cmp.Compare(a.filled, b.filled), ", new: "",
 		pkg: "./codegen", run: "^TestPack$",
 	}, {
 		bug: "floor of memory above what plans need", how: "gradients of the only micro-batch take room throughout",
