@@ -146,8 +146,7 @@ func (p *placed) during(b *Buffer) [][]space {
 
 // reserve makes room for all of the buffers.
 func (p *placed) reserve(buffers []Buffer, ids []int) {
-	last := len(p.intervals)
-	begin := make([]int, last+1) // by interval, how many buffers begin there, less those that ended in the one before
+	begin := make([]int, len(p.intervals)+1) // by interval, how many buffers begin there, less those that ended in the one before
 	entries := 0
 	for _, id := range ids {
 		b := &buffers[id]

@@ -47,11 +47,12 @@ func (r *Report) choices(n *ir.Node) []Choice {
 				continue
 			}
 			c := Choice{Axis: a.Name, Rule: ruleName(sig, dim), Chosen: known && dim == chosen}
+			ranks := a.Size * splitting(n, sig, mesh.Axes[:axis], dim)
 			switch {
 			case !legal:
 				c.Not = fmt.Sprintf("the kernel needs %s whole", sig.Dims[dim].Name)
-			case dim >= 0 && sig.Dims[dim].Size < splitting(n, sig, mesh.Axes[:axis], dim)*a.Size:
-				c.Not = fmt.Sprintf("%d cannot be cut over %d", sig.Dims[dim].Size, splitting(n, sig, mesh.Axes[:axis], dim)*a.Size)
+			case dim >= 0 && sig.Dims[dim].Size < ranks:
+				c.Not = fmt.Sprintf("%d cannot be cut over %d", sig.Dims[dim].Size, ranks)
 			case dim >= 0 && ir.SequenceParts(n.Attr) > 0 && results[0] == ir.ShardOn(0):
 				c.Not = fmt.Sprintf("every %d are one sequence", ir.SequenceParts(n.Attr))
 			default:

@@ -102,7 +102,7 @@ func inSequenceParts() []mutant {
 	}, {
 		bug: "planner: parts that context-parallel ranks share unevenly", how: "which start at no aligned address",
 		file: "planner/pieces.go",
-		old:  "(cp == 1 || codegen.EvenContext(tokens/n, cp))", new: "cp > 0",
+		old:  "tokens/(n*cp) >= tp && codegen.EvenContext(tokens/n, cp)", new: "tokens/(n*cp) >= tp",
 		pkg: "./planner", run: "^TestPartsOfSharedSequences$",
 	}, {
 		bug: "planner: programs of ranks that share sequences unevenly are taken from those that do", how: "other products are made in parts",

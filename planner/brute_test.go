@@ -651,13 +651,8 @@ func TestPiecesAreSearched(t *testing.T) {
 			model.BlockSize = 4 * codegen.EvenTokens
 		}
 		batch := 3 + r.IntN(4)
-		c := randomCluster(r)
-		c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e3, c.Device.Efficiency.MatmulHalf*float64(k%4)/1e3
-		for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
-			l.Latency /= []float64{1, 30, 1e4}[k%3]
-		}
 		b := &brute{
-			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: c,
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: piecesCluster(r, k),
 			opts:  Options{RuntimeNGPUs: ranks, PlanNGPUs: ranks, CP: 1, TP: 2, ZeRO: stage(k / 2 % 2), Offload: "none", Replicate: "none", LossSlices: 1},
 			limit: []int64{1 << 40, (250e3 + r.Int64N(400e3)) * int64(model.BlockSize/16)}[k/4%2],
 		}
@@ -678,6 +673,46 @@ func TestPiecesAreSearched(t *testing.T) {
 	for _, n := range pieceCounts() {
 		require.Positive(t, found[n], "parts %d", n)
 	}
+}
+
+// piecesCluster draws a cluster whose kernels and messages may be short enough for parts.
+func piecesCluster(r *rand.Rand, k int) *cost.Cluster {
+	c := randomCluster(r)
+	c.Device.LaunchOverhead, c.Device.Efficiency.MatmulHalf = c.Device.LaunchOverhead/1e3, c.Device.Efficiency.MatmulHalf*float64(k%4)/1e3
+	for _, l := range []*cost.Link{&c.IntraNode, &c.InterNode} {
+		l.Latency /= []float64{1, 30, 1e4}[k%3]
+	}
+	return c
+}
+
+// TestPartsOfSharedSequences: the search finds what the simulation of all plans does where context-parallel ranks share
+// sequences that tensor parallelism makes in parts.
+func TestPartsOfSharedSequences(t *testing.T) {
+	t.Parallel()
+	const seed = 21
+	r := rand.New(rand.NewPCG(seed, 0))
+	found := map[int]int{}
+	for k := range 7 {
+		model, cp, batch := tiny(1), 2, 1+k%3
+		model.Bias, model.NEmbd, model.BlockSize = k%2 == 0, 48, 8*codegen.EvenTokens
+		switch k {
+		case 5: // too short for four parts
+			model.BlockSize = 4 * codegen.EvenTokens
+		case 6: // two ranks would share sequences evenly, four do not
+			cp, batch, model.BlockSize = 4, 4, 6*codegen.EvenTokens
+		}
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: piecesCluster(r, k),
+			opts:  Options{RuntimeNGPUs: 2 * cp, PlanNGPUs: 2 * cp, CP: cp, TP: 2, ZeRO: stage(k % 2), Offload: "none", Replicate: "none", LossSlices: 1},
+			limit: 1 << 40,
+		}
+		b.opts.MemoryLimit = b.limit
+		if res, _ := b.compare(seed, k); res != nil && res.Plan.SequenceParts == res.Plan.TPPieces {
+			found[res.Plan.SequenceParts]++
+		}
+	}
+	require.Positive(t, found[0])
+	require.Positive(t, found[4])
 }
 
 func TestInfeasible(t *testing.T) {

@@ -77,7 +77,7 @@ func (s *searcher) ofParts(o outline) bool {
 
 // mayShare reports whether each of n parts of a sequence has a token for every rank, and context-parallel ranks share it evenly.
 func mayShare(n, cp, tp, tokens int) bool {
-	return tokens/(n*cp) >= tp && (cp == 1 || codegen.EvenContext(tokens/n, cp))
+	return tokens/(n*cp) >= tp && codegen.EvenContext(tokens/n, cp)
 }
 
 // haveParts reports whether the sequences of a graph can be in n parts. In those what can be made in parts of whole sequences
