@@ -301,10 +301,35 @@ func inTheBounds() []mutant {
 		old:  "for i := range all {\n\t\tn := all[i].Node\n\t\tofBatch", new: "for i := range all[:1] {\n\t\tn := all[i].Node\n\t\tofBatch",
 		pkg: "./planner", run: "^TestSharesOfBuckets$",
 	}, {
-		bug: "a floor takes the update of the first position for that of all", how: "data-parallel ranks of others may lie nearer",
+		bug: "a floor takes the sums of the first position for those of all", how: "data-parallel ranks of others may lie nearer",
 		file: "planner/floor.go",
-		old:  "\t\t\tleast.fastest(t)\n", new: "\t\t\tcontinue\n",
-		pkg: "./planner", run: "^TestCostIsSimulation$/^seed_105_case_94$",
+		old:  "&of.shared[place]", new: "&of.shared[0]",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "a floor takes what the first position does for the least of all", how: "others may do less",
+		file: "planner/pools.go",
+		old:  "if len(spots) > 1 {\n\t\t\tp.first.f", new: "if false {\n\t\t\tp.first.f",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "a floor above what plans take", how: "ranks that have shares of a tied table's gradient hand over all of it",
+		file: "planner/relax.go",
+		old:  "if o.zero >= 2 {\n\t\t\t\tbytes /=", new: "if false {\n\t\t\t\tbytes /=",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "a floor above what plans take", how: "a frozen table has a gradient that its stages exchange",
+		file: "planner/relax.go",
+		old:  "if v.frozen {\n\t\t\tcontinue", new: "if false {\n\t\t\tcontinue",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "floors far below what plans take", how: "the first position hands no gradient of a tied table to the last one",
+		file: "planner/passage.go",
+		old:  "max(update+p.ends.first, p.ends.after)", new: "update + p.ends.first",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "two stages exchange gradients one after the other", how: "the second to send waits until it has updated the table",
+		file: "partition/stage.go",
+		old:  "\tsendEarly(c.dst)\n", new: "",
+		pkg: "./partition", run: "^TestGradientsOfTablesCross$",
 	}, {
 		bug: "a floor shares out what a kernel takes that is larger than the cache", how: "a part of it may lie in that",
 		file: "planner/relax.go",

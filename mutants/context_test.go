@@ -24,7 +24,7 @@ func inContext() []mutant {
 	}, {
 		bug: "a floor has data-parallel ranks exchange what ranks that share sequences have shares of", how: "of parameters and gradients",
 		file: "planner/relax.go",
-		old:  "\t\t\tbytes /= int64(o.cp)\n", new: "",
+		old:  "\t\tbytes /= int64(o.cp)\n", new: "",
 		pkg: "./planner", run: "^TestGoldenPlans$",
 	}, {
 		bug: "a small program shards in other dimensions than the plan that it stands for", how: "over ranks that share sequences",

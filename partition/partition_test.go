@@ -170,6 +170,27 @@ func TestTiedTable(t *testing.T) {
 	require.Equal(t, "wte.weight@send2", partition.BaseName("wte.weight@send2"))
 }
 
+// TestGradientsOfTablesCross: two stages with a tied table each send their gradient of it before they receive the other one.
+func TestGradientsOfTablesCross(t *testing.T) {
+	g, err := partition.Apply(trainGraph(t, 3), newPlan(2, 1, partition.Stage{First: 0, Last: 1}, partition.Stage{First: 1, Last: 2}, partition.Stage{First: 2, Last: 3}), batch)
+	require.NoError(t, err)
+	require.NoError(t, g.Verify())
+	table := g.Find("wte.weight").Results[0].Type
+	sent := map[int]bool{}
+	received := 0
+	for _, n := range g.Nodes {
+		switch {
+		case n.Phase != ir.Update || len(n.Results) != 1 || !n.Results[0].Type.Equal(table):
+		case n.Op == ir.OpSend:
+			sent[n.Stage] = true
+		case n.Op == ir.OpRecv:
+			require.True(t, sent[n.Stage], n.Name)
+			received++
+		}
+	}
+	require.Equal(t, 2, received)
+}
+
 // TestNewWeightsAreRoundedAtOnce: each new master copy is rounded before the next one is made, on every stage
 // that has the weight. Otherwise all master copies fetched from the host would be on the device at the same
 // time.

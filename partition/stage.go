@@ -136,8 +136,40 @@ func cut(g *ir.Graph, p *Plan, blocks []string) (*ir.Graph, error) {
 			}
 		}
 	}
+	sendEarly(c.dst)
 	c.dst.Renumber()
 	return c.dst, c.err
+}
+
+// sendEarly lets a stage send what another one needs for the update as soon as it has made it. Two stages that exchange
+// gradients of a tied table thus send at the same time, not one after the other.
+func sendEarly(g *ir.Graph) {
+	sent := func(n *ir.Node) bool { return n.Op == ir.OpSend && n.Phase == ir.Update }
+	early := map[*ir.Node][]*ir.Node{} // by the node after which they come: nil where the passes have made it, before the update
+	for _, n := range g.Nodes {
+		if sent(n) {
+			of := n.Args[0].Def
+			if of.Phase != ir.Update {
+				of = nil
+			}
+			early[of] = append(early[of], n)
+		}
+	}
+	if len(early) == 0 {
+		return
+	}
+	nodes := make([]*ir.Node, 0, len(g.Nodes))
+	for _, n := range g.Nodes {
+		if sent(n) {
+			continue
+		}
+		if n.Phase == ir.Update && n.Op.Class() != ir.Leaf {
+			nodes = append(nodes, early[nil]...)
+			delete(early, nil)
+		}
+		nodes = append(append(nodes, n), early[n]...)
+	}
+	g.Nodes = append(nodes, early[nil]...)
 }
 
 // site returns the stage that carries the copy of a node needed by stage s: s itself, or its position if the

@@ -18,8 +18,8 @@ import (
 
 // exchanges prices the collectives, in the order of [ordered]. With parts, a collective that may be made in parts with the
 // products next to it counts only the time by which it outlasts them.
-func (w *work) exchanges(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
-	prices := w.on(kinds)
+func (w *work) exchanges(mesh ir.Mesh, at spot, parts bool) [2]workTimes {
+	prices := w.on(at)
 	var beside, all workTimes
 	for i := range w.instrs {
 		in := &w.instrs[i]

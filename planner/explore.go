@@ -43,7 +43,7 @@ type pending struct {
 // data-parallel ranks: see [searcher.refined].
 type ownWork struct {
 	work   *work
-	shared map[cost.Kinds]*workTimes
+	shared []workTimes // by place of the ways
 }
 
 // sized is a micro-batch size and a schedule of an outline with two lower bounds of the time of its

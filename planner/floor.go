@@ -29,10 +29,11 @@ import (
 type work struct {
 	of         *blueprint
 	instrs     []workInstr
-	shared     []workInstr     // instructions whose time depends on the number of data-parallel ranks
-	prices     []*cost.Program // one for each place in the network that its groups may have
-	kinds      []cost.Kinds    // of devices, for each of prices
-	mesh       ir.Mesh         // of one data-parallel rank
+	shared     []workInstr                     // instructions whose time depends on the number of data-parallel ranks
+	prices     []*cost.Program                 // one for each place in the network that its groups may have
+	kinds      []cost.Kinds                    // of devices, for each of prices
+	mesh       ir.Mesh                         // of one data-parallel rank
+	spots      map[*spotGroups][]*cost.Program // prices where the groups lie so
 	known      map[sizeOn]*workTimes
 	kernels    map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
 	trunk      bool                  // it has only what [searcher.trunk] says
@@ -149,12 +150,12 @@ type workKey struct {
 	trunk, piped        bool
 }
 
-// sizeOn says what times of work depend on: the micro-batch size, the kinds of devices, whether the schedule runs
+// sizeOn says what times of work depend on: the micro-batch size, where the ranks lie, whether the schedule runs
 // kernels beside tensor-parallel collectives, and in how many parts a trunk makes products and collectives (pieces.go).
 // pieces is 0 for other work, whose program has the number of its outline. ofParts says that sequences are in as many parts.
 type sizeOn struct {
-	size    int
-	kinds   cost.Kinds
+	size int
+	spot
 	inOrder bool
 	pieces  int
 	ofParts bool
@@ -187,7 +188,7 @@ func (s *searcher) work(of *blueprint, o outline, trunk bool) *work {
 	}
 	job.PlanNGPUs, job.RuntimeNGPUs = o.cp*o.tp, s.opts.RuntimeNGPUs // all ranks share the machine, or the network
 	job.PoolOrder = s.cluster.Orders()[o.order]
-	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, recomputed: map[recomputeKey]*recomputeTimes{}, slots: map[int]*slots{}}
+	w := &work{of: of, piped: piped, trunk: trunk, sliced: s.opts.searchesSlices() && o.cp == 1, exchange: -1, spots: map[*spotGroups][]*cost.Program{}, known: map[sizeOn]*workTimes{}, kernels: map[sizeOn]*workTimes{}, parted: map[sizeOn]*workTimes{}, recomputed: map[recomputeKey]*recomputeTimes{}, slots: map[int]*slots{}}
 	w.mesh.Axes = slices.Clone(of.progs[kept].Mesh.Axes)
 	for i := range w.mesh.Axes {
 		switch a := &w.mesh.Axes[i]; a.Name {
@@ -218,7 +219,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 	price := cost.NewProgram(c, &job, w.mesh)
 	type way struct {
 		kinds  cost.Kinds
-		groups [3]cost.Group
+		groups spotGroups
 	}
 	var ways []way
 	for at := range job.Stages {
@@ -226,7 +227,7 @@ func (w *work) lie(c *cost.Cluster, job partition.Plan) {
 			break
 		}
 		x := way{kinds: price.Kinds(at)}
-		for i, name := range []string{partition.AxisTP, partition.AxisTPR, partition.AxisCP} {
+		for i, name := range spotAxes {
 			if axis := w.mesh.Axis(name); axis >= 0 {
 				x.groups[i] = price.As(at).Group(axis)
 			}
@@ -369,21 +370,24 @@ func (w *work) shares(all []codegen.Instr) (ofBatch, shared bool) {
 
 // at returns the times of what does not depend on the number of data-parallel ranks.
 func (w *work) at(on sizeOn, batch int) *workTimes {
+	if len(w.prices) == 1 {
+		on.groups = nil // they lie alike everywhere
+	}
 	if known := w.known[on]; known != nil {
 		return known
 	}
 	mesh := w.meshOf(on.size, batch)
-	alike := sizeOn{size: on.size, kinds: on.kinds}
+	alike := sizeOn{size: on.size, spot: spot{kinds: on.kinds}}
 	if w.kernels[alike] == nil {
 		w.kernels[alike] = w.computes(mesh, on.kinds)
 	}
-	both := w.exchanges(mesh, on.kinds, (on.size*w.rows() > 1 || on.ofParts) && (on.pieces > 0 || !w.trunk))
+	both := w.exchanges(mesh, on.spot, (on.size*w.rows() > 1 || on.ofParts) && (on.pieces > 0 || !w.trunk))
 	for _, inOrder := range []bool{false, true} {
 		t := both[ordered(inOrder)].plus(w.kernels[alike])
 		if on.pieces > 0 {
 			t = t.plus(w.divided(on, batch))
 		}
-		w.known[sizeOn{on.size, on.kinds, inOrder, on.pieces, on.ofParts}] = &t
+		w.known[sizeOn{on.size, on.spot, inOrder, on.pieces, on.ofParts}] = &t
 	}
 	return w.known[on]
 }
@@ -410,13 +414,13 @@ func (w *work) rows() int { return max(1, w.of.plan.SequenceParts) }
 
 // times prices the work in both ways that [ordered] has. parts is as in exchanges.
 func (w *work) times(mesh ir.Mesh, kinds cost.Kinds, parts bool) [2]workTimes {
-	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, kinds, parts)
+	kernels, both := w.computes(mesh, kinds), w.exchanges(mesh, spot{kinds: kinds}, parts)
 	return [2]workTimes{both[0].plus(kernels), both[1].plus(kernels)}
 }
 
 // computes prices all but the collectives, which exchanges prices.
 func (w *work) computes(mesh ir.Mesh, kinds cost.Kinds) *workTimes {
-	t, prices := &workTimes{}, w.on(kinds)[:1]
+	t, prices := &workTimes{}, w.on(spot{kinds: kinds})[:1]
 	near := []*cost.Program{prices[0].Near()}
 	for i := range w.instrs {
 		in, among := &w.instrs[i], prices
@@ -441,27 +445,15 @@ func least(prices []*cost.Program, in *workInstr, mesh ir.Mesh) cost.Picoseconds
 	return time
 }
 
-// sharedTimes prices, for a plan, what depends on its number of data-parallel ranks. Of positions on the same kinds of
-// devices each pass takes the least.
-func (w *work) sharedTimes(p *partition.Plan, price *cost.Program, batch int) map[cost.Kinds]*workTimes {
+// sharedTimes prices, for a plan, what depends on its number of data-parallel ranks, at every place of its ways.
+func (w *work) sharedTimes(p *partition.Plan, way *ways, price *cost.Program, batch int) []workTimes {
 	mesh := p.Mesh(batch)
-	all := map[cost.Kinds]*workTimes{}
-	seen := map[int]bool{}
-	for at := range p.PP() {
-		offset := price.Offset(at)
-		if seen[offset] {
-			continue
-		}
-		as, t := price.As(at), &workTimes{}
+	all := make([]workTimes, len(way.places))
+	for k := range all {
+		of := []*cost.Program{price.As(slices.Index(way.at, k))}
 		for i := range w.shared {
-			in, of := &w.shared[i], []*cost.Program{as}
-			t.add(in, max(0, least(of, in, mesh)-hides(of, in, mesh)))
-		}
-		seen[offset] = true
-		if least := all[price.Kinds(at)]; least != nil {
-			least.fastest(t)
-		} else {
-			all[price.Kinds(at)] = t
+			in := &w.shared[i]
+			all[k].add(in, max(0, least(of, in, mesh)-hides(of, in, mesh)))
 		}
 	}
 	return all
@@ -552,8 +544,8 @@ func (s *searcher) floor(o outline, trunk *work, size int, schedule partition.Sc
 	if trunk == nil {
 		return 0
 	}
-	return s.leastOn(o, nil, size, schedule, nil, false, func(size int, kinds cost.Kinds) workTimes {
-		return *trunk.at(sizeOn{size, kinds, inOrder(schedule), o.pieces, s.ofParts(o)}, s.batch)
+	return s.leastOn(o, nil, size, schedule, nil, false, func(size, _ int, at spot) workTimes {
+		return *trunk.at(sizeOn{size, at, inOrder(schedule), o.pieces, s.ofParts(o)}, s.batch)
 	})
 }
 
@@ -565,13 +557,12 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 		if p.trunk = s.trunk(p.outline); p.trunk == nil {
 			return 0
 		}
-		if p.ranks != anywhere {
-			p.way = s.waysOf(p.outline)
-		}
+		p.way = s.waysOf(p.outline)
 	}
-	moved := s.moved(p.outline, s.loneOf(p.outline, size))
-	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return p.trunk.at(sizeOn{size, kinds, inOrder(schedule), p.pieces, s.ofParts(p.outline)}, s.batch).plus(moved)
+	lone := s.loneOf(p.outline, size)
+	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size, place int, at spot) workTimes {
+		moved := s.moved(p.outline, p.way.places[place], lone)
+		return p.trunk.at(sizeOn{size, at, inOrder(schedule), p.pieces, s.ofParts(p.outline)}, s.batch).plus(moved)
 	})
 }
 
@@ -593,10 +584,10 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 			return 0, err
 		}
 		of.work = s.work(inner, p.outline, false)
-		of.shared = of.work.sharedTimes(&plan, s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
+		of.shared = of.work.sharedTimes(&plan, s.waysOf(p.outline), s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
-	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size int, kinds cost.Kinds) workTimes {
-		return of.work.at(sizeOn{size, kinds, inOrder(schedule), 0, false}, s.batch).plus(of.shared[kinds])
+	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size, place int, at spot) workTimes {
+		return of.work.at(sizeOn{size, at, inOrder(schedule), 0, false}, s.batch).plus(&of.shared[place])
 	}), nil
 }
 

@@ -228,19 +228,90 @@ func TestNoFloorIsAboveAPlan(t *testing.T) {
 	}
 }
 
-// requireBounded makes sure that no floor of an outline is above what its even cut takes.
-func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partition.Schedule) {
+// TestFloorsOfEnds: where a table is most of a model, links are slow and stages do not fill nodes, random pipelines take no less than
+// their floors, and hardly more where the bound has all that matters: what one end hands to the other, and sums of gradients over ranks
+// on two nodes.
+func TestFloorsOfEnds(t *testing.T) {
+	t.Parallel()
+	const ranks, batch = 24, 24
+	random := rand.New(rand.NewPCG(3, 0))
+	plans := 150
+	if *exactAll {
+		plans = 3000
+	}
+	var searchers []*searcher
+	for k := range 8 {
+		c := gpt.Config{
+			NLayer: 6, NHead: 12, NEmbd: 48, BlockSize: 8, VocabSize: 4800, Bias: true,
+			Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: k != 1 && k != 6, Float: []ir.DType{ir.F16, ir.F32}[k%2],
+		}
+		if k == 2 {
+			c.LoRARank, c.LoRATargets = 4, "."
+		}
+		on := cluster(t, "v100-32g")
+		if k == 6 { // what hides sums of gradients is long
+			on.Device.FLOPS["f16"] /= 1e5
+		} else {
+			on.InterNode.Bandwidth /= 100
+		}
+		on.Device.LaunchOverhead, on.Device.Efficiency.Beside = 0, 0
+		on.Software.Scatter, on.Software.AsyncSend, on.Software.AllReduce = k == 3, k == 4, k == 5
+		opts, err := Options{RuntimeNGPUs: ranks}.on(on, batch)
+		require.NoError(t, err)
+		searchers = append(searchers, newSearcher(step(t, c, batch), batch, on, opts))
+	}
+	units := []degrees{
+		{plan: 24, dp: 4, cp: 1, tp: 3, pp: 2}, {plan: 24, dp: 2, cp: 1, tp: 4, pp: 3}, {plan: 24, dp: 6, cp: 1, tp: 1, pp: 4}, {plan: 12, dp: 1, cp: 1, tp: 3, pp: 4},
+		{plan: 24, dp: 2, cp: 2, tp: 1, pp: 6}, {plan: 12, dp: 3, cp: 1, tp: 2, pp: 2}, {plan: 24, dp: 2, cp: 2, tp: 3, pp: 2}, {plan: 2, dp: 1, cp: 1, tp: 1, pp: 2},
+	}
+	looked := 0
+	for looked < plans {
+		s, o := searchers[random.IntN(len(searchers))], outline{degrees: units[random.IntN(len(units))], chunks: 1}
+		o.zero, o.overlap, o.sequence = random.IntN(4), random.IntN(2) == 0, random.IntN(2) == 0 && o.tp > 1
+		if group := 2 * random.IntN(2); o.zero > 0 && group < s.replicas(o) && s.replicas(o)%max(1, group) == 0 && o.dp%max(1, group) == 0 {
+			o.group = group
+		}
+		if orders := s.rankOrders(o.degrees); random.IntN(2) == 0 && len(orders) > 0 {
+			o.ranks = orders[random.IntN(len(orders))]
+		}
+		schedule := []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[random.IntN(3)]
+		size := 1 + random.IntN(s.mostSequences(o))
+		if random.IntN(3) == 0 && o.pp < 4 {
+			o.chunks = 2
+			requireInterleavedBounded(t, s, o, size)
+		} else {
+			requireBounded(t, s, o, size, schedule)
+		}
+		looked++
+	}
+	for name, x := range map[string]struct {
+		outline
+		share float64 // of what the even cut takes that the floor has
+	}{
+		"what one end hands to the other": {outline{degrees: degrees{plan: 24, dp: 2, cp: 1, tp: 4, pp: 3}, chunks: 1}, 0.85},
+		"sums over two nodes":             {outline{degrees: degrees{plan: 24, dp: 4, cp: 1, tp: 3, pp: 2}, chunks: 1}, 0.4},
+	} {
+		took, floor := requireBounded(t, searchers[0], x.outline, 3, partition.OneFOneB)
+		require.GreaterOrEqual(t, float64(floor), x.share*float64(took), name)
+	}
+}
+
+// requireBounded makes sure that no floor of an outline is above what its even cut takes, and returns that time and the largest floor.
+func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partition.Schedule) (time, floor cost.Picoseconds) {
 	t.Helper()
 	skel, err := s.skeleton(o)
 	require.NoError(t, err)
 	p := newPipeline(skel, skel.memoryOf(b), b, schedule)
 	p.stages = skel.times(b, schedule)
-	time := p.time(evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }))
+	time = p.time(evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }))
 	refined, err := s.refined(&pending{outline: o}, b, schedule, nil)
 	require.NoError(t, err)
-	require.LessOrEqual(t, refined, time, "all that it does")
-	require.LessOrEqual(t, s.flowing(&pending{outline: o}, b, schedule, nil), time, "the flow")
+	flowing := s.flowing(&pending{outline: o}, b, schedule, nil)
+	require.LessOrEqual(t, refined, time, "all that %s does", o.text())
+	require.LessOrEqual(t, flowing, time, "the flow of %s", o.text())
 	require.LessOrEqual(t, s.floor(o, s.trunk(o), b, schedule), time)
+	require.LessOrEqual(t, s.flowing(&pending{outline: s.anywhere(o)}, b, schedule, nil), time, "the flow of %s anywhere", o.text())
+	return time, max(refined, flowing)
 }
 
 // TestWaitingPositionsAreNotDelayed: with interleaving a position waits between its chunks, and reduces gradients meanwhile. So these
@@ -323,7 +394,11 @@ func requireInterleavedBounded(t *testing.T, s *searcher, o outline, size int) {
 	p.stages = skel.times(size, partition.Interleaved)
 	refined, err := s.refined(&pending{outline: o}, size, partition.Interleaved, nil)
 	require.NoError(t, err)
-	require.LessOrEqual(t, refined, p.time(p.interleavedCut("", make([]int, o.pp))))
+	time := p.time(p.interleavedCut("", make([]int, o.pp)))
+	require.LessOrEqual(t, refined, time, "all that %s does", o.text())
+	for _, o := range []outline{o, s.anywhere(o)} {
+		require.LessOrEqual(t, s.flowing(&pending{outline: o}, size, partition.Interleaved, nil), time, "the flow of %s", o.text())
+	}
 }
 
 // TestPartsInACacheAreBounded: parts of products may lie in a cache that is too small for all of one.

@@ -23,8 +23,10 @@ type passage struct {
 	m           int // number of micro-batches
 	more        *again
 	first, last workTimes      // of a whole micro-batch and of the last one: lower bounds at every position
-	each        [][2]workTimes // by position, with different kinds of devices; nil where all take as long
+	each        [][2]workTimes // by place, where they differ; nil where all positions take as long
+	places      []int          // by position, the index in each
 	sent        [2][]partTimes // by position: transfers of a whole micro-batch and of the last one
+	ends        ends           // see endsOf; of one position nothing
 	posts       bool           // positions go on while what they send is on its way
 	// enough is what the caller needs: above it a bound is not raised further, and short is set.
 	enough cost.Picoseconds
@@ -36,7 +38,8 @@ func (p *passage) at(position int) (first, last *workTimes) {
 	if p.each == nil {
 		return &p.first, &p.last
 	}
-	return &p.each[position][whole], &p.each[position][rest]
+	x := &p.each[p.places[position]]
+	return &x[whole], &x[rest]
 }
 
 // flow is the larger of the bounds of least and fill. Interleaved schedules have that of least alone, as their cut is even.
@@ -68,6 +71,12 @@ func (p *passage) way(part, n int) cost.Picoseconds {
 // update is the time of the update of n blocks.
 func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * p.last[inBlock].update }
 
+// finish is the time from the last backward pass at the first position to the end of the step, where that position does an
+// update of its blocks.
+func (p *passage) finish(update cost.Picoseconds) cost.Picoseconds {
+	return max(update+p.ends.first, p.ends.after)
+}
+
 // recomputing is the number of backward passes in which memory makes as much recomputation necessary.
 func (p *passage) recomputing() cost.Picoseconds {
 	if p.first != p.last {
@@ -98,8 +107,8 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	blocks, ahead := s.graphs.blocks, aheadOf(&p.first, &p.last)
 	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
 	share := (blocks + p.pp - 1) / p.pp
-	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.update(1))
-	less := cost.Picoseconds(p.pp)*ahead - p.update(1) // position 0 updates a block at least
+	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(p.update(1)))
+	less := cost.Picoseconds(p.pp)*ahead - p.finish(p.update(1)) // position 0 updates a block at least
 	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
 	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
 	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
@@ -158,9 +167,9 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		switch at {
 		case 0:
-			time, tasks = time+p.all(beforeBlocks, 1), tasks-1
+			time, tasks = time+p.all(beforeBlocks, 1)-p.update(its.blocks)+p.finish(p.update(its.blocks)), tasks-1
 		case p.pp - 1:
-			time, tasks = time+p.all(afterBlocks, 1), tasks-1
+			time, tasks = time+p.all(afterBlocks, 1)+p.ends.last, tasks-1
 		}
 		time += cost.Picoseconds(p.m*tasks) * within
 		bound = max(bound, time)
@@ -307,7 +316,7 @@ func (s *searcher) positions(p *passage) []position {
 	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
 	// position: it counts the time at the fastest.
 	first, last := p.at(0)
-	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, last[inBlock].update
+	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, p.finish(last[inBlock].update)
 	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
 	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
 	for at := range p.pp {
@@ -394,6 +403,14 @@ func (s *searcher) positions(p *passage) []position {
 		through.fixed += update0 // the first position updates one block at least
 		update.block += last[inBlock].update
 		busy.block += last[inBlock].update
+		switch at {
+		case 0:
+			update.fixed += p.ends.first
+			busy.fixed += p.ends.first
+		case p.pp - 1:
+			update.fixed += p.ends.last
+			busy.fixed += p.ends.last
+		}
 		through.passes, update.passes, busy.passes = m2, m2, m1
 		if sameTimes := *first == *last; sameTimes {
 			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)

@@ -270,7 +270,7 @@ func (w *work) divided(on sizeOn, batch int) *workTimes {
 		counts = pieceCounts()[1:]
 	}
 	each, rowsOf := make([]workTimes, len(counts)), make([]ir.Mesh, len(counts))
-	mesh, prices := w.meshOf(on.size, batch), w.on(on.kinds)
+	mesh, prices := w.meshOf(on.size, batch), w.on(on.spot)
 	for k, pieces := range counts {
 		if rowsOf[k] = mesh; on.ofParts {
 			rowsOf[k] = w.meshOf(on.size*pieces, batch*pieces)

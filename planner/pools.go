@@ -72,19 +72,36 @@ func (s *searcher) over(p *partition.Plan, peaks []int64) int {
 	return -1
 }
 
-// on returns the prices of the work on some kinds of devices, for every way its groups may lie at
-// positions on those.
-func (w *work) on(kinds cost.Kinds) []*cost.Program {
-	if kinds == 0 {
+// on returns the prices of the work at a spot, for every way its groups may lie there.
+func (w *work) on(at spot) []*cost.Program {
+	switch {
+	case at.groups != nil && len(w.prices) > 1:
+		return w.onGroups(at.groups)
+	case at.kinds == 0:
 		return w.prices
 	}
 	var prices []*cost.Program
 	for i, price := range w.prices {
-		if w.kinds[i].Within(kinds) {
-			prices = append(prices, price.OnKinds(kinds))
+		if w.kinds[i].Within(at.kinds) {
+			prices = append(prices, price.OnKinds(at.kinds))
 		}
 	}
 	return prices
+}
+
+// onGroups returns the prices of the work with its groups lying in one way.
+func (w *work) onGroups(x *spotGroups) []*cost.Program {
+	if known := w.spots[x]; known != nil {
+		return known
+	}
+	groups := map[int]cost.Group{}
+	for i, name := range spotAxes {
+		if axis := w.mesh.Axis(name); axis >= 0 {
+			groups[axis] = x[i]
+		}
+	}
+	w.spots[x] = []*cost.Program{w.prices[0].Grouped(groups)}
+	return w.spots[x]
 }
 
 // everywhere lists the kinds of devices that a position may lie on.
@@ -98,7 +115,7 @@ func (w *work) everywhere() []cost.Kinds {
 	}
 	var some []cost.Kinds
 	for kinds := cost.Kinds(1); kinds != 0 && kinds <= all; kinds++ {
-		if kinds.Within(all) && len(w.on(kinds)) > 0 {
+		if kinds.Within(all) && len(w.on(spot{kinds: kinds})) > 0 {
 			some = append(some, kinds)
 		}
 	}
@@ -106,13 +123,13 @@ func (w *work) everywhere() []cost.Kinds {
 }
 
 // leastOn bounds the plans of an outline by [searcher.least], or, with flows, by [searcher.flow].
-// times returns what a position does for a micro-batch of a size on some kinds of devices. What
-// positions send is priced by the ways of the outline; if way is nil they send nothing.
-func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Schedule, more *again, flows bool, times func(size int, kinds cost.Kinds) workTimes) cost.Picoseconds {
+// times returns what a position does for a micro-batch of a size at a place of the ways of the
+// outline. If way is nil or says anywhere, that is any place, and positions send nothing.
+func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Schedule, more *again, flows bool, times func(size, place int, at spot) workTimes) cost.Picoseconds {
 	m, last := s.split(o, size)
 	p := &s.passage
 	*p = passage{outline: o, schedule: schedule, m: m, more: more, enough: p.enough, posts: o.posts()}
-	if way != nil {
+	if way != nil && way.at != nil {
 		p.sent[whole] = s.sends(o, way, size)
 		if p.sent[rest] = p.sent[whole]; last != size {
 			p.sent[rest] = s.sends(o, way, last)
@@ -123,32 +140,29 @@ func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Sc
 		}
 		p.sent = [2][]partTimes{whole: s.unsent, rest: s.unsent}
 	}
-	if len(s.cluster.Pools) == 0 {
-		p.first = times(size, 0)
-		if p.last = p.first; last != size {
-			p.last = times(last, 0)
+	if way != nil && o.pp > 1 {
+		p.ends = *s.endsOf(o, way, s.lone(m))
+	}
+	spots := s.spotsOf(o, way, p)
+	for place, at := range spots {
+		both := [2]workTimes{whole: times(size, place, at)}
+		if both[rest] = both[whole]; last != size {
+			both[rest] = times(last, place, at)
 		}
-		if !flows {
-			return s.busy(o, m, schedule, s.least(p))
+		if place == 0 {
+			p.first, p.last = both[whole], both[rest]
 		}
-		return s.flow(p)
+		if len(spots) > 1 {
+			p.first.fastest(&both[whole])
+			p.last.fastest(&both[rest])
+			p.each = append(p.each, both)
+		}
 	}
-	plan := partition.Plan{
-		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
-		Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
-	}
-	p.each = make([][2]workTimes, o.pp)
-	for at := range p.each {
-		kinds := s.cluster.KindsAt(&plan, at)
-		p.each[at] = [2]workTimes{times(size, kinds), times(last, kinds)}
-	}
-	p.first, p.last = p.each[0][whole], p.each[0][rest]
-	for at := range p.each {
-		p.first.fastest(&p.each[at][whole])
-		p.last.fastest(&p.each[at][rest])
+	if !flows && len(s.cluster.Pools) == 0 {
+		return s.busy(o, m, schedule, s.least(p))
 	}
 	bound := s.flow(p)
-	if o.chunks > 1 { // stages are even
+	if o.chunks > 1 && len(p.each) > 0 { // stages are even
 		mine := make([]cost.Picoseconds, o.pp)
 		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
 			first, last := p.at(i % o.pp)
@@ -158,6 +172,26 @@ func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Sc
 		bound = max(bound, slices.Max(mine))
 	}
 	return bound
+}
+
+// spotsOf lists where the positions of an outline may lie, and notes in a passage where each does.
+func (s *searcher) spotsOf(o outline, way *ways, p *passage) []spot {
+	switch {
+	case way != nil:
+		p.places = way.at
+		return way.spots
+	case len(s.cluster.Pools) == 0:
+		return anySpot
+	}
+	plan := partition.Plan{
+		PlanNGPUs: o.plan, RuntimeNGPUs: s.opts.RuntimeNGPUs, DP: o.dp, CP: o.cp, TP: o.tp,
+		Stages: make([]partition.Stage, o.pp), PoolOrder: s.cluster.Orders()[o.order],
+	}
+	var all []spot
+	for at := range o.pp {
+		all, p.places = append(all, spot{kinds: s.cluster.KindsAt(&plan, at)}), append(p.places, at)
+	}
+	return all
 }
 
 // fastest takes the smaller of each two times. It does so for each pass by itself, as bounds

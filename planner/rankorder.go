@@ -319,6 +319,7 @@ func (s *searcher) groupPlacesAnywhere(o outline) *groupPlaces {
 func (l *groupPlaces) work(usual *work) *work {
 	w := *usual
 	w.known, w.parted, w.prices, w.exchange = map[sizeOn]*workTimes{}, map[sizeOn]*workTimes{}, nil, -1
+	w.spots = map[*spotGroups][]*cost.Program{}
 	w.recomputed, w.passes = map[recomputeKey]*recomputeTimes{}, [extents]*work{}
 	for i := range max(len(l[0]), len(l[1])) {
 		groups := map[int]cost.Group{}

@@ -330,17 +330,101 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, collective func(ir.Op, in
 		if o.zero >= 2 && v.first && !v.frozen {
 			t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, collective(ir.OpReduceScatter, bytes))
 		}
+		if o.zero >= 2 && v.again && !v.frozen {
+			t[afterBlocks].reduces = max(t[afterBlocks].reduces, collective(ir.OpReduceScatter, bytes))
+		}
 	}
 }
 
-// moved bounds from below what an outline does for a block beyond the trunk: what data-parallel ranks communicate, and
+// ends are lower bounds of what the ends of a pipeline do in their update for tables outside of blocks, whose gradients
+// data-parallel ranks sum: in order at the first and at the last position, and from the last backward pass at the first
+// position to the end of the step.
+type ends struct{ first, last, after cost.Picoseconds }
+
+// endsOf returns the ends of an outline. Positions that both have a table hand each other their gradients of it before they
+// are summed, under ZeRO stages 0 and 1, or each its share. What overlap hides is left out: it hides no sum of what was
+// handed over.
+func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
+	o.pieces = 0 // whatever they are
+	key := movedKey{o.sharding, lone}
+	if known := way.ends[key]; known != nil {
+		return known
+	}
+	x := &ends{}
+	way.ends[key] = x
+	if o.pp == 1 {
+		return x
+	}
+	trunk, ranks := s.trunkFor(o, lone), s.shardedOver(o)
+	tp, summed := trunk.mesh.Axis(partition.AxisTP), s.replicas(o)*o.cp > 1
+	first, last := way.places[0], way.places[0]
+	if way.at != nil {
+		last, first = way.places[way.at[o.pp-1]], way.places[way.at[0]]
+	}
+	for _, v := range trunk.persistentOf(s.batch).ends {
+		if v.frozen {
+			continue
+		}
+		bytes, cut := v.bytes, partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
+		if v.value.Spec[tp].Kind != ir.Shard {
+			bytes /= int64(o.tp)
+		}
+		both := v.first && v.again
+		sum := func(at *ways) cost.Picoseconds {
+			collective := func(op ir.Op) cost.Picoseconds { return s.collective(o, trunk, at, op, bytes) }
+			switch {
+			case !summed || o.overlap && !both:
+				return 0
+			case o.zero == 0:
+				return collective(ir.OpAllReduce)
+			case cut && o.zero == 1 && o.overlap:
+				return collective(ir.OpReduceScatter)
+			case cut && o.zero == 1:
+				return collective(ir.OpReduceScatter) + collective(ir.OpAllGather)
+			case cut && o.zero == 2 && !o.overlap:
+				return collective(ir.OpAllGather)
+			}
+			return 0
+		}
+		if v.first {
+			x.first += sum(first)
+		}
+		if !v.again {
+			continue
+		}
+		end := sum(last)
+		x.last += end
+		if both && way.plan != nil && !s.rates.Crowded(o.pp) {
+			if o.zero >= 2 {
+				bytes /= int64(ranks)
+			}
+			x.after = max(x.after, way.prices[0].Hand(bytes, 0, o.pp-1)+end)
+		}
+	}
+	x.after = max(x.after, x.first)
+	return x
+}
+
+// collective is the least time of a collective over context-parallel and data-parallel ranks at a place. The latter have the
+// share of one of the former, except of a sum that all have.
+func (s *searcher) collective(o outline, trunk *work, at *ways, op ir.Op, bytes int64) cost.Picoseconds {
+	time := trunk.overContext(op, bytes, at.spots[0])
+	if op != ir.OpAllReduce {
+		bytes /= int64(o.cp)
+	}
+	if s.shardedOver(o) > o.cp {
+		time += at.collective(op, bytes)
+	}
+	return time
+}
+
+// moved bounds from below what an outline does for a block beyond the trunk, at a place of its ways: what data-parallel ranks communicate, and
 // context-parallel ones of parameters and gradients, copies between device and host, and work on gradients and weights (see
 // apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new
 // weights once, those of stage 3 in every pass. All is in order but for what the stream does, in passes and once, which only
 // delays that. With overlap the new weights of a block are gathered beside the update of the next, so that the longer of the
 // two counts.
-func (s *searcher) moved(o outline, lone bool) *workTimes {
-	way := s.waysOf(o)
+func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	o.pieces = 0 // whatever they are
 	key := movedKey{o.sharding, lone}
 	if known := way.moved[key]; known != nil {
@@ -350,18 +434,7 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 	replicas, ranks := s.replicas(o), s.shardedOver(o)
 	t := trunk.apart(o.zero, o.sharers(ranks))
 	each := &t[inBlock]
-	// collective goes over context-parallel and data-parallel ranks. These have the share of one of the former, except of
-	// a sum that all have.
-	collective := func(op ir.Op, bytes int64) cost.Picoseconds {
-		time := trunk.overContext(op, bytes)
-		if op != ir.OpAllReduce {
-			bytes /= int64(o.cp)
-		}
-		if ranks > o.cp {
-			time += way.collective(op, bytes)
-		}
-		return time
-	}
+	collective := func(op ir.Op, bytes int64) cost.Picoseconds { return s.collective(o, trunk, way, op, bytes) }
 	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass or reduced beside it, and those
 	// of the update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]int64
@@ -484,15 +557,14 @@ func (s *searcher) moved(o outline, lone bool) *workTimes {
 	return &t
 }
 
-// overContext is the least time of a collective of what ZeRO shards, or of gradients, over context-parallel ranks, wherever
-// they may lie.
-func (w *work) overContext(op ir.Op, bytes int64) cost.Picoseconds {
+// overContext is the least time of a collective of what ZeRO shards, or of gradients, over context-parallel ranks.
+func (w *work) overContext(op ir.Op, bytes int64, at spot) cost.Picoseconds {
 	axis := w.mesh.Axis(partition.AxisCP)
 	if axis < 0 {
 		return 0
 	}
 	least := never
-	for _, price := range w.prices {
+	for _, price := range w.on(at) {
 		least = min(least, price.Replicas(op, bytes, price.Group(axis)))
 	}
 	return least
@@ -522,7 +594,7 @@ func (w *work) apart(zero, ranks int) workTimes {
 func (w *work) timeRest(by func(*cost.Program) *cost.Program) *workTimes {
 	var least *workTimes
 	for _, kinds := range w.everywhere() {
-		t, price := &workTimes{}, by(w.on(kinds)[0])
+		t, price := &workTimes{}, by(w.on(spot{kinds: kinds})[0])
 		for i := range w.rest {
 			time, _ := price.Instr(w.rest[i].Instr, w.mesh, ir.Coord{})
 			t.add(&w.rest[i], time)

@@ -32,5 +32,5 @@ func TestGradientsAreReducedAsWeightsAreCut(t *testing.T) {
 		}
 	}
 	require.Positive(t, reduced)
-	require.LessOrEqual(t, s.moved(o, false)[inBlock].weight, reduced)
+	require.LessOrEqual(t, s.moved(o, s.waysOf(o).places[0], false)[inBlock].weight, reduced)
 }

@@ -94,6 +94,7 @@ type searcher struct {
 	isTwin      map[waysKey]bool
 	permuted    map[degrees][]string // see rankOrders
 	groupPlaces map[groupPlacesKey]*groupPlaces
+	spots       []*spotGroups // see lying
 
 	// Lists of choices.
 	replicable  []string     // see replications

@@ -27,13 +27,17 @@ func waysKeyOf(o outline) waysKey { return waysKey{o.degrees, o.group, o.rows, o
 // ways says how all communication of an outline goes through the network, and prices it.
 type ways struct {
 	text      string                // equal for outlines whose communication goes alike
-	prices    []*cost.Program       // one for each position whose data-parallel groups lie differently
+	prices    []*cost.Program       // one for each position whose groups lie differently
+	at        []int                 // by position: the index of its prices; nil anywhere
+	places    []*ways               // by that index: the ways as they are there; anywhere, the ways themselves
+	spots     []spot                // where the places are
 	dp, rep   int                   // the mesh axes of those groups, and of the ranks that have equal shares
 	anywhere  int                   // their size, if they may lie anywhere; else 0
 	plan      *partition.Plan       // one that communicates so; nil anywhere
 	transfers map[int]*cost.Program // what prices its transfers, by chunks per rank
 
 	moved map[movedKey]*workTimes // see [searcher.moved]
+	ends  map[movedKey]*ends      // see [searcher.endsOf]
 	sent  map[sendKey][]partTimes // see [searcher.sends]
 }
 
@@ -70,7 +74,8 @@ func (s *searcher) waysOf(o outline) *ways {
 		return w
 	}
 	if o.ranks == anywhere {
-		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[movedKey]*workTimes{}}
+		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[movedKey]*workTimes{}, ends: map[movedKey]*ends{}}
+		w.places, w.spots = []*ways{w}, anySpot
 		s.orders[key] = w
 		return w
 	}
@@ -80,26 +85,69 @@ func (s *searcher) waysOf(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := s.rates.Program(p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), moved: map[movedKey]*workTimes{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), ends: map[movedKey]*ends{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
-		kinds cost.Kinds
-		group cost.Group
+		kinds  cost.Kinds
+		groups [ir.MaxAxes]cost.Group
 	}
 	var places []place
 	var offsets []int
 	for at := range o.pp {
 		offset := price.Offset(at)
-		if slices.Contains(offsets, offset) {
+		if like := slices.Index(offsets, offset); like >= 0 {
+			offsets, w.at = append(offsets, offset), append(w.at, w.at[like])
 			continue
 		}
-		offsets = append(offsets, offset)
 		as := price.As(at)
-		if x := (place{price.Kinds(at), as.Group(w.dp)}); !slices.Contains(places, x) {
-			places, w.prices = append(places, x), append(w.prices, as)
+		x := place{kinds: price.Kinds(at)}
+		for axis := range mesh.Axes {
+			x.groups[axis] = as.Group(axis)
 		}
+		k := slices.Index(places, x)
+		if k < 0 {
+			k = len(places)
+			view := &ways{prices: []*cost.Program{as}, dp: w.dp, rep: w.rep, moved: map[movedKey]*workTimes{}, spots: []spot{{kinds: x.kinds}}}
+			if len(s.cluster.Pools) == 0 {
+				view.spots[0].groups = s.lying(mesh, x.groups[:])
+			}
+			places, w.prices, w.places, w.spots = append(places, x), append(w.prices, as), append(w.places, view), append(w.spots, view.spots[0])
+		}
+		offsets, w.at = append(offsets, offset), append(w.at, k)
 	}
 	s.orders[key] = w
 	return w
+}
+
+// spot is where the ranks of a position lie: on which kinds of devices, and, on a cluster of one kind, where their tensor- and
+// context-parallel groups lie in the network. With nil groups these may lie anywhere.
+type spot struct {
+	kinds  cost.Kinds
+	groups *spotGroups
+}
+
+// spotGroups are the groups of the axes in spotAxes.
+type spotGroups [3]cost.Group
+
+// anySpot are the spots of what may lie anywhere.
+var anySpot = []spot{{}}
+
+var spotAxes = [3]string{partition.AxisTP, partition.AxisTPR, partition.AxisCP}
+
+// lying returns the groups of a spot, of all that the axes of a mesh have there: the same value for all that are equal.
+func (s *searcher) lying(mesh ir.Mesh, groups []cost.Group) *spotGroups {
+	x := &spotGroups{}
+	for i, name := range spotAxes {
+		if axis := mesh.Axis(name); axis >= 0 {
+			x[i] = groups[axis]
+		}
+	}
+	for _, known := range s.spots {
+		if *known == *x {
+			return known
+		}
+	}
+	s.spots = append(s.spots, x)
+	return x
 }
 
 // collective is the least time of a collective over data-parallel ranks, at any position.

@@ -338,6 +338,14 @@ func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 	return m.crowded(m.send(n, mesh, at, from, to), n.Phase, mesh)
 }
 
+// Hand is a lower bound of the time of a transfer of so many bytes from one stage to another, where all ranks are busy.
+func (m *Program) Hand(bytes int64, from, to int) Picoseconds {
+	if m.each(from).software.AsyncSend && m.plan.Chunks() > 1 {
+		return 0
+	}
+	return m.each(from).Transfer(bytes, m.route(from, to))
+}
+
 // send is [Program.Send] if all ranks are busy. With [Software.Scatter], the ranks of a tensor-parallel group send
 // parts, and the receivers gather them.
 func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
