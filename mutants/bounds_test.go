@@ -326,6 +326,16 @@ func inTheBounds() []mutant {
 		old:  "max(update+p.ends.first, p.ends.after)", new: "update + p.ends.first",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
+		bug: "a price that depends on what was looked at before", how: "a program of one data-parallel rank stands for those of several, where ZeRO shards alike",
+		file: "planner/blueprint.go",
+		old:  "p.TP > 1, over.dp > 1,", new: "p.TP > 1, true,",
+		pkg: "./planner", run: "^TestShardsOfOneReplica$",
+	}, {
+		bug: "tokens are not shared where sequences cannot be", how: "batches that leave ranks with unequal numbers of them",
+		file: "planner/search.go",
+		old:  "case s.batch%sharing != 0:", new: "case false:",
+		pkg: "./planner", run: "^TestUnevenBatches$",
+	}, {
 		bug: "two stages exchange gradients one after the other", how: "the second to send waits until it has updated the table",
 		file: "partition/stage.go",
 		old:  "\tsendEarly(c.dst)\n", new: "",

@@ -351,8 +351,8 @@ type blueprints struct {
 
 // shardsKey says in which dimensions ZeRO cuts parameters.
 type shardsKey struct {
-	split, shared, even, grouped bool
-	placements, shards           string
+	split, replicated, shared, even, grouped bool
+	placements, shards                       string
 }
 
 // rankCounts are numbers of data-parallel and context-parallel ranks, and the size of ZeRO groups.
@@ -486,7 +486,7 @@ func (b *blueprints) shardAlike(key *structure, p *partition.Plan) error {
 		over.dp, over.group = 2*p.ShardGroup(), p.ShardGroup()
 	}
 	// The first numbers of ranks that shard in these dimensions stand for all.
-	alike := shardsKey{p.TP > 1, over.cp > 1, b.even(p, p.ContextParallel()), p.Copies() > 1, key.placements, shards}
+	alike := shardsKey{p.TP > 1, over.dp > 1, over.cp > 1, b.even(p, p.ContextParallel()), p.Copies() > 1, key.placements, shards}
 	if first, known := b.sharing[alike]; known {
 		over = first
 	} else {

@@ -27,7 +27,7 @@ type brute struct {
 	batch  int
 	tokens int
 
-	everywhere bool // what is left out at first: context parallelism of any batch
+	everywhere bool // what is left out at first: context parallelism of any batch, and modules replicated for batches that are not divided evenly
 
 	cluster *cost.Cluster
 	opts    Options
@@ -78,7 +78,8 @@ func (b *brute) run() {
 					if b.opts.CP > 0 && cp != b.opts.CP || b.opts.CP == 0 && cp > 1 && b.tokens%(2*cp) != 0 {
 						continue
 					}
-					if hardlyPays := b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch; hardlyPays != b.everywhere {
+					hardlyPays := b.opts.CP == 0 && cp > 1 && all*cp*pp <= b.batch
+					if hardlyPays && !b.everywhere {
 						continue
 					}
 					if dp*cp*tp*pp != unit || all > b.batch || b.opts.TP > 0 && tp != b.opts.TP || b.opts.PP > 0 && pp != b.opts.PP {
@@ -108,7 +109,7 @@ func (b *brute) run() {
 											for _, offload := range offloads(b.opts, b.cluster) {
 												if !overlap || !offload.Moves() {
 													for _, ranks := range orders {
-														for _, split := range b.splits(s, d, group, sequence, ranks) {
+														for _, split := range b.splits(s, d, group, sequence, ranks, hardlyPays) {
 															if all*cp == 1 && !split.batch && (zero > 0 || overlap) {
 																continue
 															}
@@ -161,10 +162,24 @@ func (b *brute) rankOrders(d degrees) []string {
 	return slices.Sorted(maps.Keys(met))
 }
 
-// splits lists the modules that may be replicated or on a grid, with ranks in an order.
-func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks string) []split {
+// splits lists the modules that may be replicated or on a grid, with ranks in an order. In the widened space it lists those that only that
+// has, if the degrees are not new.
+func (b *brute) splits(s *searcher, d degrees, group int, sequence bool, ranks string, newDegrees bool) []split {
+	if !b.everywhere {
+		return b.splitsIf(s, d, group, sequence, ranks, false)
+	}
+	all := b.splitsIf(s, d, group, sequence, ranks, true)
+	if newDegrees {
+		return all
+	}
+	known := b.splitsIf(s, d, group, sequence, ranks, false)
+	return slices.DeleteFunc(all, func(x split) bool { return slices.Contains(known, x) })
+}
+
+func (b *brute) splitsIf(s *searcher, d degrees, group int, sequence bool, ranks string, uneven bool) []split {
 	all := []split{{}}
-	many := d.dp*d.tp*b.opts.RuntimeNGPUs/d.plan > b.batch || b.opts.TP > 1
+	over := d.dp * d.tp * b.opts.RuntimeNGPUs / d.plan
+	many := over > b.batch || b.opts.TP > 1 || uneven && b.batch%over != 0
 	within := d.tp <= b.cluster.DevicesPerNode || b.cluster.Device.Shared
 	replicas := d.dp * b.opts.RuntimeNGPUs / d.plan
 	few := 4*b.tokens*((b.batch+replicas-1)/replicas) <= s.layouts.vocabulary()
@@ -438,13 +453,26 @@ func (b *brute) note(p *partition.Plan, peaks []int64) {
 	}
 }
 
+// widens reports whether the widened space is searched too.
+func (b *brute) widens() bool {
+	if b.best == nil {
+		return b.opts.CP == 0
+	}
+	p := b.best.plan
+	sharing := p.DataParallel()
+	if p.BatchParallel {
+		sharing *= p.TP
+	}
+	return b.batch%sharing != 0 || b.opts.CP == 0 && len(p.Replicated()) > 0 && !p.BatchParallel
+}
+
 // compare holds the search to all plans, and its certificate to the audit. It returns nil
 // where no plan fits, or none is legal.
 func (b *brute) compare(seed, k int) (*Result, *Audit) {
 	t := b.t
 	defer keepDrafts(b.g)()
 	b.run()
-	if b.plans > 0 && b.opts.CP == 0 && (b.best == nil || len(b.best.plan.Replicated()) > 0 && !b.best.plan.BatchParallel) {
+	if b.plans > 0 && b.widens() {
 		b.everywhere = true
 		b.run()
 	}

@@ -71,7 +71,7 @@ type Certificate struct {
 	GraphHash, ConfigHash, ClusterHash string
 	Options                            Options // as given, without Eval, names in Replicate in the order of the modules
 	Limit                              int64   // bytes per rank
-	Everywhere                         bool    // context parallelism of all degrees is in S: see [searcher.needsContexts]
+	Everywhere                         bool    // S is widened: see [searcher.widens]
 
 	Plan  *partition.Plan
 	Step  cost.Picoseconds

@@ -11,7 +11,7 @@ import (
 // without attention).
 type contexts struct {
 	tokens int
-	// everywhere admits degrees that seldom win but may fit where nothing else does.
+	// everywhere admits degrees that seldom win but may fit where nothing else does: the space is widened.
 	everywhere bool
 }
 

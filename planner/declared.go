@@ -178,7 +178,7 @@ func (d *declared) splits(cut degrees, group int, ranks string, sequence bool) [
 
 // replications lists what may be replicated: every set of modules but all of them. That is under
 // sequence parallelism, inside a node, with ranks in the usual order or the one that is asked for,
-// and where the batch has no sequence for each of dp x tp, or tp is asked for.
+// and where the batch has few sequences for the ranks of dp x tp.
 func (d *declared) replications(cut degrees, ranks string, sequence bool) []string {
 	switch o := d.opts; {
 	case o.Replicate == "none":
@@ -214,9 +214,11 @@ func (d *declared) within(cut degrees) bool {
 	return cut.tp <= d.cluster.DevicesPerNode || d.cluster.Device.Shared
 }
 
-// fewSequences reports whether the batch has no sequence for each rank of dp x tp, or tp is asked for.
+// fewSequences reports whether the batch has no sequence for each rank of dp x tp, in the widened space also not as many for
+// each, or whether tp is asked for.
 func (d *declared) fewSequences(cut degrees) bool {
-	return d.replicas(cut)*cut.tp > d.batch || d.opts.TP > 1
+	ranks := d.replicas(cut) * cut.tp
+	return ranks > d.batch || d.opts.TP > 1 || d.everywhere && d.batch%ranks != 0
 }
 
 // hasChunks reports whether the number of chunks per rank is in the space.

@@ -263,20 +263,20 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	found := newIncumbents(s.opts.TopK+1, s.image())
 	s.found = found
 	least := s.leastFloor()
-	every := 0 // how many different degrees there are
-	for _, units := range s.units {
-		every += len(units)
-	}
 	for found.ceiling = least + least/64; ; found.ceiling += found.ceiling/64 + 1 {
 		last := found.ceiling > 4*least
 		if last {
 			found.ceiling = never - 1
 		}
 		points = s.exhaust(points)
+		if kept := found.ranked(); len(kept) > 0 && s.widens(kept[0].plan) {
+			s.widen()
+			points = s.exhaust(points)
+		}
 		if s.certain.IsZero() && s.winnerKnown(points) {
 			s.certain = time.Now()
 		}
-		if last || len(found.ranked()) > s.opts.TopK || len(found.best) == every {
+		if last || len(found.ranked()) > s.opts.TopK || len(found.best) == s.numDegrees() {
 			break
 		}
 	}
@@ -286,6 +286,15 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 	}
 	kept := found.ranked()
 	return kept[:min(len(kept), s.opts.TopK+1)], points, optimal
+}
+
+// numDegrees is how many different degrees the space has.
+func (s *searcher) numDegrees() int {
+	all := 0
+	for _, units := range s.units {
+		all += len(units)
+	}
+	return all
 }
 
 // leastFloor is the least of the first floors of all tracts that have programs. It lists only tracts

@@ -103,9 +103,9 @@ func (l *layouts) splitting(tp int, x split) []partition.Placement {
 }
 
 // replications lists what the search tries to replicate in an outline besides nothing. It tries so
-// under sequence parallelism, with the ranks of tp in one node, and where the batch has no sequence
-// for each of dp x tp, or tp is asked for. Elsewhere tp is there to spare memory, which replication
-// takes again.
+// under sequence parallelism, with the ranks of tp in one node, and where it pays: ranks then share
+// tokens that they could not share as sequences. Elsewhere tp is there to spare memory, which
+// replication takes again.
 func (s *searcher) replications(o outline) []string {
 	if s.opts.Replicate != "" || s.opts.Policy != AutoDist || !(o.sequence && s.within(o.degrees) && s.pays(o)) {
 		return nil
@@ -204,8 +204,12 @@ func (s *searcher) within(d degrees) bool {
 	return s.cluster.Device.Shared || d.tp <= s.cluster.DevicesPerNode
 }
 
-// pays reports whether the batch has no sequence for each of dp x tp, or tp is asked for.
-func (s *searcher) pays(o outline) bool { return s.replicas(o)*o.tp > s.batch || s.opts.TP > 1 }
+// pays reports whether the batch has no sequence for each of dp x tp, or tp is asked for. In the widened space (see
+// [searcher.widens]) it is enough that these ranks could not have equal numbers of sequences.
+func (s *searcher) pays(o outline) bool {
+	ranks := s.replicas(o) * o.tp
+	return ranks > s.batch || s.opts.TP > 1 || s.everywhere && s.batch%ranks != 0
+}
 
 // splitOf tells how a plan of the search cuts weights, apart from its pins.
 func (s *searcher) splitOf(p *partition.Plan) split {

@@ -156,7 +156,7 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 		return nil, nil, err
 	}
 	found, pipes, optimal, err := s.search()
-	if err == nil && s.needsContexts(found) {
+	if err == nil && len(found) == 0 && s.opts.CP == 0 {
 		s.everywhere = true
 		found, pipes, optimal, err = s.search()
 	}
@@ -188,17 +188,40 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	return res, s, nil
 }
 
-// needsContexts reports whether to search again with context parallelism of all degrees, unless its
-// degree is given: if nothing fits, or if the winner replicates modules without batch parallelism.
-func (s *searcher) needsContexts(found []*candidate) bool {
+// widens reports whether to search the widened space too, which has all degrees of context parallelism and more replicated modules:
+// if the winner shares tokens, as it replicates modules without batch parallelism, or might do so with profit, as its ranks have
+// unequal numbers of sequences. (The space is also widened if nothing fits.)
+func (s *searcher) widens(winner *partition.Plan) bool {
+	sharing := winner.DataParallel() // ranks that share the batch
+	if winner.BatchParallel {
+		sharing *= winner.TP
+	}
 	switch {
-	case s.opts.CP > 0:
+	case s.everywhere || s.opts.Policy != AutoDist:
 		return false
-	case len(found) == 0:
+	case s.batch%sharing != 0:
 		return true
 	}
-	winner := found[0].plan
-	return s.opts.Replicate == "" && !winner.BatchParallel && s.splitOf(winner).replicate != ""
+	return s.opts.CP == 0 && s.opts.Replicate == "" && !winner.BatchParallel && s.splitOf(winner).replicate != ""
+}
+
+// widen adds the tracts that only the widened space has.
+func (s *searcher) widen() {
+	s.everywhere = true
+	known := map[outline]bool{}
+	for _, t := range s.tracts {
+		known[t.outline] = true
+	}
+	for _, t := range s.listTracts() {
+		if !known[t.outline] {
+			s.tracts = append(s.tracts, t)
+		}
+	}
+}
+
+// listTracts lists the space, as tracts.
+func (s *searcher) listTracts() []*tract {
+	return s.tractsOf(allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster))
 }
 
 // search lists the space and runs branch and bound over it.
@@ -271,7 +294,7 @@ func (p *point) outline() outline {
 // outlines lists the space, as tracts. It fails if the options leave none.
 func (s *searcher) outlines() error {
 	s.pending, s.seen, s.isTwin = nil, map[waysKey][]string{}, map[waysKey]bool{}
-	s.tracts = s.tractsOf(allDegrees(s.opts, s.graphs.blocks, s.batch, s.contexts, s.cluster))
+	s.tracts = s.listTracts()
 	if len(s.tracts) == 0 {
 		return s.emptySpace()
 	}
