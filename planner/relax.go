@@ -341,7 +341,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, collective func(ir.Op, in
 // position to the end of the step.
 type ends struct{ first, last, after cost.Picoseconds }
 
-// endsOf returns the ends of an outline. Positions that both have a table hand each other their gradients of it before they
+// endsOf returns the ends of an outline of several positions. Positions that both have a table hand each other their gradients of it before they
 // are summed, under ZeRO stages 0 and 1, or each its share. What overlap hides is left out: it hides no sum of what was
 // handed over.
 func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
@@ -352,14 +352,11 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 	}
 	x := &ends{}
 	way.ends[key] = x
-	if o.pp == 1 {
-		return x
-	}
 	trunk, ranks := s.trunkFor(o, lone), s.shardedOver(o)
 	tp, summed := trunk.mesh.Axis(partition.AxisTP), s.replicas(o)*o.cp > 1
 	first, last := way.places[0], way.places[0]
 	if way.at != nil {
-		last, first = way.places[way.at[o.pp-1]], way.places[way.at[0]]
+		first, last = way.places[way.at[0]], way.places[way.at[o.pp-1]]
 	}
 	for _, v := range trunk.persistentOf(s.batch).ends {
 		if v.frozen {
@@ -418,9 +415,9 @@ func (s *searcher) collective(o outline, trunk *work, at *ways, op ir.Op, bytes 
 	return time
 }
 
-// moved bounds from below what an outline does for a block beyond the trunk, at a place of its ways: what data-parallel ranks communicate, and
-// context-parallel ones of parameters and gradients, copies between device and host, and work on gradients and weights (see
-// apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new
+// moved bounds from below what an outline does for a block beyond the trunk, at a place of its ways: what data-parallel ranks
+// communicate, and context-parallel ones of parameters and gradients, copies between device and host, and work on gradients and
+// weights (see apart). The gradients of a step are summed once, or from ZeRO stage 2 on in every micro-batch. What is sharded is gathered: new
 // weights once, those of stage 3 in every pass. All is in order but for what the stream does, in passes and once, which only
 // delays that. With overlap the new weights of a block are gathered beside the update of the next, so that the longer of the
 // two counts.

@@ -188,9 +188,9 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 	return res, s, nil
 }
 
-// widens reports whether to search the widened space too, which has all degrees of context parallelism and more replicated modules:
-// if the winner shares tokens, as it replicates modules without batch parallelism, or might do so with profit, as its ranks have
-// unequal numbers of sequences. (The space is also widened if nothing fits.)
+// widens reports whether to search the widened space too, which has all degrees of context parallelism and more replicated
+// modules: if the winner shares tokens, as it replicates modules without batch parallelism, or might do so with profit, as
+// its ranks have unequal numbers of sequences. (The space is also widened if nothing fits.)
 func (s *searcher) widens(winner *partition.Plan) bool {
 	sharing := winner.DataParallel() // ranks that share the batch
 	if winner.BatchParallel {

@@ -338,26 +338,27 @@ func (m *Program) Send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Pico
 	return m.crowded(m.send(n, mesh, at, from, to), n.Phase, mesh)
 }
 
-// Hand is a lower bound of the time of a transfer of so many bytes from one stage to another, where all ranks are busy.
+// Hand is the time of a transfer of so many bytes from one stage to another, if all ranks are busy and send all of it.
 func (m *Program) Hand(bytes int64, from, to int) Picoseconds {
-	if m.each(from).software.AsyncSend && m.plan.Chunks() > 1 {
-		return 0
+	as := m.each(from)
+	if as.sendsLater() {
+		bytes = 0
 	}
-	return m.each(from).Transfer(bytes, m.route(from, to))
+	return as.Transfer(bytes, m.route(from, to))
 }
+
+// sendsLater reports whether the software sends what interleaved stages hand on beside their work.
+func (m *Program) sendsLater() bool { return m.software.AsyncSend && m.plan.Chunks() > 1 }
 
 // send is [Program.Send] if all ranks are busy. With [Software.Scatter], the ranks of a tensor-parallel group send
 // parts, and the receivers gather them.
 func (m *Program) send(n *ir.Node, mesh ir.Mesh, at ir.Coord, from, to int) Picoseconds {
 	bytes, way := localBytes(n.Results[0], mesh, at), m.route(from, to)
 	m = m.each(from)
-	if m.software.AsyncSend && m.plan.Chunks() > 1 {
-		return m.Transfer(0, way)
-	}
 	tp := mesh.Axis(partition.AxisTP)
 	inside := way == Route{way[0]} // the transfer does not leave units of the innermost level
-	if inside || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
-		return m.Transfer(bytes, way)
+	if m.sendsLater() || inside || !m.software.Scatter || tp < 0 || n.Results[0].Spec[tp].Kind == ir.Shard {
+		return m.Hand(bytes, from, to)
 	}
 	g := m.groupOf(to, tp)
 	return m.Transfer(ceil(bytes, int64(g.Size)), way) + m.As(to).Collective(ir.OpAllGather, bytes, g)
