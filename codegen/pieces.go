@@ -31,7 +31,8 @@ import (
 
 // inPieces marks the pairs of adjacent nodes that are made in parts. Nodes between the two that depend on
 // weights alone, such as gathers of ZeRO, are moved in front of them, so that all plans that shard weights
-// alike make the same pairs in parts.
+// alike make the same pairs in parts. So are slices of what all blocks are given, such as positions, which
+// stand before the first block that reads them: all blocks begin alike.
 func (b *stageBuilder) inPieces() {
 	if b.prog.Plan.TPPieces < 2 {
 		return
@@ -48,7 +49,7 @@ func (b *stageBuilder) inPieces() {
 			copy(b.nodes[first:i-1], b.nodes[first+1:i])
 			b.nodes[i-1] = moved
 			b.pieces[moved.ID()], b.pieces[n.ID()], first = n, moved, -1
-		case first >= 0 && b.ofWeights(n):
+		case first >= 0 && (b.ofWeights(n) || n.Op == ir.OpSlice && n.Block() == "" && n.Args[0].Def != b.nodes[first]):
 		default:
 			first = i
 		}

@@ -54,6 +54,11 @@ func inPieces() []mutant {
 		old:  "ok && elems > 0", new: "ok && elems < 0",
 		pkg: "./planner/sim", run: "^TestPiecesHideCommunication$",
 	}, {
+		bug: "the last block is priced as others, whose gradient is gathered in parts", how: "positions are cut after its gather",
+		file: "codegen/pieces.go",
+		old:  "n.Op == ir.OpSlice && n.Block()", new: "n.Op == ir.OpFold && n.Block()",
+		pkg: "./planner", run: "^TestBlocksBeginAlike$",
+	}, {
 		bug: "floor above what plans take", how: "a zero-bubble schedule hides nothing of parts in it",
 		file: "planner/beside.go",
 		old:  "if in.Parts > 0 { // the kernels", new: "if in.Parts < 0 { // the kernels",
@@ -61,7 +66,7 @@ func inPieces() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "what ZeRO gathers keeps products whole",
 		file: "codegen/pieces.go",
-		old:  "case first >= 0 && b.ofWeights(n):", new: "case first >= 0 && n == nil:",
+		old:  "case first >= 0 && (b.ofWeights(n) ||", new: "case first >= 0 && (n == nil ||",
 		pkg: "./codegen", run: "^TestVerifyAcceptsPieces$",
 	}, {
 		bug: "a faster plan is left", how: "floors of plans in any number of parts are those of plans in one",
