@@ -336,6 +336,16 @@ func inTheBounds() []mutant {
 		old:  "case s.batch%sharing != 0:", new: "case false:",
 		pkg: "./planner", run: "^TestUnevenBatches$",
 	}, {
+		bug: "tokens are not shared where sequences cannot be", how: "as fewer ranks of a node have equal numbers of them",
+		file: "planner/search.go",
+		old:  "|| stage <= s.cluster.DevicesPerNode {", new: "|| stage < 0 {",
+		pkg: "./planner", run: "^TestWholeWeightsInANode$",
+	}, {
+		bug: "ZeRO gathers from another node", how: "where smaller groups would fill one",
+		file: "planner/space.go",
+		old:  "case replicas*ranks <= node || node%(g*ranks) == 0:", new: "case replicas > 0:",
+		pkg: "./planner", run: "^TestGroupsOfNodes$",
+	}, {
 		bug: "two stages exchange gradients one after the other", how: "the second to send waits until it has updated the table",
 		file: "partition/stage.go",
 		old:  "\tsendEarly(c.dst)\n", new: "",

@@ -459,11 +459,12 @@ func (b *brute) widens() bool {
 		return b.opts.CP == 0
 	}
 	p := b.best.plan
-	sharing := p.DataParallel()
-	if p.BatchParallel {
-		sharing *= p.TP
+	ranks := p.DataParallel() * p.ContextParallel() * p.TP // of a stage
+	inNode := b.cluster.Device.Shared || ranks <= b.cluster.DevicesPerNode
+	if b.batch%p.DataParallel() != 0 || b.batch%ranks != 0 && (p.BatchParallel || inNode) {
+		return true
 	}
-	return b.batch%sharing != 0 || b.opts.CP == 0 && len(p.Replicated()) > 0 && !p.BatchParallel
+	return b.opts.CP == 0 && len(p.Replicated()) > 0 && !p.BatchParallel
 }
 
 // compare holds the search to all plans, and its certificate to the audit. It returns nil

@@ -57,9 +57,9 @@ import (
 // Not in S are: context parallelism where it hardly pays, see [Options]; uneven cuts of interleaved
 // schedules, and any recomputation there other than the least of none, pointwise and all with which
 // a rank fits; attention of some blocks beside pointwise recomputation of others in one stage; ZeRO
-// groups that are neither all ranks nor the largest inside a node; schedules other than 1f1b with
-// one position; unequal shares of the batch; and placements of parameters other than whole, on a grid,
-// or those that tensor parallelism of a degree has.
+// groups that are neither all ranks nor the largest inside a node (of which nodes consist, where one
+// does); schedules other than 1f1b with one position; unequal shares of the batch; and placements of
+// parameters other than whole, on a grid, or those that tensor parallelism of a degree has.
 //
 // C is the time of planner/sim in whole picoseconds, and a plan fits if codegen lays out no arena
 // larger than the limit in bytes. Of plans of equal time the search takes those whose stages do not

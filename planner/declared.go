@@ -273,11 +273,15 @@ func (d *declared) groups(cut degrees, zero, chunks int) []int {
 	if zero < 1 || chunks > 1 {
 		return []int{0}
 	}
-	largest := 0 // inside a node
+	largest, whole := 0, false // inside a node, and with no group in two
 	for _, g := range divisors(replicas) {
-		inside := d.cluster.Device.Shared || g*cut.cp*cut.tp <= d.cluster.DevicesPerNode
-		if g > 1 && g < replicas && inside {
-			largest = g
+		inside, apart := true, true
+		if perNode := d.cluster.DevicesPerNode; !d.cluster.Device.Shared {
+			inside = g*cut.cp*cut.tp <= perNode
+			apart = perNode%(g*cut.cp*cut.tp) == 0 || replicas*cut.cp*cut.tp <= perNode
+		}
+		if g > 1 && g < replicas && inside && (apart || !whole) {
+			largest, whole = g, apart
 		}
 	}
 	if largest == 0 {

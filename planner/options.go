@@ -33,8 +33,8 @@ type Options struct {
 
 	// Degrees inside the unit. CP is searched where it may pay: for sequences of more than 8,192
 	// tokens; where the batch has no sequence for every rank of dp x cp x pp; if no plan fits
-	// otherwise; and if the fastest plan replicates modules. Only degrees that cut a sequence into
-	// equal parts are searched.
+	// otherwise; and if the fastest plan may share tokens with profit (see [searcher.widens]). Only
+	// degrees that cut a sequence into equal parts are searched.
 	DP, CP, TP, PP int
 	MicroBatch     int // sequences that a data-parallel rank works on at a time
 	Schedule       partition.Schedule

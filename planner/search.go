@@ -189,12 +189,14 @@ func newSearch(g *ir.Graph, batch int, c *cost.Cluster, opts Options, steps int)
 }
 
 // widens reports whether to search the widened space too, which has all degrees of context parallelism and more replicated
-// modules: if the winner shares tokens, as it replicates modules without batch parallelism, or might do so with profit, as
-// its ranks have unequal numbers of sequences. (The space is also widened if nothing fits.)
+// modules: if the winner shares tokens, as it replicates modules without batch parallelism, or might do so with profit. That is
+// if its ranks have unequal numbers of sequences, or could not have equal ones and all of a stage lie in one node, where
+// it costs little to exchange whole gradients. (The space is also widened if nothing fits.)
 func (s *searcher) widens(winner *partition.Plan) bool {
 	sharing := winner.DataParallel() // ranks that share the batch
-	if winner.BatchParallel {
-		sharing *= winner.TP
+	stage := sharing * winner.ContextParallel() * winner.TP
+	if winner.BatchParallel || s.cluster.Device.Shared || stage <= s.cluster.DevicesPerNode {
+		sharing = stage
 	}
 	switch {
 	case s.everywhere || s.opts.Policy != AutoDist:

@@ -241,3 +241,29 @@ func TestSoftwareOverlapsByItself(t *testing.T) {
 	_, err = Search(g, 4, c, Options{PlanNGPUs: 2, RuntimeNGPUs: 2, OverlapTP: "on"})
 	require.EqualError(t, err, "planner: overlap-tp: is on, but fused, the software of cluster h100, overlaps tensor parallelism by itself, which its prices have")
 }
+
+// TestGroupsOfNodes: ZeRO shards in the largest groups of which a node consists, so that none lies in two; the checker agrees.
+func TestGroupsOfNodes(t *testing.T) {
+	for _, c := range []struct{ perNode, cp, tp, replicas, group int }{
+		{8, 1, 1, 12, 4}, // and not 6, of which the second group would lie in two nodes
+		{8, 1, 1, 24, 8},
+		{8, 1, 2, 6, 2},
+		{8, 2, 2, 6, 2},
+		{8, 1, 1, 6, 3}, // in one node any
+		{8, 1, 3, 6, 2}, // no group fills a node: the largest that has room in one
+		{8, 1, 3, 5, 0},
+		{8, 2, 4, 4, 0},
+		{0, 1, 1, 12, 6}, // ranks share a device
+	} {
+		on := &cost.Cluster{DevicesPerNode: c.perNode}
+		on.Device.Shared = c.perNode == 0
+		want := []int{0}
+		if c.group > 0 {
+			want = append(want, c.group)
+		}
+		d := degrees{plan: c.cp * c.tp, dp: 1, cp: c.cp, tp: c.tp, pp: 1}
+		opts := Options{RuntimeNGPUs: c.cp * c.tp * c.replicas}
+		require.Equal(t, want, zeroGroups(opts, d, 1, c.replicas, 1, on), "%+v", c)
+		require.Equal(t, want, (&declared{opts: opts, cluster: on}).groups(d, 1, 1), "%+v", c)
+	}
+}

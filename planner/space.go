@@ -158,23 +158,32 @@ func offloads(o Options, c *cost.Cluster) []partition.Offload {
 }
 
 // zeroGroups lists the sizes of the groups over which ZeRO shards, 0 for all replicas: all, and the
-// largest divisor that lies inside a node, whose rings have fewer hops. With interleaving, groups
+// largest divisor that lies inside a node, whose rings have fewer hops. If there is one of which nodes
+// consist, it is the largest of those: no group is then in two nodes. With interleaving, groups
 // are not searched, only taken from the options.
 func zeroGroups(o Options, d degrees, zero, replicas, chunks int, c *cost.Cluster) []int {
 	if o.ZeROGroup > 0 && zero > 0 {
 		return []int{o.ZeROGroup % replicas}
 	}
-	if chunks > 1 {
+	if chunks > 1 || zero < 1 {
 		return []int{0}
 	}
-	within := replicas - 1
-	if !c.Device.Shared {
-		within = min(within, c.DevicesPerNode/(d.cp*d.tp))
+	node, ranks := c.DevicesPerNode, d.cp*d.tp // of a replica's stage
+	if c.Device.Shared {
+		node = replicas * ranks
 	}
-	for g := within; g >= 2 && zero >= 1; g-- {
-		if replicas%g == 0 {
+	most := 0
+	for g := min(replicas-1, node/ranks); g >= 2; g-- {
+		switch {
+		case replicas%g != 0:
+		case replicas*ranks <= node || node%(g*ranks) == 0:
 			return []int{0, g}
+		default:
+			most = max(most, g)
 		}
+	}
+	if most > 0 {
+		return []int{0, most}
 	}
 	return []int{0}
 }

@@ -24,3 +24,24 @@ func TestUnevenBatches(t *testing.T) {
 	require.Less(t, asked.Prediction.Step, uneven.Prediction.Step)
 	require.Equal(t, asked.Prediction.Step, free.Prediction.Step)
 }
+
+// TestWholeWeightsInANode: the best plan without replicated modules has ranks with equal numbers of sequences, if fewer of them than
+// devices of its node; with the MLP replicated tensor-parallel ranks share tokens of as many data-parallel ranks at less cost.
+func TestWholeWeightsInANode(t *testing.T) {
+	t.Parallel()
+	const batch = 20
+	model := preset(t, "gpt2")
+	model.Float, model.NLayer, model.NHead, model.NEmbd, model.BlockSize, model.VocabSize = ir.BF16, 8, 32, 1536, 4096, 32000
+	g, on := step(t, model, batch), cluster(t, "b200")
+	best := func(opts Options) *Result {
+		opts.RuntimeNGPUs = 8
+		found, err := Search(g, batch, on, opts)
+		require.NoError(t, err)
+		return found
+	}
+	free, asked, split := best(Options{}), best(Options{TP: 2}), best(Options{Replicate: "none", CP: 1})
+	require.Zero(t, batch%split.Plan.DataParallel())
+	require.NotEmpty(t, asked.Plan.Replicated())
+	require.Less(t, asked.Prediction.Step, split.Prediction.Step)
+	require.Equal(t, asked.Prediction.Step, free.Prediction.Step)
+}
