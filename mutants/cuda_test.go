@@ -228,6 +228,11 @@ func inTheDevice() []mutant {
 		old:  "if l.packs {", new: "if l.packs && l.packing != 0 {",
 		pkg: "./cuda", run: "^TestPrepared$",
 	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "it loads the code of products in a step",
+		file: "cuda/memory.go",
+		old:  "d.gpu.blas.MatMul(g, ", new: "d.gpu.blas.Tune(g, ",
+		pkg: "./cuda", run: "^TestCalls$",
+	}, {
 		bug: "a rank waits for a GPU that waits for it", how: "it loads the code of collectives in a step",
 		file: "cuda/nccl.go",
 		old:  "CheckExchanges(l.packs && !packs, l.sums && !sums)", new: "CheckExchanges(false && packs, l.sums && !sums)",
