@@ -143,9 +143,6 @@ func (b silentBLAS) product(g driver.GEMM) error {
 }
 
 func (silentBLAS) Workspace() int64 { return 32 << 20 }
-func (silentBLAS) Tune(driver.GEMM, driver.Ptr, driver.Ptr, driver.Ptr, driver.Ptr, driver.Stream) error {
-	return nil
-}
 func (b silentBLAS) MatMul(g driver.GEMM, _, _, _, _ driver.Ptr, _ driver.Stream) error {
 	return b.product(g)
 }

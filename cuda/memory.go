@@ -90,7 +90,7 @@ func (d *Device) load() error {
 			continue
 		}
 		k := group[0]
-		if g, empty := gemmOf(k); !empty { // it runs too: what was chosen in an earlier run, or on another GPU, is not tried, and CUDA loads its code when it first runs
+		if g, empty := gemmOf(k); !empty { // CUDA loads its code when it first runs
 			if err := d.gpu.blas.MatMul(g, d.at(k.Args[1]), d.at(k.Args[0]), d.at(k.Results[0]), d.workspace, d.compute.stream); err != nil {
 				return err
 			}

@@ -230,7 +230,7 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "a rank waits for a GPU that waits for it", how: "it loads the code of products in a step",
 		file: "cuda/memory.go",
-		old:  "d.gpu.blas.MatMul(g, ", new: "d.gpu.blas.Tune(g, ",
+		old:  "gemmOf(k); !empty {", new: "gemmOf(k); empty {",
 		pkg: "./cuda", run: "^TestCalls$",
 	}, {
 		bug: "a rank waits for a GPU that waits for it", how: "it loads the code of collectives in a step",

@@ -201,11 +201,6 @@ func (l *Lt) Open(d Driver, gpu string) (BLAS, error) {
 // Workspace is 32 MiB, as NVIDIA recommends for Hopper.
 func (*lt) Workspace() int64 { return 32 << 20 }
 
-func (b *lt) Tune(g GEMM, x, y, z, workspace Ptr, s Stream) error {
-	_, err := b.known(g, x, y, z, 0, workspace, s, nil)
-	return err
-}
-
 func (b *lt) MatMul(g GEMM, x, y, z, workspace Ptr, s Stream) error {
 	p, err := b.known(g, x, y, z, 0, workspace, s, nil)
 	if err != nil {

@@ -167,11 +167,9 @@ const (
 type BLAS interface {
 	// Workspace is how many bytes of scratch memory each stream needs.
 	Workspace() int64
-	// Tune times candidates for a kind of product on these operands and remembers the best. It does
-	// not change c. It waits for the stream.
-	Tune(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
-	// MatMul runs a product on a stream, with the stream's workspace. If its kind has not been
-	// tuned it is tuned first, which must not happen during a capture.
+	// MatMul runs a product on a stream, with the stream's workspace. The first time it chooses the
+	// best of several candidates for this kind of product, by timing them on these operands, and
+	// waits for the stream, which must not happen during a capture.
 	MatMul(g GEMM, a, b, c Ptr, workspace Ptr, s Stream) error
 	// With runs a product with its epilogue, either as one call or by apart, which must give the
 	// stream the same work as several launches: whichever is faster. The first time it times both

@@ -21,10 +21,6 @@ func (b *blas) Close() error { return nil }
 
 func (b *blas) Workspace() int64 { return 256 }
 
-func (b *blas) Tune(driver.GEMM, driver.Ptr, driver.Ptr, driver.Ptr, driver.Ptr, driver.Stream) error {
-	return nil
-}
-
 func (b *blas) MatMul(g driver.GEMM, x, y, z, workspace driver.Ptr, s driver.Stream) error {
 	return b.product(g, x, y, z, 0, workspace, s)
 }
