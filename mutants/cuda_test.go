@@ -13,6 +13,11 @@ func inTheDevice() []mutant {
 		old:  `(used > 0 ? sprintf("%.2f", used / 1024) : "-")`, new: `used > 0 ? sprintf("%.2f", used / 1024) : "-"`,
 		pkg: "./bench/gpu", run: "^TestScript$",
 	}, {
+		bug:  "the script of the GPU machine lets a run of several GPUs pass that ended early",
+		file: "bench/gpu/run.sh",
+		old:  "END { if (n == 10)", new: "END { if (n > 0)",
+		pkg: "./bench/gpu", run: "^TestScriptOnSeveralGPUs$",
+	}, {
 		bug:  "the script of the GPU machine loses the table of its last stage",
 		file: "bench/gpu/run.sh",
 		old:  ">>\"$OUT/tables.md\"\n\tpage\n", new: ">>\"$OUT/tables.md\"\n",

@@ -5,10 +5,12 @@
 #
 #   OUT=results ./run.sh [STAGE...]
 #
-# Stages: versions driver nccl conformance step profile rates loopback train sanitizer kernels.
+# Stages: versions driver nccl conformance step profile rates loopback train sanitizer kernels
+# several.
 # `first` (the default) is those up to step, in the order in which a failure tells most: is
 # there a GPU, is NCCL called right, is every op right, how fast is a step. `second` is profile
-# and rates, then steps of all BATCHES by the profile; `third` is the rest. Each takes at most
+# and rates, then steps of all BATCHES by the profile; `third` is the rest. `several`, of a
+# machine with several GPUs, is in none of them. Each takes at most
 # BUDGET seconds (570) in all; no stage needs another. A stage that fails or has no time left
 # stops no other.
 #
@@ -269,6 +271,55 @@ train() {
 	rm -rf "$out" # checkpoints
 }
 
+# losses FILE: the loss of every update in a metrics.jsonl.
+losses() { sed -n 's/^{"iter":[0-9]*,"loss":\([^,]*\),.*/\1/p' "$1" 2>/dev/null; }
+
+# apart FILE: by how much the losses of a run differ at most from those of one rank on the CPU; nothing if there are fewer.
+apart() {
+	losses "$1" | paste - "$OUT/several-cpu.txt" | awk 'NF != 2 { exit } { d = $1 - $2; if (d < 0) d = -d; if (d > most) most = d; n++ } END { if (n == 10) printf "%.1e", most }'
+}
+
+# several trains the character model for ten updates with a rank on each of some GPUs, in one process and in as many as there
+# are ranks, and holds the losses in float32 to those of one rank on the CPU.
+several() {
+	gpus=$(timeout 20 nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+	if [ "$gpus" -lt 2 ] || [ ! -f data/shakespeare_char/train.bin ]; then
+		row "several GPUs" "skipped" "$gpus GPUs; data in the bundle: $(ls data 2>/dev/null)"
+		return
+	fi
+	plan="shakespeare_char.yaml --cluster h200 --set batch.global=8 --set train.eval_iters=1 --set train.log_interval=1 --set train.max_iters=9 -q"
+	dir=${TMPDIR:-/tmp}/autopar-several
+	# shellcheck disable=SC2086 # words
+	bounded 60 several.txt ./autopar plan $plan --plan-ngpus 1 -o "$OUT/several.json" && bounded 120 several.txt ./autopar run "$OUT/several.json" --out "$dir" -q
+	losses "$dir/metrics.jsonl" >"$OUT/several-cpu.txt"
+	rm -rf "$dir"
+	note '| plan | one process | a process for each GPU |
+|---|---|---|' >"$OUT/several.md"
+	for cut in "2 --dp 2 --zero 1" "2 --tp 2" "2 --pp 2" "4 --dp 2 --tp 2 --zero 3" "4 --dp 2 --pp 2 --zero 2" "4 --pp 4 --schedule zero-bubble" "8 --dp 2 --tp 2 --pp 2"; do
+		n=${cut%% *} cut=${cut#* }
+		[ "$n" -le "$gpus" ] || continue
+		line="| $cut |"
+		for way in run launch; do
+			log=several-$way-$(note "$cut" | tr -d ' -').txt
+			# shellcheck disable=SC2086 # words
+			bounded 60 "$log" ./autopar plan $plan --plan-ngpus "$n" $cut -o "$OUT/several.json" && bounded 120 "$log" ./autopar $way "$OUT/several.json" --device cuda --timeout 60s --out "$dir" -q
+			status=$?
+			most=$(apart "$dir/metrics.jsonl")
+			rm -rf "$dir"
+			if [ "$status" -eq 125 ]; then
+				most="no time left"
+			elif [ "$status" -ne 0 ] || ! awk -v most="${most:-1}" 'BEGIN { exit !(most <= 1e-4) }'; then
+				failed=1
+				most="**${most:-failed}** $(last "$OUT/$log"), $log"
+			fi
+			line="$line $most |"
+		done
+		note "$line" >>"$OUT/several.md"
+	done
+	row "several GPUs" "$(grep -c '^| --' "$OUT/several.md") plans on up to $gpus" "below"
+	table "Losses of ten updates in float32 with a rank on each GPU: by how much they differ at most from those of one rank on the CPU" <"$OUT/several.md"
+}
+
 # sanitizer looks for accesses outside of memory, and for races in the shared memory of a block, which no test on a CPU sees.
 sanitizer() {
 	if ! command -v compute-sanitizer >/dev/null; then
@@ -291,9 +342,9 @@ third) stages=$third ;;
 esac
 BATCHES=${BATCHES:-8 16 32 64}
 for name in $stages; do
-	case " $first $second $third " in
+	case " $first $second $third several " in
 	*" $name "*) ;;
-	*) note "no stage $name; there are $first profile rates loopback train sanitizer kernels, and first, second and third" >&2; exit 2 ;;
+	*) note "no stage $name; there are $first profile rates loopback train sanitizer kernels several, and first, second and third" >&2; exit 2 ;;
 	esac
 done
 printf '# On a GPU, %s\n\n| what | result | details |\n|---|---|---|\n' "$(date -u +%Y-%m-%d)" >"$OUT/head.md"

@@ -211,3 +211,37 @@ func TestScriptFails(t *testing.T) {
 	require.Contains(t, page, "| GPU | **none that can be used** | no libcuda |")
 	require.NotContains(t, page, "conformance")
 }
+
+// TestScriptOnSeveralGPUs: plans for as many GPUs as there are run in one process and in several; other losses than a CPU's fail, and missing ones.
+func TestScriptOnSeveralGPUs(t *testing.T) {
+	dir := bundle(t)
+	page, status := run(t, dir, "gpu-several.md", nil, "several")
+	require.Zero(t, status)
+	require.Contains(t, page, "| several GPUs | skipped | 0 GPUs;")
+
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "bin/nvidia-smi"), []byte("#!/bin/sh\nfor i in 0 1 2 3; do echo GPU $i: A; done\n"), 0o777))
+	trains := `#!/bin/sh
+way=$1 loss=$LOSS updates=0123456789
+case "$*" in *cuda*) ;; *) loss=4 ;; esac
+[ $way = launch ] && updates=${UPDATES:-$updates}
+while [ $# -gt 1 ]; do
+	[ "$1" = --out ] && mkdir -p "$2" && echo "$updates" | fold -w 1 | while read -r i; do echo "{\"iter\":$i,\"loss\":$loss,\"lr\":1}"; done >"$2/metrics.jsonl"
+	shift
+done
+echo autopar: done
+`
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "autopar"), []byte(trains), 0o777))
+	page, status = run(t, dir, "gpu-several.md", []string{"LOSS=4.00005"}, "several")
+	require.Zero(t, status)
+	require.Contains(t, page, "| several GPUs | 6 plans on up to 4 |")
+	require.Contains(t, page, "| --dp 2 --tp 2 --zero 3 | 5.0e-05 | 5.0e-05 |")
+	require.NotContains(t, page, "--dp 2 --tp 2 --pp 2", "for 8")
+
+	page, status = run(t, dir, "gpu-several.md", []string{"LOSS=4.0002"}, "several")
+	require.Equal(t, 1, status)
+	require.Contains(t, page, "| --tp 2 | **2.0e-04** autopar: done, several-run-tp2.txt | **2.0e-04** autopar: done, several-launch-tp2.txt |")
+
+	page, status = run(t, dir, "gpu-several.md", []string{"LOSS=4", "UPDATES=012345678"}, "several")
+	require.Equal(t, 1, status)
+	require.Contains(t, page, "| --tp 2 | 0.0e+00 | **failed** autopar: done, several-launch-tp2.txt |")
+}
