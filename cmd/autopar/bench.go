@@ -114,7 +114,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 		if len(c.Set) > 0 {
 			return nil, nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
 		}
-		if doc, err = (planArg{Plan: c.Config}).loadPlan(); err == nil && c.cuda() {
+		if doc, err = (planArg{Plan: c.Config}).loadPriced(); err == nil && c.cuda() {
 			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, nil)
 		}
 		return doc, system, err

@@ -29,7 +29,7 @@ func (c *exportCmd) Run(con *console) error {
 	if err := apart("export: -o", c.Out, c.Plan); err != nil {
 		return err
 	}
-	doc, err := c.loadPlan()
+	doc, err := c.loadPriced()
 	if err != nil {
 		return err
 	}
