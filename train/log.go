@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// printf writes to the log. A failure to write it does not stop the run.
+// printf writes whole lines to the log. A failure to write them does not stop the run.
 func (r *run) printf(format string, args ...any) { fmt.Fprintf(r.opts.Log, format, args...) }
 
 // printHeader prints what will run, in nanoGPT's words where it has any.
@@ -41,11 +41,11 @@ func grouped(n int64) string {
 func (r *run) report(st StepStats) error {
 	mfu := r.mfu.update(st.Duration)
 	ms := float64(st.Duration) / float64(time.Millisecond)
-	r.printf("iter %d: loss %.4f, time %.2fms, mfu %.2f%%, lr %.4e, grad_norm %.4f", st.Iter, st.Loss, ms, 100*mfu, st.LR, st.GradNorm)
+	scaler := ""
 	if st.LossScale > 0 {
-		r.printf(", loss_scale %g, skipped %d", st.LossScale, st.Skipped)
+		scaler = fmt.Sprintf(", loss_scale %g, skipped %d", st.LossScale, st.Skipped)
 	}
-	r.printf("\n")
+	r.printf("iter %d: loss %.4f, time %.2fms, mfu %.2f%%, lr %.4e, grad_norm %.4f%s\n", st.Iter, st.Loss, ms, 100*mfu, st.LR, st.GradNorm, scaler)
 	m := StepMetrics{
 		Iter: st.Iter, Loss: st.Loss, LR: st.LR, GradNorm: st.GradNorm, TimeMS: ms, MeanMS: float64(r.unlogged) / float64(time.Millisecond) / float64(r.updates),
 		TokensPerS: float64(r.TokensPerStep()) / st.Duration.Seconds(), MFU: mfu, PeakBytes: r.PeakBytes(),

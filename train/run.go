@@ -43,7 +43,7 @@ type RunOptions struct {
 	// the arenas.
 	Blocking bool
 	Keep     checkpoint.Retention
-	Log      io.Writer // nil discards; in a run of several processes only rank 0 writes it, and the metrics
+	Log      io.Writer // of whole lines at a time; nil discards; in a run of several processes only rank 0 writes it, and the metrics
 	// Progress, if set, is called after every step and every batch of an evaluation.
 	Progress func(Progress)
 	// Expected is how long each rank is expected to compute per step, in any unit. nil expects the

@@ -275,6 +275,24 @@ func TestOneRunInADirectory(t *testing.T) {
 	require.Len(t, steps, 9)
 }
 
+// lines is a writer that is given whole lines.
+type lines struct{ t *testing.T }
+
+func (l lines) Write(text []byte) (int, error) {
+	require.True(l.t, bytes.HasSuffix(text, []byte("\n")), "%q", text)
+	return len(text), nil
+}
+
+// TestLogOfWholeLines: a bar that stands below the log on a terminal is removed for a line, and would be for each part of one.
+func TestLogOfWholeLines(t *testing.T) {
+	dir := textData(t)
+	for _, dtype := range []string{"float32", "float16"} {
+		cfg := tinyConfig(t, dir, "train.dtype="+dtype)
+		_, err := newJob(t, cfg, planOf(1, 1, 1)).Run(t.Context(), RunOptions{Steps: 6, Out: t.TempDir(), Log: lines{t}})
+		require.NoError(t, err)
+	}
+}
+
 // TestLog: the loss falls, and the log has nanoGPT's form.
 func TestLog(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.log_interval=2", "train.max_iters=20")
