@@ -258,7 +258,8 @@ func expected(con *console, doc *planner.Document, job *train.Job) (seconds []fl
 type progress struct {
 	con    *console
 	stdout io.Writer
-	bar    bar
+	bar    bar // the one that is shown
+	train  bar
 	last   train.Progress
 }
 
@@ -274,13 +275,16 @@ func (p *progress) Write(lines []byte) (int, error) {
 }
 
 func (p *progress) update(now train.Progress) {
-	if p.bar.ProgressBar == nil || now.Evaluating != p.last.Evaluating || now.Total != p.last.Total {
-		what := "train"
-		if now.Evaluating {
-			what = "eval"
-		}
+	if p.bar.ProgressBar == nil || now.Evaluating != p.last.Evaluating {
 		p.bar.clear()
-		p.bar = p.con.bar(now.Total, what)
+		if now.Evaluating {
+			p.bar = p.con.bar(now.Total, "eval")
+		} else {
+			if p.train.ProgressBar == nil { // a new one would take all iterations so far for what it has seen, and predict too early an end
+				p.train = p.con.bar(now.Total, "train")
+			}
+			p.bar = p.train
+		}
 	}
 	p.last = now
 	p.bar.set(now.Done)
