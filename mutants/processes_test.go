@@ -132,7 +132,12 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "numbers that are not finite are computed again",
 		file: "cmd/autopar/status.go",
-		old:  " || is[*train.DivergedError](err) }", new: " }",
+		old:  " || is[*train.DivergedError](err)", new: "",
+		pkg: "./cmd/autopar", run: "^TestStatusOfErrors$",
+	}, {
+		bug: "numbers that are not finite are computed again", how: "with train.reproducible",
+		file: "cmd/autopar/status.go",
+		old:  "is[*cpu.FixedError](err)", new: "is[*cpu.FixedError](nil)",
 		pkg: "./cmd/autopar", run: "^TestStatusOfErrors$",
 	}, {
 		bug:  "another rank is blamed for one that the system has killed",

@@ -24,6 +24,7 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/runtime/cpu/profile"
 	"github.com/autopar/autopar/train"
 )
@@ -50,6 +51,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{&launch.ExitError{Status: statusInput}, statusInput},
 		{&launch.ExitError{Status: statusInput, Crash: true}, statusFailed},
 		{&train.DivergedError{}, statusFailed},
+		{&cpu.FixedError{}, statusFailed},
 		{&codegen.CheckError{}, statusFailed},
 		{data.ErrUnavailable, statusFailed},
 		{context.Canceled, statusFailed},
@@ -57,7 +59,8 @@ func TestStatusOfErrors(t *testing.T) {
 	} {
 		require.Equal(t, c.want, status(c.err), "%T", c.err)
 		_, diverged := c.err.(*train.DivergedError)
-		require.Equal(t, diverged || c.want > statusFailed, final(c.err), "%T", c.err)
+		_, fixed := c.err.(*cpu.FixedError)
+		require.Equal(t, diverged || fixed || c.want > statusFailed, final(c.err), "%T", c.err)
 		if c.err != nil {
 			require.Equal(t, c.want, status(fmt.Errorf("wrapped: %w", c.err)), "wrapped %T", c.err)
 			require.Equal(t, final(c.err), final(fmt.Errorf("wrapped: %w", c.err)), "wrapped %T", c.err)

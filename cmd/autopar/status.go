@@ -22,6 +22,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/galvatron"
 	"github.com/autopar/autopar/planner/sim"
+	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/train"
 )
 
@@ -61,8 +62,10 @@ func status(err error) int {
 }
 
 // final reports whether a rank would fail in the same way if it were started again. A diverged run would, because the same
-// weights and batches give the same numbers.
-func final(err error) bool { return status(err) > statusFailed || is[*train.DivergedError](err) }
+// weights and batches give the same numbers; with train.reproducible they may end it before there is a loss.
+func final(err error) bool {
+	return status(err) > statusFailed || is[*cpu.FixedError](err) || is[*train.DivergedError](err)
+}
 
 // blamesInput reports whether a command line, or a file or device that it names, is wrong.
 func blamesInput(err error) bool {

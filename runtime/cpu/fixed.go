@@ -1,7 +1,6 @@
 package cpu
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"unsafe"
@@ -47,6 +46,13 @@ func (d *Device) fixedSum(k *runtime.Kernel, i int) fixedSum {
 	return s
 }
 
+// FixedError says that a number is not finite, or more than the fixed point of train.reproducible holds. The same batch gives it again.
+type FixedError struct{ Msg string }
+
+func (e *FixedError) Error() string { return e.Msg }
+
+func fixedErrorf(format string, args ...any) error { return &FixedError{fmt.Sprintf(format, args...)} }
+
 // add adds the term of one sequence. The error says what overflows.
 func (d *Device) add(s fixedSum, term []float32) error {
 	if kernel.AddAsFixed(d.pool, s.sum, term, s.frac) {
@@ -55,14 +61,14 @@ func (d *Device) add(s fixedSum, term []float32) error {
 	limit := math.Ldexp(1, 63-s.frac)
 	for i, x := range term {
 		if !(math.Abs(float64(x)) < limit) {
-			return fmt.Errorf("element %d of a sequence's term is %v: fixed point of %d fraction bits (train.reproducible) holds numbers below %g",
+			return fixedErrorf("element %d of a sequence's term is %v: fixed point of %d fraction bits (train.reproducible) holds numbers below %g",
 				i, x, s.frac, limit)
 		}
 	}
-	return fmt.Errorf("a sum exceeds %g, the most that fixed point of %d fraction bits (train.reproducible) holds", limit, s.frac)
+	return fixedErrorf("a sum exceeds %g, the most that fixed point of %d fraction bits (train.reproducible) holds", limit, s.frac)
 }
 
-var errFixedSum = errors.New("a sum exceeds what fixed point (train.reproducible) holds")
+var errFixedSum = fixedErrorf("a sum exceeds what fixed point (train.reproducible) holds")
 
 // reduceFixed sets dst to the sum over the members of len(dst) elements of their operands, from
 // index from on.
@@ -199,7 +205,7 @@ func fixedSquares(d *Device, k *runtime.Kernel) error {
 	y := d.fixed(k.Results[0])
 	var ok bool
 	if y[0], y[1], ok = kernel.FixedSquares(d.pool, d.arg(k, 0), ir.SquareFrac); !ok {
-		return fmt.Errorf("a gradient's norm exceeds %g, the most that fixed point (train.reproducible) holds",
+		return fixedErrorf("a gradient's norm exceeds %g, the most that fixed point (train.reproducible) holds",
 			math.Sqrt(math.Ldexp(1, 63-ir.SquareFrac)))
 	}
 	return nil
