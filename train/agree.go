@@ -37,7 +37,7 @@ func (r *run) agree(ctx context.Context) error {
 	}
 	for rank, text := range differs {
 		if len(text) > 0 {
-			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: string(text) + ": all processes need the same plan and flags"}
+			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: string(text) + ": all processes need the same plan, flags and data"}
 		}
 	}
 	return r.sameArithmetic(ctx)

@@ -39,7 +39,7 @@ func TestProcessesTrainAlike(t *testing.T) {
 	}{
 		"rate":    {"optimizer.learning_rate=0.5", RunOptions{}, "rank 2: has learning_rate: 0.5, rank 0 has learning_rate: "},
 		"seed":    {"train.seed=4", RunOptions{}, "rank 2: has seed: 4, rank 0 has seed: "},
-		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan and flags"},
+		"steps":   {"", RunOptions{Steps: 3}, "rank 2: has steps: 3, rank 0 has steps: 4: all processes need the same plan, flags and data"},
 		"weights": {"", RunOptions{Steps: 4, InitFrom: out}, "rank 2: has scratch: false, rank 0 has scratch: true"},
 		"data":    {"data.dir=" + short, RunOptions{Steps: 4}, "rank 2: has val.bin: 200 tokens, CRC-32 "},
 		"tokens":  {"data.dir=" + other, RunOptions{Steps: 4}, "rank 2: has train.bin: "},
