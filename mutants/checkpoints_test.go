@@ -107,13 +107,13 @@ func inCheckpoints() []mutant {
 	}, {
 		bug: "a copy takes memory that is not there", how: "every process of a machine counts on all that is spare",
 		file: "train/room.go",
-		old:  "room{m.Copy + f.Copy, m.Arenas + f.Arenas, f.Spare}", new: "f.room",
+		old:  "room{m.Copy + f.Copy, m.Arenas + f.Arenas, f.HostMemory}", new: "f.room",
 		pkg: "./train", run: "^TestCopiesHaveRoom$",
 	}, {
 		bug: "a copy takes memory that is not there", how: "that of a control group around the process's",
-		file: "train/room.go",
+		file: "runtime/hostmemory.go",
 		old:  "len(dir) >= len(root); dir = path.Dir(dir)", new: "len(dir) >= len(root); dir = \"\"",
-		pkg: "./train", run: "^TestSpareMemory$",
+		pkg: "./runtime", run: "^TestHostMemory$",
 	}, {
 		bug:  "checkpoints hold up a run whose copy is there already",
 		file: "train/room.go",

@@ -5,6 +5,16 @@ package mutants
 func inTheProcesses() []mutant {
 	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
+		bug: "ranks take more memory than there is", how: "each fits alone",
+		file: "runtime/cpu/device.go",
+		old:  "bytes > b.host.Free-b.taken {", new: "bytes > b.host.Free {",
+		pkg: "./runtime/cpu", run: "^TestArenasOfAProcess$",
+	}, {
+		bug: "ranks take more memory than there is", how: "each process of a machine fits alone",
+		file: "train/room.go",
+		old:  "if m.Arenas > m.Free {", new: "if all[rank].Arenas > m.Free {",
+		pkg: "./train", run: "^TestArenasHaveRoom$",
+	}, {
 		bug:  "a restart leaves a global batch out",
 		file: "train/run.go",
 		old:  "for it := r.result.Steps; ", new: "for it := r.result.Steps + min(1, r.result.Steps); ",

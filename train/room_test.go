@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/checkpoint"
+	"github.com/autopar/autopar/runtime"
 )
 
 // hostWith is a machine on which processes can take this many more bytes.
@@ -20,7 +21,13 @@ func hostWith(spare int64) fs.FS {
 		"proc/self/cgroup":             "0::/job",
 		"sys/fs/cgroup/memory.max":     fmt.Sprintln(10 * spare),
 		"sys/fs/cgroup/memory.current": fmt.Sprintln(8 * spare), // besides a tenth of all
+		"sys/fs/cgroup/memory.stat":    fmt.Sprintln("active_file", 1<<40),
 	})
+}
+
+// hostWithFree is a machine of which no more is free.
+func hostWithFree(free int64) fs.FS {
+	return files(map[string]string{"proc/meminfo": fmt.Sprintf("MemTotal: %d kB\nMemAvailable: %d kB\n", free>>9, free>>10)})
 }
 
 func files(text map[string]string) fs.FS {
@@ -31,83 +38,33 @@ func files(text map[string]string) fs.FS {
 	return all
 }
 
-func TestSpareMemory(t *testing.T) {
-	const meminfo = "MemTotal:       1000 kB\nMemFree:         100 kB\nMemAvailable:    600 kB\nHugePages_Total:   0\n"
-	for name, c := range map[string]struct {
-		host map[string]string
-		want int64 // -1 if unknown
-	}{
-		"another system": {nil, -1},
-		"old":            {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemFree: 600 kB\n"}, -1},
-		"no groups":      {map[string]string{"proc/meminfo": meminfo}, 500 << 10},
-		"no limit": {map[string]string{
-			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a\n",
-			"sys/fs/cgroup/a/memory.max": "max\n", "sys/fs/cgroup/a/memory.current": "7\n",
-		}, 500 << 10},
-		"version 2": {map[string]string{
-			"proc/meminfo": meminfo, "proc/self/cgroup": "0::/a/b\n",
-			"sys/fs/cgroup/a/b/memory.max": "300000\n", "sys/fs/cgroup/a/b/memory.current": "100000\n",
-			"sys/fs/cgroup/a/b/memory.stat": "anon 40000\ninactive_file 60000\nactive_file 1\n",
-		}, 230000},
-		"around it": {map[string]string{
-			"proc/self/cgroup":             "0::/a/b\n",
-			"sys/fs/cgroup/a/b/memory.max": "300000\n", "sys/fs/cgroup/a/b/memory.current": "100000\n",
-			"sys/fs/cgroup/a/memory.max": "200000\n", "sys/fs/cgroup/a/memory.current": "150000\n",
-		}, 30000},
-		"of a container": {map[string]string{
-			"proc/self/cgroup":         "0::/../../docker/1f\n",
-			"sys/fs/cgroup/memory.max": "1000\n", "sys/fs/cgroup/memory.current": "400\n",
-		}, 500},
-		"version 1": {map[string]string{
-			"proc/meminfo": meminfo, "proc/self/cgroup": "5:cpu:/a\n4:rdma,memory:/a\n0::/\n",
-			"sys/fs/cgroup/memory/a/memory.limit_in_bytes": "200000\n", "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "150000\n",
-			"sys/fs/cgroup/memory/a/memory.stat":         "inactive_file 3\ntotal_inactive_file 20000\n",
-			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "900000\n",
-		}, 50000},
-		"full": {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 50 kB\n"}, -50 << 10},
-	} {
-		t.Run(name, func(t *testing.T) {
-			got, known := spareMemory(files(c.host))
-			require.Equal(t, c.want != -1, known)
-			if known {
-				require.Equal(t, c.want, got)
-			}
-		})
-	}
-	if goruntime.GOOS == "linux" {
-		_, known := spareMemory(os.DirFS("/"))
-		require.True(t, known, "of this machine")
-	}
-}
-
 // TestCrowded: the needs of all processes of a machine count together, against the least spare
 // memory that any of them was told.
 func TestCrowded(t *testing.T) {
-	fits := func(machines []int, rooms ...room) int {
+	fits := func(on []int, rooms ...[3]int64) int {
 		var all []found
 		for _, r := range rooms {
-			all = append(all, found{room: r})
+			all = append(all, found{room: room{r[0], r[1], runtime.HostMemory{Spare: r[2]}}})
 		}
-		rank, _ := crowded(all, func(rank int) int { return machines[rank] })
-		return rank
+		return crowded(machines(all, func(rank int) int { return on[rank] }))
 	}
 	for _, c := range []struct {
-		want     int
-		machines []int
-		rooms    []room
+		want  int
+		on    []int      // of each rank, the first rank on its machine
+		rooms [][3]int64 // copy, arenas and spare memory
 	}{
-		{-1, []int{0}, []room{{10, 90, 100}}},
-		{0, []int{0}, []room{{10, 90, 99}}},
-		{0, []int{0}, []room{{10, 0, -1}}},
-		{-1, []int{0}, []room{{0, 90, 10}}}, // it has the copy already
-		{-1, []int{0, 1}, []room{{10, 90, 150}, {10, 90, 150}}},
-		{0, []int{0, 0}, []room{{10, 90, 150}, {10, 90, 150}}},
-		{0, []int{0, 0}, []room{{10, 90, 200}, {10, 90, 199}}},
-		{0, []int{0, 0}, []room{{10, 90, 199}, {10, 90, 200}}},
-		{2, []int{0, 0, 2, 2}, []room{{10, 90, 200}, {10, 90, 200}, {10, 90, 200}, {11, 90, 200}}},
-		{1, []int{0, 1, 0}, []room{{10, 90, 200}, {10, 91, 100}, {10, 90, 200}}},
+		{-1, []int{0}, [][3]int64{{10, 90, 100}}},
+		{0, []int{0}, [][3]int64{{10, 90, 99}}},
+		{0, []int{0}, [][3]int64{{10, 0, -1}}},
+		{-1, []int{0}, [][3]int64{{0, 90, 10}}}, // it has the copy already
+		{-1, []int{0, 1}, [][3]int64{{10, 90, 150}, {10, 90, 150}}},
+		{0, []int{0, 0}, [][3]int64{{10, 90, 150}, {10, 90, 150}}},
+		{0, []int{0, 0}, [][3]int64{{10, 90, 200}, {10, 90, 199}}},
+		{0, []int{0, 0}, [][3]int64{{10, 90, 199}, {10, 90, 200}}},
+		{2, []int{0, 0, 2, 2}, [][3]int64{{10, 90, 200}, {10, 90, 200}, {10, 90, 200}, {11, 90, 200}}},
+		{1, []int{0, 1, 0}, [][3]int64{{10, 90, 200}, {10, 91, 100}, {10, 90, 200}}},
 	} {
-		require.Equal(t, c.want, fits(c.machines, c.rooms...), "%v on %v", c.rooms, c.machines)
+		require.Equal(t, c.want, fits(c.on, c.rooms...), "%v on %v", c.rooms, c.on)
 	}
 }
 
@@ -142,6 +99,29 @@ func TestCopyHasRoom(t *testing.T) {
 	require.NotContains(t, log, "checkpoints:")
 	_, log = train(t, cfg, plan, RunOptions{host: hostWith(0)})
 	require.NotContains(t, log, "checkpoints:")
+}
+
+// TestArenasHaveRoom: arenas of more than is free end a run before any is written, of one process and of several on a machine.
+func TestArenasHaveRoom(t *testing.T) {
+	cfg, plan := tinyConfig(t, textData(t)), planOf(2, 1, 1)
+	arenas := newJob(t, cfg, plan).exec.Unwritten()
+	free := arenas >> 10 << 10 // the system counts in units of 1024 bytes
+	train(t, cfg, plan, RunOptions{Steps: 1, host: hostWithFree(free + 1024)})
+	full := hostWithFree(free - 1024)
+	_, err := newJob(t, cfg, plan).Run(t.Context(), RunOptions{Steps: 1, host: full})
+	var none *runtime.MemoryError
+	require.ErrorAs(t, err, &none)
+	require.Equal(t, runtime.MemoryError{Needs: arenas, Free: free - 1024}, *none)
+
+	cfg, plan = tinyConfig(t, textData(t)), planOf(1, 2, 1) // whose ranks have arenas of different sizes
+	arenas = newJob(t, cfg, plan).exec.Unwritten()
+	free = arenas >> 10 << 10
+	_, err = trainProcesses(t, cfg, plan, RunOptions{Steps: 1, host: hostWithFree(free + 1024)}, make([]*os.File, 2), plain)
+	require.NoError(t, err)
+	_, err = trainProcesses(t, cfg, plan, RunOptions{Steps: 1, host: hostWithFree(free - 1024)}, make([]*os.File, 2), plain)
+	require.ErrorAs(t, err, &none)
+	require.Equal(t, arenas, none.Needs+none.Others)
+	require.NotZero(t, none.Others)
 }
 
 // TestRoomNotKnown: on other systems a copy fits if it is at most a quarter of the arenas.

@@ -274,10 +274,8 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 			mine.Step = held.Step
 		}
 	}
-	if r.background != nil {
-		if mine.room, err = r.findRoom(snap); err != nil {
-			return false, err
-		}
+	if mine.room, err = r.findRoom(snap); err != nil {
+		return false, err
 	}
 	dir := ""
 	if r.opts.Resume {
@@ -297,10 +295,8 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 			r.printf("what rank %d has in memory is not whole: %s\n", rank, other.Why)
 		}
 	}
-	if r.background != nil {
-		if err := r.shareRoom(all); err != nil {
-			return false, err
-		}
+	if err := r.shareRoom(all); err != nil {
+		return false, err
 	}
 	// All processes go by what rank 0 sees on disk.
 	step, disk := all[0].Step, all[0].Disk

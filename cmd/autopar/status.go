@@ -22,6 +22,7 @@ import (
 	"github.com/autopar/autopar/planner/cost"
 	"github.com/autopar/autopar/planner/galvatron"
 	"github.com/autopar/autopar/planner/sim"
+	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/train"
 )
@@ -48,7 +49,7 @@ func status(err error) int {
 	if err == nil {
 		return statusDone
 	}
-	if is[*planner.InfeasibleError](err) || is[*cuda.MemoryError](err) {
+	if is[*planner.InfeasibleError](err) || is[*runtime.MemoryError](err) || is[*cuda.MemoryError](err) {
 		return statusInfeasible
 	}
 	var exit *launch.ExitError

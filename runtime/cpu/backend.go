@@ -58,6 +58,8 @@ type Backend struct {
 	mu     sync.Mutex
 	groups []*group   // by Collective.Group
 	wires  []*counter // by Transfer.Wire
+	taken  int64      // bytes of the arenas of this process
+	host   runtime.HostMemory
 }
 
 var _ runtime.Backend = (*Backend)(nil)

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"os"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -67,6 +68,9 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 		d.setArena(space, words)
 		return nil
 	}
+	if err := d.backend.take(d.rank, 4*int64(n-len(d.arenas[space]))); err != nil {
+		return err
+	}
 	if o := d.backend.others; o.together() && space == runtime.OnDevice {
 		words, err := o.arena(n)
 		if err != nil {
@@ -79,6 +83,23 @@ func (d *Device) Alloc(space runtime.Space, bytes int64) error {
 		return fmt.Errorf("cpu: arena of %d bytes: %w", 4*n, err)
 	}
 	d.setArena(space, unsafe.Slice((*float32)(unsafe.Pointer(unsafe.SliceData(d.memory[space].memory))), n))
+	return nil
+}
+
+// take counts memory for an arena, if there is as much beside those of all ranks of this process.
+func (b *Backend) take(rank int, bytes int64) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.taken == 0 { // nothing has been written
+		var known bool
+		if b.host, known = runtime.ReadHostMemory(os.DirFS("/")); !known {
+			b.host.Free = math.MaxInt64
+		}
+	}
+	if bytes > b.host.Free-b.taken {
+		return &runtime.MemoryError{Rank: rank, Needs: bytes, Others: b.taken, Free: b.host.Free}
+	}
+	b.taken += bytes
 	return nil
 }
 
