@@ -291,7 +291,12 @@ func (s *Study) Fronts() error {
 		if err != nil {
 			return err
 		}
-		out.Memory = append(out.Memory, *o)
+		if k := len(out.Memory) - 1; o.plan != nil && k >= 0 && o.StepSeconds <= out.Memory[k].StepSeconds {
+			o.Change, o.LimitBytes = out.Memory[k].Change, out.Memory[k].LimitBytes // the plan before takes as long, and more memory
+			out.Memory[k] = *o
+		} else {
+			out.Memory = append(out.Memory, *o)
+		}
 		if o.plan == nil {
 			break
 		}

@@ -2,7 +2,9 @@ package explain
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"testing"
 
@@ -186,7 +188,7 @@ func TestStudy(t *testing.T) {
 		require.LessOrEqual(t, o.PeakBytes, o.LimitBytes)
 		if i > 0 {
 			last := front.Memory[i-1]
-			require.GreaterOrEqual(t, o.StepSeconds, last.StepSeconds)
+			require.Greater(t, o.StepSeconds, last.StepSeconds)
 			require.LessOrEqual(t, o.LimitBytes, int64(memoryStep*float64(last.PeakBytes)))
 		}
 	}
@@ -199,6 +201,28 @@ func TestStudy(t *testing.T) {
 	require.Contains(t, text.String(), "USD at 3 an hour")
 	require.NoError(t, s.Policies())
 	require.Len(t, r.Versus, 3)
+}
+
+// TestFrontOfEqualTimes: of two plans that take as long, found under different limits, the one with more memory is on no front.
+func TestFrontOfEqualTimes(t *testing.T) {
+	s, r := study(t)
+	answer := func(limit int64, o Option) {
+		x := s.now("")
+		figures, err := json.Marshal(x.cluster)
+		require.NoError(t, err)
+		o.LimitBytes = limit
+		s.asked[fmt.Sprint(x.ranks, x.batch, limit, x.policy, string(figures))] = &o
+	}
+	answer(s.limit, Option{StepSeconds: 1, PeakBytes: 1000, plan: s.doc.Plan})
+	answer(900, Option{StepSeconds: 1, PeakBytes: 800, plan: s.doc.Plan})
+	answer(720, Option{StepSeconds: 2, PeakBytes: 700, plan: s.doc.Plan})
+	answer(630, Option{Reason: "nothing fits"})
+	require.NoError(t, s.Fronts())
+	front := r.Fronts.Memory
+	require.Len(t, front, 3)
+	require.Equal(t, []int64{800, 700}, []int64{front[0].PeakBytes, front[1].PeakBytes})
+	require.Equal(t, allMemory, front[0].Change)
+	require.Equal(t, s.limit, front[0].LimitBytes)
 }
 
 // TestStudyOfPools: devices of several kinds lie on several nodes, however few they are, so the sensitivities have a faster network

@@ -63,6 +63,7 @@ type benchResult struct {
 	ArenaBytes  int64    `json:"arena_bytes"`
 	PeakRSS     int64    `json:"peak_rss_bytes,omitempty"` // of the process
 	PredictedMS float64  `json:"predicted_ms"`
+	Cluster     string   `json:"cluster"`      // that the plan and the prediction are for
 	Ops         []opTime `json:"ops"`          // all that take time, longest first; they add up to the step
 	ShareOfTop  float64  `json:"share_of_top"` // share of the step that the first --top ops take
 	// Without compares with the same plan without train.reproducible, if that is on.
@@ -214,7 +215,7 @@ func (c *benchCmd) summarize(cfg *config.Config, ranks int, peaks profile.Peaks,
 func (r *benchResult) print(con *console) {
 	con.heading("%s, %s after %d", explain.Count(r.Ranks, "rank"), explain.Count(r.Steps, "step"), r.BurnIn)
 	rows := [][]string{
-		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f", r.MedianMS, r.MinMS, r.PredictedMS)},
+		{"ms/step", fmt.Sprintf("%.2f", r.MeanMS), fmt.Sprintf("median %.2f, least %.2f, predicted %.2f on %s", r.MedianMS, r.MinMS, r.PredictedMS, r.Cluster)},
 		{"tokens/s", explain.Grouped(int64(r.TokensPerS))},
 		{"MFU", fmt.Sprintf("%.2f %%", 100*r.MFU), fmt.Sprintf("of %.4g GFLOP/s; memory %.3g GB/s", r.PeakFLOPS/1e9, r.Bandwidth/1e9)},
 	}
@@ -281,7 +282,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 		peaks = profile.MeasurePeaks(ctx, peakBudget)
 	}
 	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, peaks, workOf(prog, found.Cluster), all[0].times, &all[0].watch)
-	r.PredictedMS = found.Predicted.StepSeconds * 1e3
+	r.PredictedMS, r.Cluster = found.Predicted.StepSeconds*1e3, found.Cluster.Name
 	r.PeakRSS = resident
 	_, r.ArenaBytes = footprint(prog)
 	if c.Trace != "" {
