@@ -414,6 +414,11 @@ func TestNew(t *testing.T) {
 	var text bytes.Buffer
 	require.NoError(t, r.Text(&text))
 	require.Contains(t, text.String(), "plans that lost")
+	r.Rejected[0].DeltaSeconds = -1e-6 // than what the plan has been edited to
+	text.Reset()
+	require.NoError(t, r.Text(&text))
+	require.NotContains(t, text.String(), "plans that lost")
+	require.Contains(t, text.String(), "other plans, some of them faster")
 
 	doc.GraphHash = "0"
 	_, err = read(doc)

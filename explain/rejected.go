@@ -193,7 +193,11 @@ func (r *Report) rejectedText(out io.Writer) {
 			Grouped(x.PeakBytes), signedBytes(x.DeltaBytes), x.Because,
 		})
 	}
-	table(out, "plans that lost: time of a step, difference, peak bytes of a rank, difference, why slower", rows, 1, 2, 3, 4, 5)
+	title := "plans that lost: time of a step, difference, peak bytes of a rank, difference, why slower"
+	if len(r.Rejected) > 0 && r.Rejected[0].DeltaSeconds < 0 { // the plan was edited since
+		title = "other plans, some of them faster: time of a step, difference, peak bytes of a rank, difference, what takes more"
+	}
+	table(out, title, rows, 1, 2, 3, 4, 5)
 }
 
 // signed writes a difference of times. Times are whole picoseconds, so less than that is a rounding error.
