@@ -19,6 +19,7 @@ import (
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/planner/sim"
 	"github.com/autopar/autopar/runtime/cpu/profile"
 )
 
@@ -115,7 +116,7 @@ func (c *benchCmd) plan(con *console) (doc *planner.Document, system *cuda.Syste
 		if len(c.Set) > 0 {
 			return nil, nil, usagef("bench: --set changes a YAML; %s is a plan for one", c.Config)
 		}
-		if doc, err = (planArg{Plan: c.Config}).loadPriced(); err == nil && c.cuda() {
+		if doc, err = (planArg{Plan: c.Config}).loadPlan(); err == nil && c.cuda() {
 			system, err = c.openCUDA(con, doc.Plan.RuntimeNGPUs, nil)
 		}
 		return doc, system, err
@@ -257,6 +258,10 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 	if err := programs.verify(); err != nil {
 		return nil, err
 	}
+	predicted, err := sim.Run(programs.training, found.Cluster, sim.Options{}) // as the plan may have been edited since it was planned
+	if err != nil {
+		return nil, err
+	}
 	all := []*timed{{prog: programs.training, reproducible: cfg.Train.Reproducible}}
 	if cfg.Train.Reproducible {
 		plain := *cfg
@@ -282,7 +287,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 		peaks = profile.MeasurePeaks(ctx, peakBudget)
 	}
 	r := c.summarize(cfg, found.Plan.RuntimeNGPUs, peaks, workOf(prog, found.Cluster), all[0].times, &all[0].watch)
-	r.PredictedMS, r.Cluster = found.Predicted.StepSeconds*1e3, found.Cluster.Name
+	r.PredictedMS, r.Cluster = predicted.Step.Seconds()*1e3, found.Cluster.Name
 	r.PeakRSS = resident
 	_, r.ArenaBytes = footprint(prog)
 	if c.Trace != "" {
