@@ -92,7 +92,7 @@ func TestSearchWhereMemoryIsShort(t *testing.T) {
 		t.Skip("a search of half a second")
 	}
 	zero := 1
-	_, s, err := newSearch(step(t, preset(t, "gpt3-13b"), 60), 60, cluster(t, "a10g"), Options{PlanNGPUs: 16, RuntimeNGPUs: 16, Schedule: partition.ZeroBubble, ZeRO: &zero, TopK: 5}, thorough)
+	_, s, err := newSearch(step(t, preset(t, "gpt3-13b"), 64), 64, cluster(t, "a10g"), Options{PlanNGPUs: 16, RuntimeNGPUs: 16, Schedule: partition.ZeroBubble, ZeRO: &zero, TopK: 5}, thorough)
 	require.NoError(t, err)
 	require.Less(t, len(s.footprints), 40)
 	require.Less(t, len(s.looked), 250) // 99 with products of whole sequences alone
