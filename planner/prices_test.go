@@ -80,7 +80,7 @@ func rentedJob(t *testing.T, r *rand.Rand) *proven {
 	name := names[r.IntN(len(names))]
 	p := &proven{batch: []int{1 + r.IntN(8), 8 << r.IntN(5), 1 + r.IntN(128)}[r.IntN(3)], opts: Options{TopK: r.IntN(6)}}
 	p.opts.RuntimeNGPUs = []int{2, 4, 6, 8, 12, 16, 24, 32}[r.IntN(8)]
-	if other := names[r.IntN(len(names))]; r.IntN(6) == 0 && other != name && !strings.HasSuffix(name+other, "autopar") { // which is software of its own
+	if other := names[r.IntN(len(names))]; r.IntN(6) == 0 && other != name && !strings.Contains(name+other, "autopar") { // which is software of its own
 		name = fmt.Sprintf("%s:%d+%s:%d", name, p.opts.RuntimeNGPUs/2, other, p.opts.RuntimeNGPUs/2)
 	}
 	p.cluster = cluster(t, name)
