@@ -18,13 +18,11 @@ type MemoryError struct {
 func (e *MemoryError) Error() string {
 	if e.Needs <= e.Free {
 		return fmt.Sprintf("cuda: rank %d needs %s in one piece, and GPU %d (%s) has none of that size, with %s free of %s",
-			e.Rank, gib(e.Needs), e.GPU, e.Name, gib(e.Free), gib(e.Total))
+			e.Rank, runtime.GiB(e.Needs), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
 	}
 	return fmt.Sprintf("cuda: rank %d needs %s, %s more than is free on GPU %d (%s), which has %s free of %s",
-		e.Rank, gib(e.Needs), gib(e.Needs-e.Free), e.GPU, e.Name, gib(e.Free), gib(e.Total))
+		e.Rank, runtime.GiB(e.Needs), runtime.GiB(e.Needs-e.Free), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
 }
-
-func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
 
 // Alloc makes an arena at least bytes long and keeps its contents. All ranks call it when they load
 // a program. The arenas of some move then, so none of them keeps its graphs: NCCL wants what is

@@ -34,19 +34,19 @@ type Priced struct {
 // NewRecost prices the plan of a document on a cluster and for a configuration, either of which may be the document's own.
 // If the plan does not apply there, the error is a *planner.DocumentError that names the key of the plan.
 func NewRecost(doc *planner.Document, c *cost.Cluster, cfg *config.Config) (*Recost, error) {
-	was, err := price(doc.Plan, doc.Cluster, doc.Config)
+	was, err := Price(doc.Plan, doc.Cluster, doc.Config)
 	if err != nil {
 		return nil, err
 	}
-	now, err := price(doc.Plan, c, cfg)
+	now, err := Price(doc.Plan, c, cfg)
 	if err != nil {
 		return nil, err
 	}
 	return &Recost{Plan: PlanText(doc.Plan), Was: *was, Now: *now}, nil
 }
 
-// price returns what a plan costs for a configuration on a cluster. Errors are as in [NewRecost].
-func price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, error) {
+// Price returns what a plan costs for a configuration on a cluster. Errors are as in [NewRecost].
+func Price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, error) {
 	refuse := func(key string, format string, args ...any) error {
 		return &planner.DocumentError{Key: key, Msg: fmt.Sprintf(format, args...) + "; the plan does not apply: plan again"}
 	}

@@ -7,7 +7,7 @@ func inTheProcesses() []mutant {
 	return []mutant{{
 		bug: "ranks take more memory than there is", how: "each fits alone",
 		file: "runtime/cpu/device.go",
-		old:  "bytes > b.host.Free-b.taken {", new: "bytes > b.host.Free {",
+		old:  "bytes > b.free-b.taken {", new: "bytes > b.free {",
 		pkg: "./runtime/cpu", run: "^TestArenasOfAProcess$",
 	}, {
 		bug: "ranks take more memory than there is", how: "each process of a machine fits alone",

@@ -19,12 +19,13 @@ type MemoryError struct {
 func (e *MemoryError) Error() string {
 	beside := ""
 	if e.Others > 0 {
-		beside = fmt.Sprintf(" beside the %s of others", gib(e.Others))
+		beside = fmt.Sprintf(" beside the %s of others", GiB(e.Others))
 	}
-	return fmt.Sprintf("rank %d needs %s%s on its machine, which has %s free; plan with --memory-limit for what is there", e.Rank, gib(e.Needs), beside, gib(e.Free))
+	return fmt.Sprintf("rank %d needs %s%s on its machine, which has %s free; plan with --memory-limit for what is there", e.Rank, GiB(e.Needs), beside, GiB(e.Free))
 }
 
-func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
+// GiB writes a number of bytes.
+func GiB(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/(1<<30)) }
 
 // HostMemory is what the processes of this machine may still take of its memory, in bytes.
 type HostMemory struct {

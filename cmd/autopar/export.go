@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/export"
+	"github.com/autopar/autopar/planner"
 )
 
 // exportCmd writes a plan for another system.
@@ -29,10 +31,17 @@ func (c *exportCmd) Run(con *console) error {
 	if err := apart("export: -o", c.Out, c.Plan); err != nil {
 		return err
 	}
-	doc, err := c.loadPriced()
+	doc, err := c.loadPlan()
 	if err != nil {
 		return err
 	}
+	priced, err := explain.Price(doc.Plan, doc.Cluster, doc.Config) // as it may have been edited since it was planned
+	if is[*planner.DocumentError](err) {
+		return c.blame(doc, err)
+	} else if err != nil {
+		return err
+	}
+	doc.Predicted = priced.Predicted
 	var text bytes.Buffer
 	if err := export.Write(&text, doc, export.Options{Format: c.Format, Plan: c.Plan, Image: c.Image}); err != nil {
 		return err

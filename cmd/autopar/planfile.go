@@ -39,25 +39,6 @@ func (a planArg) loadPlan() (*planner.Document, error) {
 	return doc, nil
 }
 
-// loadPriced reads the plan as loadPlan does, and predicts it: a plan that was edited by hand is not the one that its file has a
-// prediction of.
-func (a planArg) loadPriced() (*planner.Document, error) {
-	doc, err := a.loadPlan()
-	if err != nil {
-		return nil, err
-	}
-	training, evaluation, err := doc.Config.Steps()
-	if err != nil {
-		return nil, err
-	}
-	x, err := planner.Predict(training, doc.Config.Batch.Global, doc.Cluster, doc.Plan, evaluation)
-	if err != nil {
-		return nil, a.misplaced(doc, err)
-	}
-	doc.Predicted = planner.NewPredicted(doc.Config, doc.Cluster, doc.Plan, x)
-	return doc, nil
-}
-
 // blame makes an error about a plan name the file, the line and the key.
 func (a planArg) blame(doc *planner.Document, err error) error {
 	at := &planner.DocumentError{Key: "plan.placements", Err: err}

@@ -59,7 +59,7 @@ type Backend struct {
 	groups []*group   // by Collective.Group
 	wires  []*counter // by Transfer.Wire
 	taken  int64      // bytes of the arenas of this process
-	host   runtime.HostMemory
+	free   int64      // bytes that the machine had before
 }
 
 var _ runtime.Backend = (*Backend)(nil)

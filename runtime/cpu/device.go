@@ -91,13 +91,13 @@ func (b *Backend) take(rank int, bytes int64) error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.taken == 0 { // nothing has been written
-		var known bool
-		if b.host, known = runtime.ReadHostMemory(os.DirFS("/")); !known {
-			b.host.Free = math.MaxInt64
+		host, known := runtime.ReadHostMemory(os.DirFS("/"))
+		if b.free = host.Free; !known {
+			b.free = math.MaxInt64
 		}
 	}
-	if bytes > b.host.Free-b.taken {
-		return &runtime.MemoryError{Rank: rank, Needs: bytes, Others: b.taken, Free: b.host.Free}
+	if bytes > b.free-b.taken {
+		return &runtime.MemoryError{Rank: rank, Needs: bytes, Others: b.taken, Free: b.free}
 	}
 	b.taken += bytes
 	return nil
