@@ -331,6 +331,11 @@ func inTheBounds() []mutant {
 		old:  "p.TP > 1, over.dp > 1,", new: "p.TP > 1, true,",
 		pkg: "./planner", run: "^TestShardsOfOneReplica$",
 	}, {
+		bug: "a winner on GPUs is not priced as the program that it becomes", how: "a step of one micro-batch has the program of several",
+		file: "planner/blueprint.go",
+		old:  "return m == 1 && b.widens", new: "return m == 0 && b.widens",
+		pkg: "./planner", run: "^FuzzPrices$",
+	}, {
 		bug: "tokens are not shared where sequences cannot be", how: "batches that leave ranks with unequal numbers of them",
 		file: "planner/search.go",
 		old:  "case s.batch%sharing != 0:", new: "case false:",

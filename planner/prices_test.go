@@ -18,7 +18,7 @@ import (
 
 // FuzzPrices: what a search says of its winner and alternatives is what [Predict] says of them, on clusters that there are, for
 // models of the size that they are rented for, if with few blocks. A search prices plans from parts that others share; Predict compiles the whole.
-func FuzzPrices(f *testing.F) { fuzzSeeds(f, pricesAreTrue, 1, 2, 3, 4) }
+func FuzzPrices(f *testing.F) { fuzzSeeds(f, pricesAreTrue, 1, 4, 200) }
 
 func pricesAreTrue(t *testing.T, seed uint64) {
 	r := rand.New(rand.NewPCG(seed, 0))
