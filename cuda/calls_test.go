@@ -484,9 +484,11 @@ func TestPrepared(t *testing.T) {
 		}
 		device := ds[0].(*Device)
 		before := s.memory
-		require.NoError(t, device.Prepare(c))
-		require.NoError(t, device.Prepare(c), "that of the next micro-batch")
+		require.NoError(t, device.Prepare([]*runtime.Collective{c, c}, nil), "of two micro-batches")
 		require.NoError(t, device.Alloc(runtime.OnDevice, 1<<20))
+		more, err := device.Join()
+		require.NoError(t, err)
+		require.False(t, more)
 		require.Equal(t, before+2, s.memory, "the arena, and packing memory of one stream")
 		s.calls = calls{}
 		require.NoError(t, device.Collective(c))

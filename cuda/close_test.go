@@ -12,6 +12,7 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
 )
 
 // endless is a Collectives whose communicators never end.
@@ -59,9 +60,7 @@ func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 	node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
 	members := []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}
-	for _, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
-	}
+	require.NoError(t, backendtest.Load(ds, 64, backendtest.All(runtime.Collective{Node: node, Group: 3, Members: members})))
 	return b, ds, func(rank int) error {
 		return ds[rank].Collective(&runtime.Collective{Node: node, Group: 3, Position: rank, Members: members})
 	}

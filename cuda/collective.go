@@ -23,6 +23,21 @@ type group struct {
 	named    bool
 }
 
+// group returns a group, which has so many ranks.
+func (b *Backend) group(number, ranks int) (*group, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	g := b.groups[number]
+	if g == nil {
+		g = &group{members: make([]member, ranks)}
+		b.groups[number] = g
+	}
+	if len(g.members) != ranks {
+		return nil, fmt.Errorf("cuda: group %d has %d members, the collective %d", number, len(g.members), ranks)
+	}
+	return g, nil
+}
+
 // member is what one rank tells the others of its group: how many barriers it has entered, at which
 // collective it is, and the events of its stream at its last two barriers.
 type member struct {
@@ -31,7 +46,7 @@ type member struct {
 	events   [2]driver.Event
 }
 
-// view is what one lane knows of a group.
+// view is what one rank knows of a group.
 type view struct {
 	*group
 	number   int
@@ -46,31 +61,21 @@ func (l *lane) view(c *runtime.Collective) (*view, error) {
 	if v := l.groups[c.Group]; v != nil && len(v.ranks) == len(c.Members) {
 		return v, nil
 	}
-	var ranks []int
+	g, err := l.device.backend.group(c.Group, len(c.Members))
+	if err != nil {
+		return nil, err
+	}
+	v := &view{group: g, number: c.Group, ranks: ranksOf(c), position: c.Position}
+	l.groups[c.Group] = v
+	return v, nil
+}
+
+// ranksOf lists the members of a collective.
+func ranksOf(c *runtime.Collective) (ranks []int) {
 	for _, m := range c.Members {
 		ranks = append(ranks, m.Rank)
 	}
-	return l.viewOf(c.Group, ranks, c.Position)
-}
-
-func (l *lane) viewOf(number int, ranks []int, position int) (*view, error) {
-	v := l.groups[number]
-	if v == nil {
-		b := l.device.backend
-		b.mu.Lock()
-		g := b.groups[number]
-		if g == nil {
-			g = &group{members: make([]member, len(ranks))}
-			b.groups[number] = g
-		}
-		b.mu.Unlock()
-		v = &view{group: g, number: number, ranks: ranks, position: position}
-		l.groups[number] = v
-	}
-	if len(v.members) != len(ranks) {
-		return nil, fmt.Errorf("cuda: group %d has %d members, the collective %d", number, len(v.members), len(ranks))
-	}
-	return v, nil
+	return ranks
 }
 
 // alike checks that all members have entered with the same instruction.
@@ -95,11 +100,11 @@ func (v *view) missing() []int {
 }
 
 // arrive enters the next barrier and waits on the host until all members have entered it.
-func (l *lane) arrive(v *view) error {
+func (b *Backend) arrive(v *view) error {
 	v.barriers++
 	v.members[v.position].barriers.Store(v.barriers)
 	v.arrivals.add()
-	return l.device.backend.await(&v.arrivals, v.barriers*int64(len(v.members)), v.missing)
+	return b.await(&v.arrivals, v.barriers*int64(len(v.members)), v.missing)
 }
 
 // barrier holds later work of the lane back until the streams of all members have reached the
@@ -117,7 +122,7 @@ func (l *lane) barrier(v *view) error {
 		return err
 	}
 	v.members[v.position].events[turn] = v.events[turn]
-	if err := l.arrive(v); err != nil {
+	if err := l.device.backend.arrive(v); err != nil {
 		return err
 	}
 	for i := range v.members {

@@ -3,6 +3,7 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -84,16 +85,10 @@ func TestJoinIsBounded(t *testing.T) {
 	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 50 * time.Millisecond})
 	require.NoError(t, err)
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
-	node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
-	errs := make(chan error, 2)
-	for rank, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
-		go func() {
-			errs <- d.Collective(&runtime.Collective{Node: node, Group: 3, Position: rank, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}})
-		}()
-	}
-	for range ds {
-		require.ErrorContains(t, <-errs, "has not joined NCCL's group 3 (ranks 0, 1) at 10.0.0.7:44444 within 50ms")
+	c := runtime.Collective{Node: &ir.Node{Op: ir.OpAllReduce, Name: "x"}, Group: 3, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}}
+	err = backendtest.Load(ds, 64, backendtest.All(c))
+	for rank := range ds {
+		require.ErrorContains(t, err, fmt.Sprintf("rank %d has not joined NCCL's group 3 (ranks 0, 1) at 10.0.0.7:44444 within 50ms", rank))
 	}
 	b.Abort()
 	for _, d := range ds {
@@ -112,14 +107,14 @@ func TestLateMessage(t *testing.T) {
 	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 	sent := &ir.Node{Op: ir.OpSend, Name: "x@send"}
 	taken := &ir.Node{Op: ir.OpRecv, Name: "x@recv", Args: []*ir.Value{{Def: sent}}}
+	transfers := []*runtime.Transfer{{Node: sent, Peer: 1, Local: x}, {Node: taken, Peer: 0, Local: x}}
+	require.NoError(t, backendtest.Load(ds, 64, func(rank int) ([]*runtime.Collective, []*runtime.Transfer) { return nil, transfers[rank : rank+1] }))
 	errs := make(chan error, 2)
 	for rank, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
 		require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
 		go func() {
-			transfer := &runtime.Transfer{Node: sent, Peer: 1 - rank, Local: x}
+			transfer := transfers[rank]
 			if rank == 1 {
-				transfer.Node = taken
 				errs <- errors.Join(d.(runtime.Meeter).Expect(transfer), d.Recv(transfer), d.Recv(transfer),
 					d.Record(runtime.Compute), d.Wait(runtime.Host, runtime.Event{Rank: 1, N: 1}))
 				return
@@ -156,12 +151,13 @@ func TestEndsWithGraphs(t *testing.T) {
 			require.NoError(t, err)
 			tell, read, errs := make([]func() error, 2), make([]func() error, 2), make([]error, 2)
 			var ranks sync.WaitGroup
+			members := []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}
+			require.NoError(t, backendtest.Load(ds, 64, backendtest.All(runtime.Collective{Node: sum, Members: members})))
 			for rank, d := range ds {
-				c := &runtime.Collective{Node: sum, Position: rank, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}}
+				c := &runtime.Collective{Node: sum, Position: rank, Members: members}
 				step := d.(runtime.Late)
 				tell[rank] = func() error { return errors.Join(d.Collective(c), step.End(nil)) }
 				read[rank] = func() error { return step.Last(nil) }
-				require.NoError(t, d.Alloc(runtime.OnDevice, 64))
 				require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
 				require.NoError(t, errors.Join(step.End(nil), read[rank]()))
 				ranks.Go(func() {
@@ -204,9 +200,10 @@ func TestGraphsEndTogether(t *testing.T) {
 	run := func(steps int, arenas ...int64) {
 		var ranks sync.WaitGroup
 		errs := make([]error, 2)
+		require.NoError(t, backendtest.Load(ds, 64, backendtest.All(*sums[0])))
 		for rank, d := range ds {
-			step := d.(runtime.Late)
 			require.NoError(t, d.Alloc(runtime.OnDevice, arenas[rank]))
+			step := d.(runtime.Late)
 			require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, 64)))
 			require.NoError(t, errors.Join(step.End(nil), step.Last(nil)))
 			ranks.Go(func() {
@@ -279,19 +276,11 @@ func TestCaptureFails(t *testing.T) {
 			return errors.Join(ds[1].(runtime.Meeter).Expect(takes), ds[1].Record(runtime.Compute), ds[1].Recv(takes), ds[1].(runtime.Late).End(nil))
 		},
 	}
-	for _, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, 64))
-	}
+	require.NoError(t, backendtest.Load(ds, 64, func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+		return nil, [][]*runtime.Transfer{{sends}, {takes}}[rank]
+	}))
 	for round := range byte(5) {
-		var ranks sync.WaitGroup
-		errs := make([]error, 2)
-		for rank := range ds {
-			ranks.Go(func() { errs[rank] = step[rank](round) })
-			if round > 0 { // they have met
-				ranks.Wait()
-			}
-		}
-		ranks.Wait()
+		errs := []error{step[0](round), step[1](round)}
 		for rank, d := range ds {
 			require.NoError(t, errors.Join(errs[rank], d.(runtime.Late).Last(nil)), "rank %d, step %d", rank, round)
 		}

@@ -33,9 +33,13 @@ type Device struct {
 	landed             driver.Event
 	ends               ends
 
-	received map[int]int64          // how many messages were received, by Transfer.Wire (loopback)
-	inlets   map[int]*lane          // lanes that receive messages, by sender (NCCL): see meeting.go
-	expected map[int][]driver.Event // events after messages that were expected and not received yet, by Transfer.Wire
+	received map[int]int64 // how many messages were received, by Transfer.Wire (loopback)
+	inlets   map[int]*lane // lanes that receive messages, by sender (NCCL): see meeting.go
+	// memberships are the rank's parts in communicators, by group. coming are the groups that the next calls of Join are for, and
+	// whether their members send each other messages.
+	memberships map[int]*membership
+	coming      map[int]bool
+	expected    map[int][]driver.Event // events after messages that were expected and not received yet, by Transfer.Wire
 
 	// prepared has the kernels of loaded programs, which do not change. Each is made ready when it
 	// is first launched; until then its entry is nil. groups has the fused kernels, by the first
@@ -70,7 +74,7 @@ const (
 
 func newDevice(b *Backend, g *gpu, rank int) *Device {
 	d := &Device{backend: b, drv: b.system.Driver, gpu: g, rank: rank, prepared: map[*runtime.Kernel]launch{}, groups: map[*runtime.Kernel]kernel.Group{},
-		received: map[int]int64{}, inlets: map[int]*lane{}, expected: map[int][]driver.Event{}}
+		received: map[int]int64{}, inlets: map[int]*lane{}, memberships: map[int]*membership{}, expected: map[int][]driver.Event{}}
 	d.labels, _ = d.drv.(driver.Labeler)
 	if !b.opts.Loopback && !b.opts.Synchronous && !b.opts.Eager && !b.crowded() {
 		d.steps = &replay{Device: d}
@@ -158,13 +162,13 @@ func (d *Device) poll(done func() (bool, error)) error {
 	start := time.Now()
 	for {
 		ok, err := done()
-		if ok || err != nil {
-			return err
-		}
 		select {
-		case <-d.backend.stopped:
+		case <-d.backend.stopped: // NCCL may have dropped what is done
 			return runtime.ErrAborted
 		default:
+		}
+		if ok || err != nil {
+			return err
 		}
 		waited := time.Since(start)
 		if err := d.hangs(waited); err != nil {

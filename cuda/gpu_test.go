@@ -238,7 +238,8 @@ func testOneRankNCCL(t *testing.T, system *cuda.System) {
 				slab := ir.Whole([]int{33, 35})
 				in := runtime.Tensor{DType: d, Slab: slab}
 				out := runtime.Tensor{DType: d, Slab: slab, Offset: (in.Bytes() + 63) / 64 * 64}
-				require.NoError(t, ds[0].Alloc(runtime.OnDevice, 2*out.Offset))
+				c := &runtime.Collective{Node: &ir.Node{Op: op, Name: "x@" + op.String()}, Members: []runtime.Member{{In: in, Out: out}}, Stream: s}
+				require.NoError(t, backendtest.Load(ds, 2*out.Offset, backendtest.All(*c)))
 				want, got := make([]byte, in.Bytes()), make([]byte, in.Bytes())
 				rng := rand.New(rand.NewPCG(uint64(i), uint64(j)))
 				for k := 0; k < len(want); k += 2 { // as halves and as floats, these are near 1
@@ -249,8 +250,7 @@ func testOneRankNCCL(t *testing.T, system *cuda.System) {
 					require.NoError(t, ds[0].Record(runtime.Compute))
 					require.NoError(t, ds[0].Wait(s, runtime.Event{Stream: runtime.Compute, N: 1}))
 				}
-				node := &ir.Node{Op: op, Name: "x@" + op.String()}
-				require.NoError(t, ds[0].Collective(&runtime.Collective{Node: node, Members: []runtime.Member{{In: in, Out: out}}, Stream: s}), "%s of %s", op, d)
+				require.NoError(t, ds[0].Collective(c), "%s of %s", op, d)
 				require.NoError(t, ds[0].Record(s))
 				require.NoError(t, ds[0].Wait(runtime.Host, runtime.Event{Stream: s, N: 1}))
 				require.NoError(t, ds[0].Download(got, runtime.OnDevice, out.Offset))

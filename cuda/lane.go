@@ -31,13 +31,12 @@ type lane struct {
 	spare    spares
 	recorded tally // how many events have been recorded
 
-	groups  map[int]*view // by Collective.Group; used by the goroutine that gives the lane work
-	comms   map[int]driver.Comm
-	flag    driver.Ptr // flagBytes, with NCCL: whether a fixed-point sum may overflow
-	packing driver.Ptr // packingBytes, with NCCL, if something is packed
-	packs   bool       // something of a loaded program is
-	sums    bool       // in fixed point, with NCCL
-	given   []given    // work that waits for other ranks and may not be done yet
+	groups  map[int]*view // by Collective.Group (loopback); used by the goroutine that gives the lane work
+	flag    driver.Ptr    // flagBytes, with NCCL: whether a fixed-point sum may overflow
+	packing driver.Ptr    // packingBytes, with NCCL, if something is packed
+	packs   bool          // something of a loaded program is
+	sums    bool          // in fixed point, with NCCL
+	given   []given       // work that waits for other ranks and may not be done yet
 
 	// Only if the lane has its own goroutine:
 	beside  bool // it has
@@ -130,7 +129,7 @@ func newLane(d *Device, beside bool) (*lane, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &lane{device: d, stream: stream, beside: beside, groups: map[int]*view{}, comms: map[int]driver.Comm{}}
+	l := &lane{device: d, stream: stream, beside: beside, groups: map[int]*view{}}
 	l.more = sync.NewCond(&l.queueMu)
 	return l, nil
 }

@@ -3,7 +3,6 @@ package cuda
 import (
 	"time"
 
-	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
 )
@@ -19,9 +18,8 @@ import (
 // come to where the program expects the message ([codegen.Expects]); then it receives. The compute
 // stream waits for the inlet where the program receives the message.
 //
-// The first message between two ranks makes the communicator, and NCCL connects the two, while both
-// hosts wait. The order of [codegen.Expects] has no deadlock even on a GPU that runs the work of
-// all its streams one after another.
+// The order of [codegen.Expects] has no deadlock even on a GPU that runs the work of all its streams
+// one after another.
 
 // Meets implements [runtime.Meeter]. Ranks that share a GPU wait for each other's events instead.
 func (d *Device) Meets() bool { return !d.backend.opts.Loopback }
@@ -35,24 +33,16 @@ func (d *Device) Expect(t *runtime.Transfer) error {
 	return d.do(call{kind: callExpect, transfer: t}, nil)
 }
 
-// pair returns a lane's communicator with the other end of a message.
-func (l *lane) pair(t *runtime.Transfer, from, to int) (driver.Comm, error) {
-	number := -1 - from*l.device.backend.world.Ranks - to // group numbers of collectives are not negative
-	if comm := l.comms[number]; comm != nil {
-		return comm, nil
+// pair is the number of the group of two ranks of which one sends to the other. Those of collectives are not negative.
+func (b *Backend) pair(from, to int) int { return -1 - from*b.world.Ranks - to }
+
+// preparePair notes that the rank needs a communicator with the other end of a message.
+func (d *Device) preparePair(t *runtime.Transfer) error {
+	ranks, position := []int{d.rank, t.Peer}, 0
+	if t.Node.Op == ir.OpRecv {
+		ranks, position = []int{t.Peer, d.rank}, 1
 	}
-	position, node := 0, t.Node
-	if to == l.device.rank {
-		position = 1
-		if node.Op == ir.OpRecv && len(node.Args) > 0 {
-			node = node.Args[0].Def // the send, which both ends then name
-		}
-	}
-	v, err := l.viewOf(number, []int{from, to}, position)
-	if err != nil {
-		return nil, err
-	}
-	return l.join(v, node)
+	return d.needs(d.backend.pair(ranks[0], ranks[1]), ranks, position, true)
 }
 
 // send puts a message on the stream of the transfer.
@@ -61,7 +51,7 @@ func (d *Device) send(t *runtime.Transfer) error {
 	if elems == 0 {
 		return nil
 	}
-	comm, err := d.compute.pair(t, d.rank, t.Peer)
+	comm, err := d.comm(d.backend.pair(d.rank, t.Peer))
 	if err != nil {
 		return err
 	}
@@ -84,18 +74,11 @@ func (d *Device) expect(t *runtime.Transfer) error {
 	if elems == 0 {
 		return nil
 	}
-	in := d.inlets[t.Peer]
-	if in == nil {
-		var err error
-		if in, err = newLane(d, false); err != nil {
-			return err
-		}
-		d.inlets[t.Peer] = in
-	}
-	comm, err := in.pair(t, t.Peer, d.rank)
+	comm, err := d.comm(d.backend.pair(t.Peer, d.rank))
 	if err != nil {
 		return err
 	}
+	in := d.inlets[t.Peer]
 	free, err := in.spare.record(d.drv, d.compute.stream)
 	if err != nil {
 		return err

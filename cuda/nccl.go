@@ -3,10 +3,7 @@ package cuda
 import (
 	"fmt"
 	"math"
-	goruntime "runtime"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/autopar/autopar/cuda/driver"
@@ -14,210 +11,27 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Collectives between GPUs, by NCCL. Every group of ranks has a communicator. The members make it
-// together when they first need it: one of them creates an ID, all get it (on the host in one
-// process, over TCP between processes: peers.go), and all join. NCCL calls that may wait for other
-// ranks without bound run on goroutines of their own, so that a rank can give up.
-
-// join returns the lane's communicator for a group. The first time, all members make it, at an
-// instruction that is the same for all. If they are in one process they first meet on the host, so
-// that an error can name a member that does not come.
-func (l *lane) join(v *view, node *ir.Node) (driver.Comm, error) {
-	if comm := l.comms[v.number]; comm != nil {
-		return comm, nil
-	}
-	b := l.device.backend
-	lib, err := b.collectives()
-	if err != nil {
-		return nil, err
-	}
-	var id driver.ID
-	if b.others == nil {
-		id, err = l.nameHere(lib, v, node)
-	} else {
-		id, err = b.nameAcross(lib, v)
-	}
-	if err != nil {
-		return nil, err
-	}
-	comm, err := l.enterComm(lib, v, id)
-	if err != nil {
-		return nil, err
-	}
-	l.comms[v.number] = comm
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := &membership{device: l.device, group: v.number, comm: comm}
-	b.memberships = append(b.memberships, p)
-	select {
-	case <-b.stopped:
-		p.abort()
-		return nil, runtime.ErrAborted
-	default:
-		return comm, nil
-	}
-}
-
-// membership is a rank's part in a communicator. NCCL neither closes nor aborts a communicator
-// while there is a graph that captured it: the call waits. So each one ends on a thread of its own
-// while graphs are freed.
-type membership struct {
-	device *Device
-	group  int
-	comm   driver.Comm
-	ended  chan error // receives the outcome; nil until the end has begun
-}
-
-// abort ends the membership whatever is in progress. A failure is dropped: nobody is left to hear
-// of it.
-func (m *membership) abort() {
-	m.end(func() error {
-		_ = m.comm.Abort()
-		return nil
-	})
-}
-
-// end starts ending the communicator by a call, once.
-func (m *membership) end(by func() error) {
-	if m.ended != nil {
-		return
-	}
-	ended := make(chan error, 1)
-	m.ended = ended
-	go func() {
-		goruntime.LockOSThread()                                              // the thread ends with the goroutine
-		if err := m.device.drv.SetCurrent(m.device.gpu.context); err != nil { // else NCCL would make a context on the first GPU
-			ended <- err
-			return
-		}
-		ended <- by()
-	}()
-}
-
-// leave closes all communicators and waits until they have ended. If a stream or a graph was
-// abandoned they would not end, and it does nothing.
-func (b *Backend) leave() (errs []error) {
-	if b.abandoned.Load() {
-		return nil
-	}
-	b.mu.Lock()
-	all := b.memberships
-	b.memberships = nil
-	b.mu.Unlock()
-	for _, m := range all {
-		m.end(m.comm.Close)
-	}
-	late := time.NewTimer(b.bound)
-	defer late.Stop()
-	for _, m := range all {
-		select {
-		case err := <-m.ended:
-			errs = append(errs, err)
-		case <-late.C:
-			b.abandoned.Store(true)
-			return append(errs, fmt.Errorf("cuda: NCCL has not ended rank %d's part in group %d within %v; GPU %d (%s) stays open",
-				m.device.rank, m.group, b.bound, m.device.gpu.ordinal, m.device.gpu.name))
-		}
-	}
-	return errs
-}
-
-// nameHere agrees on the ID of a communicator whose members are all in this process.
-func (l *lane) nameHere(lib driver.Collectives, v *view, node *ir.Node) (id driver.ID, err error) {
-	b := l.device.backend
-	v.members[v.position].node.Store(node)
-	b.mu.Lock()
-	if !v.named {
-		if v.id, err = lib.NewID(); err == nil {
-			v.named = true
-		}
-	}
-	b.mu.Unlock()
-	if err != nil {
-		return id, err
-	}
-	if err := l.arrive(v); err != nil {
-		return id, err
-	}
-	return v.id, v.alike(node)
-}
-
-// enterComm joins a communicator. NCCL returns when all members have joined, however long that
-// takes. So the call is abandoned if it takes longer than the world's timeout or the run fails
-// elsewhere.
-func (l *lane) enterComm(lib driver.Collectives, v *view, id driver.ID) (driver.Comm, error) {
-	type joined struct {
-		comm driver.Comm
-		err  error
-	}
-	b, gpu := l.device.backend, l.device.gpu
-	ready := make(chan joined, 1)
-	go func() {
-		goruntime.LockOSThread() // the thread ends with the goroutine
-		var j joined
-		if j.err = l.device.drv.SetCurrent(gpu.context); j.err == nil {
-			j.comm, j.err = lib.Join(len(v.ranks), id, v.position)
-		}
-		ready <- j
-	}()
-	timer := time.NewTimer(b.world.Timeout)
-	defer timer.Stop()
-	select {
-	case j := <-ready:
-		if j.err != nil {
-			return nil, fmt.Errorf("cuda: rank %d joining NCCL's group %d of %d ranks at %s: %w", l.device.rank, v.number, len(v.ranks), id.Address(), j.err)
-		}
-		return j.comm, nil
-	case <-b.stopped:
-		b.abandoned.Store(true)
-		return nil, runtime.ErrAborted
-	case <-timer.C:
-		b.abandoned.Store(true)
-		var ranks []string
-		for _, r := range v.ranks {
-			ranks = append(ranks, strconv.Itoa(r))
-		}
-		return nil, fmt.Errorf("cuda: rank %d has not joined NCCL's group %d (ranks %s) at %s within %v; NCCL_DEBUG=INFO says what it waits for, NCCL_SOCKET_IFNAME chooses the network",
-			l.device.rank, v.number, strings.Join(ranks, ", "), id.Address(), b.world.Timeout)
-	}
-}
-
-// collectives returns NCCL, and loads it the first time.
-func (b *Backend) collectives() (driver.Collectives, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.nccl == nil {
-		lib, err := b.system.Collectives()
-		if err != nil {
-			return nil, err
-		}
-		b.nccl = lib
-	}
-	return b.nccl, nil
-}
+// Collectives between GPUs, by NCCL, in the communicators of join.go.
 
 // byNCCL makes a collective and the others of its bucket. NCCL adds two-byte numbers in their own
 // type, rounding after each addition.
 func (l *lane) byNCCL(c *runtime.Collective) error {
-	v, err := l.view(c)
-	if err != nil {
-		return err
-	}
-	if _, err := l.join(v, c.Node); err != nil {
-		return err
-	}
 	l.note(given{collective: c})
 	return l.groupByNCCL(c)
 }
 
-// groupByNCCL makes the NCCL calls of a bucket, whose communicator exists.
+// groupByNCCL makes the NCCL calls of a bucket.
 //
 // NCCL adds integers without checking for overflow. So before a sum of fixed-point numbers each
 // rank checks that none of its n operands exceeds 1/n of the largest value, and the ranks add up
 // their findings in one more all-reduce. If any operand of any rank was too large, all ranks set
 // their results to the value that stands for overflow.
 func (l *lane) groupByNCCL(c *runtime.Collective) error {
-	comm, engine := l.comms[c.Group], l.device.gpu.engine
+	comm, err := l.device.comm(c.Group)
+	if err != nil {
+		return err
+	}
+	engine := l.device.gpu.engine
 	all := append([]*runtime.Collective{c}, c.More...)
 	var fixed []*runtime.Collective
 	for _, c := range all {
@@ -251,7 +65,7 @@ func (l *lane) groupByNCCL(c *runtime.Collective) error {
 			return err
 		}
 	}
-	err := l.exchangeAll(exchanges, func() error {
+	err = l.exchangeAll(exchanges, func() error {
 		if len(fixed) == 0 {
 			return nil
 		}
@@ -276,22 +90,37 @@ func sumsFixed(c *runtime.Collective) bool {
 	return c.Members[c.Position].In.DType == ir.Q64 && (c.Node.Op == ir.OpAllReduce || c.Node.Op == ir.OpReduceScatter)
 }
 
-// Prepare implements [runtime.Preparer]: kernels for collectives are compiled and packing memory is allocated while all
-// ranks are idle (see load). In a step either may wait for this GPU and for all that have access to its memory, which NCCL
-// gives to the other GPUs of the process. They may be at work on a collective that waits for this rank.
-func (d *Device) Prepare(c *runtime.Collective) error {
-	if !d.Meets() {
-		return nil
-	}
+// prepareCollective has kernels for a collective compiled and packing memory allocated while all ranks are idle (see load), and
+// notes that the rank needs a communicator. In a step all of this may wait for this GPU and for all that have access to its
+// memory, which NCCL gives to the other GPUs of the process. They may be at work on a collective that waits for this rank.
+func (d *Device) prepareCollective(c *runtime.Collective) error {
 	l := d.lane(c.Stream)
-	packs, sums := l.packs, l.sums
+	packs, sums, messages := l.packs, l.sums, false
 	for _, c := range append([]*runtime.Collective{c}, c.More...) {
-		if !l.packs {
-			_, l.packs = cutsOf(c)
-		}
+		cut, packed := cutsOf(c)
+		l.packs = l.packs || packed
 		l.sums = l.sums || sumsFixed(c)
+		messages = messages || byMessages(c, cut, packed)
+	}
+	if err := d.needs(c.Group, ranksOf(c), c.Position, messages); err != nil {
+		return err
 	}
 	return d.gpu.engine.CheckExchanges(l.packs && !packs, l.sums && !sums)
+}
+
+// byMessages reports whether the members of a collective send each other messages, given how it is packed. All members or none
+// do.
+func byMessages(c *runtime.Collective, cut cuts, packed bool) bool {
+	switch {
+	case c.Node.Op == ir.OpAllToAll:
+		return true
+	case c.Node.Op != ir.OpAllGather:
+		return false
+	case packed:
+		return slices.ContainsFunc(cut.receive, func(s strip) bool { return s.elems() != cut.receive[0].elems() })
+	}
+	calls, _ := inOrder(c, func(m runtime.Member) ir.Slab { return m.In.Slab }, c.Members[c.Position].Out.Slab)
+	return calls == 0
 }
 
 // getPacking allocates the lane's packing memory, unless it has been allocated.
@@ -466,11 +295,12 @@ func (l *lane) waiting() (first given, ok bool) {
 // hangs returns why a wait for the GPU will not succeed: a communicator has failed, or other ranks
 // have not come in time to a collective or transfer. It returns nil otherwise.
 func (d *Device) hangs(waited time.Duration) error {
-	for _, l := range d.lanes() {
-		for _, comm := range l.comms {
-			if err := comm.Failure(); err != nil {
-				return err
-			}
+	for _, m := range d.memberships {
+		if m.comm == nil {
+			continue
+		}
+		if err := m.comm.Failure(); err != nil {
+			return err
 		}
 	}
 	if waited < d.backend.world.Timeout {

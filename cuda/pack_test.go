@@ -19,6 +19,7 @@ import (
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/runtime"
+	"github.com/autopar/autopar/runtime/backendtest"
 )
 
 // numbered returns the elements of a rank's part of a value whose element i is i, plus the rank times so much.
@@ -71,23 +72,27 @@ func exchanged(t *testing.T, op ir.Op, attr ir.CommAttr, shape []int, ranks int,
 	if op == ir.OpReduceScatter {
 		terms = 1
 	}
+	of := make([]runtime.Collective, ranks)
+	for r := range ds {
+		of[r] = *collectives[0]
+		of[r].Position = r
+		for _, c := range collectives[1:] {
+			other := *c
+			other.Position = r
+			of[r].More = append(of[r].More, &other)
+		}
+	}
+	require.NoError(t, backendtest.Load(ds, end, func(r int) ([]*runtime.Collective, []*runtime.Transfer) { return []*runtime.Collective{&of[r]}, nil }))
+	clear(lib.calls)
 	var all sync.WaitGroup
 	errs := make([]error, ranks)
 	for r, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, end))
 		require.NoError(t, d.Upload(runtime.OnDevice, 0, make([]byte, end)))
-		mine := *collectives[0]
-		mine.Position = r
 		for _, c := range collectives {
 			in := c.Members[r].In
 			require.NoError(t, d.Upload(runtime.OnDevice, in.Offset, numbered(in.Slab, r, terms)))
-			if c != collectives[0] {
-				other := *c
-				other.Position = r
-				mine.More = append(mine.More, &other)
-			}
 		}
-		all.Go(func() { errs[r] = errors.Join(d.Collective(&mine), d.Download(make([]byte, 4), runtime.OnDevice, 0)) })
+		all.Go(func() { errs[r] = errors.Join(d.Collective(&of[r]), d.Download(make([]byte, 4), runtime.OnDevice, 0)) })
 	}
 	all.Wait()
 	require.NoError(t, errors.Join(errs...), "%s %+v of %v and %v over %d ranks, %d bytes", op, attr, shape, more, ranks, *cuda.PackingBytes)

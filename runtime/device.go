@@ -176,10 +176,16 @@ type Meeter interface {
 	Expect(t *Transfer) error
 }
 
-// Preparer is a Device that is told of every collective that it will make, when the executor loads a program
-// and before it grows the arenas. So it can get what it needs for them while no rank computes.
+// Preparer is a Device that gets what collectives and transfers need before the first step that makes them, while no
+// rank computes: memory, code, and what connects it to other ranks.
 type Preparer interface {
-	Prepare(c *Collective) error
+	// Prepare is told of all collectives and transfers of a program, when the executor loads it and before it grows the
+	// arenas.
+	Prepare(collectives []*Collective, transfers []*Transfer) error
+	// Join connects the device with the next of the groups of ranks that they need, if it is not connected yet, and
+	// reports whether more are left. The executor calls it until none is, once all arenas have grown, on all ranks at
+	// the same time. The order of groups is the same on all ranks of the world. The error names the group.
+	Join() (more bool, err error)
 }
 
 // Fuser is a Device that can fuse kernels. While the executor loads a program it tells the device

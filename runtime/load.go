@@ -6,7 +6,6 @@ package runtime
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -158,6 +157,9 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if err := e.agree(prog); err != nil {
 		return e.fail(err)
 	}
+	if err := e.join(); err != nil {
+		return err
+	}
 	e.programs[prog] = p
 	return nil
 }
@@ -230,12 +232,12 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 			away[of] = last
 		}
 		l.observe(s, &tasks[i])
-		if err := errors.Join(l.fuse(s, tasks[i].actions), l.announce(s, tasks[i].actions)); err != nil {
+		if err := l.fuse(s, tasks[i].actions); err != nil {
 			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
 	tasks[len(tasks)-1].endSends = last // the next step may overwrite what is being sent
-	return tasks, nil
+	return tasks, l.announce(s, tasks)
 }
 
 // body appends the actions of a task's instructions, and returns how many events the task records on
@@ -323,8 +325,8 @@ func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
 	return f.Fuse(run, l.uses)
 }
 
-// announce tells a device that wants to know it which collectives it will make.
-func (l *loader) announce(s *codegen.Schedule, actions []action) error {
+// announce tells a device that wants to know it which collectives and transfers it will make.
+func (l *loader) announce(s *codegen.Schedule, tasks []task) error {
 	r := l.exec.local(s.Rank)
 	if r == nil {
 		return nil
@@ -333,14 +335,36 @@ func (l *loader) announce(s *codegen.Schedule, actions []action) error {
 	if !ok {
 		return nil
 	}
-	for i := range actions {
-		if c := actions[i].collective; c != nil {
-			if err := p.Prepare(c); err != nil {
-				return fmt.Errorf("%s: %w", c.Node.Name, err)
+	var collectives []*Collective
+	var transfers []*Transfer
+	for t := range tasks {
+		for _, a := range tasks[t].actions {
+			switch {
+			case a.collective != nil:
+				collectives = append(collectives, a.collective)
+			case a.transfer != nil:
+				transfers = append(transfers, a.transfer)
 			}
 		}
 	}
-	return nil
+	return p.Prepare(collectives, transfers)
+}
+
+// join connects this process's ranks with each other and with those of other processes, where devices need it. They have
+// agreed on the program, so they have the same groups.
+func (e *Executor) join() error {
+	prepares := func(r *rank) bool { _, ok := r.device.(Preparer); return ok }
+	if !slices.ContainsFunc(e.here, prepares) {
+		return nil
+	}
+	return e.runAll(job{do: func(r *rank) (err error) {
+		p, more := r.device.(Preparer)
+		for more && err == nil {
+			more, err = p.Join()
+			r.place.Add(1) // counts as progress for the watch in runAll
+		}
+		return err
+	}})
 }
 
 // uses counts for every value of a graph how often it is read, as an argument or as an output.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -177,24 +178,33 @@ func together(backend *cuda.Backend, devices []runtime.Device, op ir.Op, part in
 		}
 		members = append(members, m)
 	}
-	times := func(repeat int) (float64, error) { // the time of the slowest rank
+	each := func(do func(d *cuda.Device, c *runtime.Collective) (float64, error)) (float64, error) { // the result of the slowest rank
 		seconds, errs := make([]float64, n), make([]error, n)
 		var ranks sync.WaitGroup
 		for i := range n {
 			ranks.Go(func() {
-				d := devices[i].(*cuda.Device)
-				c := &runtime.Collective{Node: node, Members: members, Position: i}
-				if seconds[i], errs[i] = d.Time(repeat, func() error { return d.Collective(c) }); errs[i] != nil {
+				seconds[i], errs[i] = do(devices[i].(*cuda.Device), &runtime.Collective{Node: node, Members: members, Position: i})
+				if errs[i] != nil {
 					backend.Abort() // the others would wait in vain
 				}
 			})
 		}
 		ranks.Wait()
-		worst := 0.0
-		for _, s := range seconds {
-			worst = max(worst, s)
-		}
-		return worst, errors.Join(errs...)
+		return slices.Max(seconds), errors.Join(errs...)
 	}
-	return least(turn, times)
+	_, err := each(func(d *cuda.Device, c *runtime.Collective) (float64, error) {
+		err, more := d.Prepare([]*runtime.Collective{c}, nil), true
+		for more && err == nil {
+			more, err = d.Join()
+		}
+		return 0, err
+	})
+	if err != nil {
+		return 0, err
+	}
+	return least(turn, func(repeat int) (float64, error) {
+		return each(func(d *cuda.Device, c *runtime.Collective) (float64, error) {
+			return d.Time(repeat, func() error { return d.Collective(c) })
+		})
+	})
 }

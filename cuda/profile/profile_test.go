@@ -92,10 +92,11 @@ type engine struct {
 	*gpus
 }
 
-func (engine) Check(kernel.Group) error   { return nil }
-func (engine) Load() error                { return nil }
-func (engine) Scratch(kernel.Group) int64 { return scratchBytes }
-func (engine) Close() error               { return nil }
+func (engine) Check(kernel.Group) error       { return nil }
+func (engine) CheckExchanges(_, _ bool) error { return nil }
+func (engine) Load() error                    { return nil }
+func (engine) Scratch(kernel.Group) int64     { return scratchBytes }
+func (engine) Close() error                   { return nil }
 
 func (e engine) Prepare(g kernel.Group, at kernel.Place, _ driver.Ptr) (func(driver.Stream) error, error) {
 	k := g[0] // timed kernels are launched alone

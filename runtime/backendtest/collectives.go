@@ -131,28 +131,38 @@ func (v *moved) move(t *testing.T, ds []runtime.Device, node *ir.Node, terms [][
 		out = in
 	}
 	members := make([]runtime.Member, len(ds))
-	for r, d := range ds {
+	for r := range ds {
 		c := v.mesh.Coord(r)
 		m := runtime.Member{Rank: r, In: in, Out: out}
 		m.In.Slab, m.Out.Slab = v.mesh.Local(v.shape, v.from, c), v.mesh.Local(v.shape, v.to, c)
 		members[r] = m
-		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
-		upload(t, d, out, make([]float32, whole.Elems()))
-		upload(t, d, m.In, part(terms[c[axisX]], m.In.Slab))
 	}
-	errs := together(ds, func(r int, d runtime.Device) error {
+	collective := func(r int) *runtime.Collective {
 		c := v.mesh.Coord(r)
-		if !codegen.Collective(node.Op) {
-			return d.Launch(&runtime.Kernel{
-				Node: node, Args: []runtime.Tensor{members[r].In}, Results: []runtime.Tensor{members[r].Out},
-				Accum: []bool{false}, Position: c[axisX],
-			})
-		}
 		op := &runtime.Collective{Node: node, Attr: v.step.Attr, Group: c[0], Position: c[axisX]}
 		for _, other := range v.mesh.Group(c, axisX) {
 			op.Members = append(op.Members, members[other])
 		}
-		return d.Collective(op)
+		return op
+	}
+	require.NoError(t, Load(ds, a.end, func(r int) (collectives []*runtime.Collective, _ []*runtime.Transfer) {
+		if codegen.Collective(node.Op) {
+			collectives = append(collectives, collective(r))
+		}
+		return collectives, nil
+	}))
+	for r, d := range ds {
+		upload(t, d, out, make([]float32, whole.Elems()))
+		upload(t, d, members[r].In, part(terms[v.mesh.Coord(r)[axisX]], members[r].In.Slab))
+	}
+	errs := together(ds, func(r int, d runtime.Device) error {
+		if codegen.Collective(node.Op) {
+			return d.Collective(collective(r))
+		}
+		return d.Launch(&runtime.Kernel{
+			Node: node, Args: []runtime.Tensor{members[r].In}, Results: []runtime.Tensor{members[r].Out},
+			Accum: []bool{false}, Position: v.mesh.Coord(r)[axisX],
+		})
 	})
 	require.NoError(t, errors.Join(errs...))
 	got := make([][]float32, len(ds))

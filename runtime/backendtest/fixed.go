@@ -183,7 +183,12 @@ func testFixedCollectives(t *testing.T, open Open) {
 		want := make([]int64, elems)
 		rng := rand.New(rand.NewPCG(1, 2))
 		members := make([]runtime.Member, ranks)
-		for r, d := range ds {
+		for r := range ds {
+			members[r] = runtime.Member{Rank: r, In: x, Out: x}
+		}
+		node := &ir.Node{Op: ir.OpAllReduce, Name: "x@all_reduce"}
+		require.NoError(t, Load(ds, a.end, All(runtime.Collective{Node: node, Members: members})))
+		for _, d := range ds {
 			terms := make([]int64, elems)
 			for i := range terms {
 				terms[i] = rng.Int64()/ranks - 1<<60
@@ -192,11 +197,8 @@ func testFixedCollectives(t *testing.T, open Open) {
 			if !fits {
 				terms[elems-1] = math.MaxInt64 / 2
 			}
-			require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 			require.NoError(t, d.Upload(runtime.OnDevice, x.Offset, bytesOf(terms)))
-			members[r] = runtime.Member{Rank: r, In: x, Out: x}
 		}
-		node := &ir.Node{Op: ir.OpAllReduce, Name: "x@all_reduce"}
 		err := errors.Join(together(ds, func(r int, d runtime.Device) error {
 			err := d.Collective(&runtime.Collective{Node: node, Members: members, Position: r})
 			if err = errors.Join(err, d.Record(runtime.Compute), d.Wait(runtime.Host, runtime.Event{Rank: r, N: 1})); err != nil {

@@ -28,10 +28,21 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 		in[i], out[i], read[i] = a.tensor(ir.F32, slab), a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
 	}
 	aside := a.tensor(ir.F32, slab)
+	var all [ranks][bucket]*runtime.Collective
+	for r := range ranks {
+		for i := range bucket {
+			c := &runtime.Collective{Node: reduce, Group: 7, Position: r, Stream: s}
+			for m := range ranks {
+				c.Members = append(c.Members, runtime.Member{Rank: m, In: out[i], Out: out[i]})
+			}
+			all[r][i] = c
+		}
+		all[r][0].More = all[r][1:]
+	}
+	require.NoError(t, Load(ds, a.end, func(r int) ([]*runtime.Collective, []*runtime.Transfer) { return all[r][:1], nil }))
 	rng := rand.New(rand.NewPCG(3, 3))
 	var terms [ranks][bucket][]float32
 	for r, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
 		for i := range bucket {
 			terms[r][i] = random(rng, slab.Elems())
 			upload(t, d, in[i], terms[r][i])
@@ -43,15 +54,7 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 	}
 	var ran [ranks][rounds]time.Duration
 	errs := together(ds, func(r int, d runtime.Device) error {
-		var collectives [bucket]*runtime.Collective
-		for i := range bucket {
-			c := &runtime.Collective{Node: reduce, Group: 7, Position: r, Stream: s}
-			for m := range ranks {
-				c.Members = append(c.Members, runtime.Member{Rank: m, In: out[i], Out: out[i]})
-			}
-			collectives[i] = c
-		}
-		collectives[0].More = collectives[1:]
+		collectives := all[r]
 		for round := range rounds {
 			collectives[0].Ran = func(start, end time.Time) { ran[r][round] = max(1, end.Sub(start)) }
 			var err error
@@ -93,12 +96,12 @@ func testStream(t *testing.T, open Open, s runtime.Stream) {
 // testStreamFailures checks that a failure on a stream reaches whoever waits for the stream, with
 // the collective's name, and that Abort ends the stream's waits.
 func testStreamFailures(t *testing.T, open Open, s runtime.Stream) {
-	const timeout = 100 * time.Millisecond
+	const timeout = 300 * time.Millisecond
 	own := runtime.Event{Rank: 0, Stream: s, N: 1}
 	t.Run("late", func(t *testing.T) {
-		ds, _ := devices(t, open, 2, timeout)
-		c := newMeeting(t, ds).collective
-		c.Stream = s
+		ds, b := devices(t, open, 2, timeout)
+		defer b.Abort()
+		c := newMeeting(t, ds, s).collective
 		err := errors.Join(ds[0].Collective(c), ds[0].Record(s), ds[0].Wait(runtime.Compute, own), ds[0].Wait(runtime.Host, own))
 		var beside *runtime.StreamError
 		require.ErrorAs(t, err, &beside)
@@ -109,8 +112,7 @@ func testStreamFailures(t *testing.T, open Open, s runtime.Stream) {
 	})
 	t.Run("abort", func(t *testing.T) {
 		ds, b := devices(t, open, 2, time.Minute)
-		c := newMeeting(t, ds).collective
-		c.Stream = s
+		c := newMeeting(t, ds, s).collective
 		go func() {
 			time.Sleep(10 * time.Millisecond)
 			b.Abort()

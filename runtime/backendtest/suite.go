@@ -108,6 +108,38 @@ func (a *arena) tensor(dtype ir.DType, slab ir.Slab) runtime.Tensor {
 	return t
 }
 
+// Load gives devices arenas, and has them prepare for what they exchange, as the executor does when it loads a program.
+func Load(devices []runtime.Device, arena int64, exchanges func(rank int) ([]*runtime.Collective, []*runtime.Transfer)) error {
+	for rank, d := range devices {
+		if p, ok := d.(runtime.Preparer); ok {
+			if err := p.Prepare(exchanges(rank)); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range devices {
+		if err := d.Alloc(runtime.OnDevice, arena); err != nil {
+			return err
+		}
+	}
+	return errors.Join(together(devices, func(_ int, d runtime.Device) (err error) {
+		p, more := d.(runtime.Preparer)
+		for more && err == nil {
+			more, err = p.Join()
+		}
+		return err
+	})...)
+}
+
+// All is what devices exchange by a collective of all of them: see [Load].
+func All(c runtime.Collective) func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+	return func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+		mine := c
+		mine.Position = rank
+		return []*runtime.Collective{&mine}, nil
+	}
+}
+
 func bytesOf[E float32 | int32 | int64](x []E) []byte {
 	var e E
 	return unsafe.Slice((*byte)(unsafe.Pointer(unsafe.SliceData(x))), int(unsafe.Sizeof(e))*len(x))
@@ -193,14 +225,17 @@ func testTransfers(t *testing.T, open Open, s runtime.Stream) {
 	slab := ir.Whole([]int{elems})
 	var a arena
 	in, out := a.tensor(ir.F32, slab), a.tensor(ir.F32, slab)
-	for _, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
+	var sends, recvs [2]*runtime.Transfer
+	for rank := range ds {
+		sends[rank] = &runtime.Transfer{Node: &ir.Node{Op: ir.OpSend, Name: "x@send"}, Wire: rank, Peer: 1 - rank, Local: out, Remote: in.Offset, Stream: s}
+		recvs[rank] = &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv"}, Wire: 1 - rank, Peer: 1 - rank, Local: in}
 	}
-	node := &ir.Node{Op: ir.OpSend, Name: "x@send"}
+	require.NoError(t, Load(ds, a.end, func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+		return nil, []*runtime.Transfer{sends[rank], recvs[rank]}
+	}))
 	double := addNode(t, []int{elems})
 	errs := together(ds, func(rank int, d runtime.Device) error {
-		send := &runtime.Transfer{Node: node, Wire: rank, Peer: 1 - rank, Local: out, Remote: in.Offset, Stream: s}
-		recv := &runtime.Transfer{Node: node, Wire: 1 - rank, Peer: 1 - rank, Local: in}
+		send, recv := sends[rank], recvs[rank]
 		// Rank 0 starts with ones; every visit doubles the value.
 		k := &runtime.Kernel{Node: double, Args: []runtime.Tensor{in, in}, Results: []runtime.Tensor{out}, Accum: []bool{false}}
 		if rank == 0 {
@@ -298,7 +333,7 @@ func testWaits(t *testing.T, open Open) {
 
 // testTimeouts checks that every wait ends, and names the ranks waited for.
 func testTimeouts(t *testing.T, open Open) {
-	const timeout = 100 * time.Millisecond
+	const timeout = 300 * time.Millisecond
 	waits := map[string]func(d runtime.Device, m *meeting) error{
 		"recv":       func(d runtime.Device, m *meeting) error { return d.Recv(m.recv) },
 		"event":      func(d runtime.Device, m *meeting) error { return d.Wait(runtime.Compute, runtime.Event{Rank: 1, N: 1}) },
@@ -309,8 +344,9 @@ func testTimeouts(t *testing.T, open Open) {
 	}
 	for name, wait := range waits {
 		t.Run(name, func(t *testing.T) {
-			ds, _ := devices(t, open, 2, timeout)
-			m := newMeeting(t, ds)
+			ds, b := devices(t, open, 2, timeout)
+			m := newMeeting(t, ds, runtime.Compute)
+			defer b.Abort() // as after any failure: what was given to streams waits for rank 1
 			start := time.Now()
 			err := errors.Join(wait(ds[0], m), ds[0].Record(runtime.Compute), ds[0].Wait(runtime.Host, runtime.Event{Rank: 0, N: 1}))
 			var late *runtime.WaitError
@@ -324,7 +360,7 @@ func testTimeouts(t *testing.T, open Open) {
 // testAbort checks that Abort ends waits in progress and later ones.
 func testAbort(t *testing.T, open Open) {
 	ds, b := devices(t, open, 2, time.Minute)
-	m := newMeeting(t, ds)
+	m := newMeeting(t, ds, runtime.Compute)
 	go func() {
 		time.Sleep(10 * time.Millisecond)
 		b.Abort()
@@ -342,19 +378,25 @@ type meeting struct {
 	recv       *runtime.Transfer
 }
 
-func newMeeting(t *testing.T, ds []runtime.Device) *meeting {
+func newMeeting(t *testing.T, ds []runtime.Device, s runtime.Stream) *meeting {
 	t.Helper()
 	slab := ir.Whole([]int{5})
 	var a arena
 	x := a.tensor(ir.F32, slab)
-	for _, d := range ds {
-		require.NoError(t, d.Alloc(runtime.OnDevice, a.end))
-	}
-	return &meeting{
+	m := &meeting{
 		collective: &runtime.Collective{
 			Node:    &ir.Node{Op: ir.OpAllReduce, Name: "x@all_reduce"},
 			Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}},
+			Stream:  s,
 		},
 		recv: &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv"}, Peer: 1, Local: x},
 	}
+	require.NoError(t, Load(ds, a.end, func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+		c, transfer := *m.collective, m.recv
+		if c.Position = rank; rank == 1 {
+			transfer = &runtime.Transfer{Node: &ir.Node{Op: ir.OpSend, Name: "x@send"}, Local: x}
+		}
+		return []*runtime.Collective{&c}, []*runtime.Transfer{transfer}
+	}))
+	return m
 }

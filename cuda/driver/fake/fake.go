@@ -59,6 +59,7 @@ type Driver struct {
 	worlds   map[driver.ID]*commWorld
 	changed  *sync.Cond       // a rank has joined a world, or a graph was destroyed
 	stuck    int              // communicators whose end hangs because graphs had captured them
+	joined   [][]driver.ID    // communicators, by device
 	pending  map[int]*pending // NCCL groups of calls, by thread
 	given    int64            // how many entries streams were given
 	ran      int              // how many pieces of work have run
@@ -90,7 +91,7 @@ func New(opts Options) *Driver {
 		retained: make([]int, opts.Devices), used: make([]int64, opts.Devices), next: 1 << 52,
 		streams: map[driver.Stream]*stream{}, events: map[driver.Event]*event{},
 		graphs: map[driver.Graph]*graph{}, execs: map[driver.Exec]*graph{},
-		worlds: map[driver.ID]*commWorld{}, pending: map[int]*pending{},
+		worlds: map[driver.ID]*commWorld{}, joined: make([][]driver.ID, opts.Devices), pending: map[int]*pending{},
 	}
 	d.changed = sync.NewCond(&d.mu)
 	return d

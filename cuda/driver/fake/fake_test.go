@@ -160,6 +160,8 @@ func TestWrongUse(t *testing.T) {
 	require.NoError(t, err)
 	comms := make(chan driver.Comm)
 	go func() {
+		runtime.LockOSThread() // the thread ends with the goroutine
+		_ = d.SetCurrent(1)    // the context of device 0
 		c, _ := lib.Join(2, id, 1)
 		comms <- c
 	}()

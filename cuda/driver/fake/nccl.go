@@ -53,9 +53,21 @@ type pending struct {
 // comm is a rank's part in a communicator.
 type comm struct {
 	*Driver
-	world *commWorld
-	rank  int
-	seq   int64
+	world     *commWorld
+	rank      int
+	seq       int64
+	connected map[string]bool // "send" or "recv" and a rank
+}
+
+// busy returns an error if a device has work to do. NCCL allocates memory in a call, which may wait for that work, which may wait
+// for another rank.
+func (d *Driver) busy(call string, device int) error {
+	for _, s := range d.order {
+		if i := slices.IndexFunc(s.queue, func(e *entry) bool { return e.kind == work }); i >= 0 && s.device == device {
+			return fmt.Errorf("fake: %s may wait for %s, which device %d has yet to do", call, s.queue[i].what, device)
+		}
+	}
+	return nil
 }
 
 // Version is that of the NCCL that PyTorch 2.11 brings.
@@ -70,12 +82,21 @@ func (c collectives) NewID() (id driver.ID, err error) {
 }
 
 func (c collectives) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) {
+	const call = "ncclCommInitRank"
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	device, err := c.device(call)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.busy(call, device); err != nil {
+		return nil, err
+	}
 	w, named := c.worlds[id]
 	if !named || rank < 0 || rank >= ranks {
-		return nil, failed("ncclCommInitRank", 4, "invalid argument")
+		return nil, failed(call, 4, "invalid argument")
 	}
+	c.joined[device] = append(c.joined[device], id)
 	if w == nil {
 		w = &commWorld{ranks: ranks, posts: map[int64][]*post{}}
 		c.worlds[id] = w
@@ -85,7 +106,14 @@ func (c collectives) Join(ranks int, id driver.ID, rank int) (driver.Comm, error
 	for w.joined < w.ranks {
 		c.changed.Wait()
 	}
-	return &comm{Driver: c.Driver, world: w, rank: rank}, nil
+	return &comm{Driver: c.Driver, world: w, rank: rank, connected: map[string]bool{}}, nil
+}
+
+// Joined returns the communicators that a device has joined, in order.
+func (d *Driver) Joined(device int) []driver.ID {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return slices.Clone(d.joined[device])
 }
 
 func (c collectives) GroupStart() error {
@@ -136,6 +164,9 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 	n := node{what: "NCCL " + ops[0].op, comm: c, do: func() error { return nil }}
 	for _, op := range ops {
 		n.reads, n.writes = append(n.reads, op.send), append(n.writes, op.recv)
+		if err := c.connect(s, op); err != nil {
+			return err
+		}
 	}
 	n.meet = func(st *stream, e *entry) {
 		seq := c.seq
@@ -166,6 +197,20 @@ func (c *comm) post(s driver.Stream, ops []commOp) error {
 		}
 	}
 	return c.add(s, n)
+}
+
+// connect connects the rank for the first message to or from another, which allocates memory.
+func (c *comm) connect(s driver.Stream, op commOp) error {
+	wire := fmt.Sprint(op.op, op.peer)
+	if op.op != "send" && op.op != "recv" || op.peer == c.rank || c.connected[wire] {
+		return nil
+	}
+	c.connected[wire] = true
+	st, err := c.stream("NCCL "+op.op, s)
+	if err != nil {
+		return err
+	}
+	return c.busy("NCCL "+op.op, st.device)
 }
 
 // exchange moves the data of the matching posts of all ranks. Either all of them are part of graphs
