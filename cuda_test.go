@@ -3,11 +3,14 @@ package autopar_test
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/cuda"
 	"github.com/autopar/autopar/cuda/cudatest"
+	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/cuda/driver/fake"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/ir/exact"
@@ -278,4 +281,82 @@ func stepsOnFake(t *testing.T, g *ir.Graph, p *partition.Plan, fakes fake.Option
 	require.NoError(t, exec.Close())
 	require.Empty(t, driver.Leaks())
 	return got, driver
+}
+
+// TestCommunicatorsOfPrograms: a program that is loaded later joins only the communicators that those before it have not, no step
+// joins any, and all GPUs join them in one order.
+func TestCommunicatorsOfPrograms(t *testing.T) {
+	const ranks, steps = 8, 3
+	d := fake.New(fake.Options{Devices: ranks, Seed: 5})
+	system, err := cudatest.NewSystem(d)
+	require.NoError(t, err)
+	plan := parityPlan(2, 2, 2, 2, partition.OneFOneB, false)
+	plan.ZeRO, plan.Overlap, plan.OverlapTP, plan.OverlapP2P = 2, true, true, true
+	evaluation, err := gpt.EvalStep(parityModel, parityBatch, parityModel.BlockSize)
+	require.NoError(t, err)
+	_, exec := compileOn(t, cuda.New(system, cuda.Options{}), evaluation, plan, parityBatch)
+	joined := func() (all [][]driver.ID) {
+		for gpu := range ranks {
+			all = append(all, d.Joined(gpu))
+		}
+		return all
+	}
+	before := joined()
+	g := stepOf(t, parityModel)
+	prog, err := codegen.Compile(g, plan, parityBatch, nil)
+	require.NoError(t, err)
+	require.NoError(t, exec.Add(prog))
+	after := joined()
+	for gpu := range ranks {
+		require.NotEmpty(t, before[gpu])
+		require.Equal(t, before[gpu], after[gpu][:len(before[gpu])])
+		require.Greater(t, len(after[gpu]), len(before[gpu]), "of gradients")
+	}
+	require.NoError(t, exec.InitParams(prog, 1337))
+	stepsOf(t, prog, exec, parityBatch, steps)
+	again, err := codegen.Compile(g, plan, parityBatch, nil)
+	require.NoError(t, err)
+	require.NoError(t, exec.Add(again))
+	require.Equal(t, after, joined(), "after steps, and a program of the same groups")
+	require.NoError(t, d.JoinedInOrder())
+}
+
+// absent is a rank that never joins.
+type absent struct {
+	*cuda.Device
+	end chan struct{}
+}
+
+func (a absent) Join() (bool, error) {
+	<-a.end
+	return false, nil
+}
+
+// withAbsent is a backend whose last rank is absent.
+type withAbsent struct {
+	*cuda.Backend
+	end chan struct{}
+}
+
+func (b withAbsent) Open(world runtime.World) ([]runtime.Device, error) {
+	devices, err := b.Backend.Open(world)
+	if err == nil {
+		devices[world.Ranks-1] = absent{devices[world.Ranks-1].(*cuda.Device), b.end}
+	}
+	return devices, err
+}
+
+// TestRankThatDoesNotJoin: if a rank does not join the others, loading a program fails in time. The error says who waited, with
+// which group, for whom.
+func TestRankThatDoesNotJoin(t *testing.T) {
+	system, err := cudatest.NewSystem(fake.New(fake.Options{Devices: 3}))
+	require.NoError(t, err)
+	prog, err := codegen.Compile(stepOf(t, parityModel), parityPlan(3, 1, 1, 4, partition.GPipe, false), parityBatch, nil)
+	require.NoError(t, err)
+	b := withAbsent{cuda.New(system, cuda.Options{}), make(chan struct{})}
+	defer close(b.end)
+	start := time.Now()
+	_, err = runtime.New(prog, b, runtime.Options{Timeout: 200 * time.Millisecond})
+	require.ErrorContains(t, err, "joining NCCL's group 0 (ranks 0, 1, 2): waited 200ms for rank 2")
+	require.Less(t, time.Since(start), 20*time.Second)
 }

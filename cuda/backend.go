@@ -42,8 +42,8 @@ type System struct {
 	Engine func(gpu int) (Engine, error)
 	// BLAS makes what runs matrix products on a GPU, whose context is current.
 	BLAS func(gpu int) (driver.BLAS, error)
-	// Collectives loads NCCL. It is called when NCCL is first needed.
-	Collectives func() (driver.Collectives, error)
+	// Collectives loads NCCL for a process that drives so many GPUs. It is called when NCCL is first needed.
+	Collectives func(gpus int) (driver.Collectives, error)
 	// Together says that NCCL may run CUDA graphs of several GPUs of one process. That of [Machine]
 	// may not: NCCL's documentation warns of deadlocks and recommends one process per GPU (Using
 	// NCCL with CUDA Graphs). So a process that drives several GPUs gives them each step call by

@@ -380,7 +380,7 @@ func countStep(t *testing.T, p stepPlan) (c counted) {
 		Driver:      s,
 		Engine:      func(int) (Engine, error) { return silentEngine{newKernels(s, stubCompiler{}, 90, 227<<10), s}, nil },
 		BLAS:        func(int) (driver.BLAS, error) { return silentBLAS{nil, s, map[driver.GEMM]bool{}}, nil },
-		Collectives: func() (driver.Collectives, error) { return s, nil },
+		Collectives: func(int) (driver.Collectives, error) { return s, nil },
 	}
 	e, err := runtime.New(prog, watched{New(system, Options{Eager: true}), p.rank}, runtime.Options{Timeout: time.Minute})
 	require.NoError(t, err, p.name)
@@ -473,7 +473,7 @@ func TestPrepared(t *testing.T) {
 			Driver:      s,
 			Engine:      func(int) (Engine, error) { return newKernels(s, stubCompiler{}, 90, 227<<10), nil },
 			BLAS:        func(int) (driver.BLAS, error) { return silentBLAS{nil, s, map[driver.GEMM]bool{}}, nil },
-			Collectives: func() (driver.Collectives, error) { return s, nil },
+			Collectives: func(int) (driver.Collectives, error) { return s, nil },
 		}
 		ds, err := watched{New(system, Options{}), 0}.Open(runtime.World{Ranks: ranks, Timeout: time.Minute})
 		require.NoError(t, err)

@@ -49,20 +49,15 @@ func (refusingComm) AllReduce(driver.Ptr, driver.Ptr, int64, ir.DType, ir.Reduct
 // twoRanks opens a backend of two GPUs, and returns a function that lets a rank sum numbers over
 // both.
 func twoRanks(t *testing.T, nccl func(driver.Collectives) driver.Collectives) (*Backend, []runtime.Device, func(rank int) error) {
-	h := &hollow{Driver: fake.New(fake.Options{Devices: 2})}
-	b := New(&System{
-		Driver: h, BLAS: func(int) (driver.BLAS, error) { return hollowBLAS{h.BLAS(), h}, nil },
-		Engine:      func(int) (Engine, error) { return newKernels(h, stubCompiler{}, 90, 227<<10), nil },
-		Collectives: func() (driver.Collectives, error) { return nccl(h.Collectives()), nil },
-	}, Options{})
-	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
-	require.NoError(t, err)
-	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
-	node := &ir.Node{Op: ir.OpAllReduce, Name: "x"}
-	members := []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}
-	require.NoError(t, backendtest.Load(ds, 64, backendtest.All(runtime.Collective{Node: node, Group: 3, Members: members})))
+	_, b, ds := openFakes(t, 2, time.Minute, nccl)
+	sums := make([]*runtime.Collective, 2)
+	require.NoError(t, backendtest.Load(ds, 64, func(rank int) ([]*runtime.Collective, []*runtime.Transfer) {
+		collectives, _ := exchanges{sums: map[int][]int{3: {0, 1}}}.of(rank)
+		sums[rank] = collectives[0]
+		return collectives, nil
+	}))
 	return b, ds, func(rank int) error {
-		return ds[rank].Collective(&runtime.Collective{Node: node, Group: 3, Position: rank, Members: members})
+		return ds[rank].Collective(sums[rank])
 	}
 }
 

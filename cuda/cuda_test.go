@@ -3,7 +3,6 @@ package cuda_test
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"sync"
 	"testing"
 	"time"
@@ -60,39 +59,6 @@ func TestOpenRefuses(t *testing.T) {
 		_, err = cuda.New(system, tt.opts).Open(runtime.World{Ranks: 3, Timeout: time.Minute})
 		require.ErrorContains(t, err, tt.want)
 		require.Empty(t, d.Leaks())
-	}
-}
-
-// late is a Collectives whose last rank never joins.
-type late struct{ driver.Collectives }
-
-func (c late) NewID() (driver.ID, error) {
-	id, err := c.Collectives.NewID()
-	copy(id[8:], []byte{2, 0, 0xad, 0x9c, 10, 0, 0, 7})
-	return id, err
-}
-
-func (c late) Join(ranks int, id driver.ID, rank int) (driver.Comm, error) { select {} }
-
-// TestJoinIsBounded: if a communicator is never complete, every rank has an error with rank, group
-// and address, and closing does not wait for it.
-func TestJoinIsBounded(t *testing.T) {
-	d := fake.New(fake.Options{Devices: 2})
-	system, err := cudatest.NewSystem(d)
-	require.NoError(t, err)
-	system.Collectives = func() (driver.Collectives, error) { return late{d.Collectives()}, nil }
-	b := cuda.New(system, cuda.Options{})
-	ds, err := b.Open(runtime.World{Ranks: 2, Timeout: 50 * time.Millisecond})
-	require.NoError(t, err)
-	x := runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
-	c := runtime.Collective{Node: &ir.Node{Op: ir.OpAllReduce, Name: "x"}, Group: 3, Members: []runtime.Member{{Rank: 0, In: x, Out: x}, {Rank: 1, In: x, Out: x}}}
-	err = backendtest.Load(ds, 64, backendtest.All(c))
-	for rank := range ds {
-		require.ErrorContains(t, err, fmt.Sprintf("rank %d has not joined NCCL's group 3 (ranks 0, 1) at 10.0.0.7:44444 within 50ms", rank))
-	}
-	b.Abort()
-	for _, d := range ds {
-		require.NoError(t, d.Close())
 	}
 }
 

@@ -170,7 +170,7 @@ func TestOneRankNCCL(t *testing.T) {
 }
 
 func testMessagesToItself(t *testing.T, system *cuda.System) {
-	lib, err := system.Collectives()
+	lib, err := system.Collectives(1)
 	if err != nil {
 		t.Skip(err)
 	}
@@ -222,7 +222,7 @@ func testMessagesToItself(t *testing.T, system *cuda.System) {
 }
 
 func testOneRankNCCL(t *testing.T, system *cuda.System) {
-	lib, err := system.Collectives()
+	lib, err := system.Collectives(1)
 	if err != nil {
 		t.Skip(err)
 	}

@@ -264,7 +264,8 @@ func (b *Backend) collectives() (driver.Collectives, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if b.nccl == nil {
-		lib, err := b.system.Collectives()
+		first, end := b.world.Here()
+		lib, err := b.system.Collectives(end - first)
 		if err != nil {
 			return nil, err
 		}

@@ -39,7 +39,7 @@ func exchanged(t *testing.T, op ir.Op, attr ir.CommAttr, shape []int, ranks int,
 	system, err := cudatest.NewSystem(d)
 	require.NoError(t, err)
 	lib := &counting{Collectives: d.Collectives(), calls: map[string]int{}}
-	system.Collectives = func() (driver.Collectives, error) { return lib, nil }
+	system.Collectives = func(int) (driver.Collectives, error) { return lib, nil }
 	ds, err := cuda.New(system, cuda.Options{Eager: true}).Open(runtime.World{Ranks: ranks, Timeout: time.Minute})
 	require.NoError(t, err)
 

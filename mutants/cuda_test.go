@@ -139,7 +139,7 @@ func inTheDevice() []mutant {
 		pkg: "./cuda", run: "^TestEndsWithGraphs$/^at_the_end$",
 	}, {
 		bug: "a failure is not told", how: "NCCL aborts on the thread that would tell",
-		file: "cuda/nccl.go",
+		file: "cuda/join.go",
 		old:  "	m.ended = ended\n	go func() {", new: "	m.ended = ended\n	func() {",
 		pkg: "./cuda", run: "^TestEndsWithGraphs$/^after_a_failure$",
 	}, {
@@ -245,7 +245,49 @@ func inTheDevice() []mutant {
 	}, {
 		bug: "operations of several communicators start in any order", how: "NCCL is not told to keep that of the calls",
 		file: "cuda/driver/nccl.go",
-		old:  "os.Setenv(launchOrder, \"1\")", new: "os.Setenv(launchOrder, \"0\")",
-		pkg: "./cuda/driver", run: "^TestNCCLStartsInOrder$",
+		old:  "{launchOrder: \"1\"}", new: "{launchOrder: \"0\"}",
+		pkg: "./cuda/driver", run: "^TestNCCLIsAsked$",
+	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "NCCL connects ranks in a step, in a process of several GPUs",
+		file: "cuda/driver/nccl.go",
+		old:  "if gpus > 1 {", new: "if gpus > 8 {",
+		pkg: "./cuda/driver", run: "^TestNCCLIsAsked$",
+	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "the first message of a step connects the two ranks",
+		file: "cuda/join.go",
+		old:  "if err == nil && messages {", new: "if err == nil && len(m.ranks) == 0 {",
+		pkg: "./cuda", run: "^TestNCCL$/^transfers_on",
+	}, {
+		bug: "a rank waits for a GPU that waits for it", how: "an exchange by messages connects ranks in a step",
+		file: "cuda/nccl.go",
+		old:  "case c.Node.Op == ir.OpAllToAll:\n\t\treturn true", new: "case c.Node.Op == ir.OpAllToAll:\n\t\treturn false",
+		pkg: "./cuda", run: "^TestJoinInOrder$",
+	}, {
+		bug: "ranks wait for each other in a circle", how: "they join communicators in any order",
+		file: "cuda/join.go",
+		old:  "number := slices.Min(slices.Collect(maps.Keys(d.coming)))", new: "number := slices.Collect(maps.Keys(d.coming))[0]",
+		pkg: "./cuda", run: "^TestJoinInOrder$",
+	}, {
+		bug: "ranks of several processes wait for each other in a circle", how: "each joins communicators in an order of its own",
+		file: "cuda/join.go",
+		old:  "number := slices.Min(slices.Collect(maps.Keys(d.coming)))",
+		new:  "number := slices.Sorted(maps.Keys(d.coming))[(len(d.coming)-1)*(d.rank%2)]",
+		pkg:  "./train", run: "^TestProcessesOnGPUs$/^tp_x_pp$",
+	}, {
+		bug: "communicators are made in a step", how: "those of the program that is loaded second",
+		file: "runtime/load.go",
+		old:  "if err := e.join(); err != nil {", new: "if len(e.programs) > 0 {\n\t} else if err := e.join(); err != nil {",
+		pkg: ".", run: "^TestCommunicatorsOfPrograms$",
+	}, {
+		bug: "an error does not say which rank does not come", how: "to a communicator",
+		file: "cuda/join.go",
+		old:  "return id, b.arrive(m.view)", new: "return id, nil",
+		pkg: "./cuda", run: "^TestJoinIsBounded$/^for_a_rank$",
+	}, {
+		bug: "results that NCCL has dropped are taken for good", how: "after a failure elsewhere",
+		file: "cuda/device.go",
+		old:  "\t\tcase <-d.backend.stopped: // NCCL may have dropped what is done\n\t\t\treturn runtime.ErrAborted\n",
+		new:  "\t\tcase <-d.backend.stopped:\n\t\t\tif !ok && err == nil {\n\t\t\t\treturn runtime.ErrAborted\n\t\t\t}\n",
+		pkg:  "./cuda", run: "^TestNCCL$/^abort$",
 	}}
 }

@@ -167,13 +167,13 @@ func wordsOf(log string) string {
 }
 
 // TestProcessesOnGPUs trains with a process for each rank and GPU, which exchange NCCL's IDs by
-// TCP. Losses and checkpoints must be those of the same plan in one process.
+// TCP, and join all groups in one order. Losses and checkpoints must be those of the same plan in one process.
 func TestProcessesOnGPUs(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.eval_interval=4", "train.max_iters=7")
-	processes := func(plan *partition.Plan, out string) (results []Result, errs []error, graphs int) {
+	processes := func(plan *partition.Plan, out string) (d *fake.Driver, results []Result, errs []error) {
 		addr, err := launchtest.FreeAddr()
 		require.NoError(t, err)
-		d := fake.New(fake.Options{Devices: plan.RuntimeNGPUs, Seed: 3})
+		d = fake.New(fake.Options{Devices: plan.RuntimeNGPUs, Seed: 3})
 		results, errs = make([]Result, plan.RuntimeNGPUs), make([]error, plan.RuntimeNGPUs)
 		var all sync.WaitGroup
 		for rank := range plan.RuntimeNGPUs {
@@ -204,8 +204,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 			})
 		}
 		all.Wait()
-		_, graphs = d.Ran()
-		return results, errs, graphs
+		return d, results, errs
 	}
 	gpipe, bubble := planOf(2, 1, 2), planOf(1, 2, 2)
 	gpipe.Schedule, bubble.Schedule = partition.GPipe, partition.ZeroBubble
@@ -213,7 +212,7 @@ func TestProcessesOnGPUs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			out := t.TempDir()
 			want, _ := train(t, cfg, plan, RunOptions{})
-			got, errs, graphs := processes(plan, out)
+			d, got, errs := processes(plan, out)
 			for rank := range errs {
 				require.NoError(t, errs[rank])
 				require.Equal(t, want.Steps, got[rank].Steps)
@@ -221,7 +220,9 @@ func TestProcessesOnGPUs(t *testing.T) {
 				require.InDelta(t, want.Last.Val, got[rank].Last.Val, 1e-5)
 				require.Equal(t, got[0].Loss, got[rank].Loss)
 			}
+			_, graphs := d.Ran()
 			require.Positive(t, graphs)
+			require.NoError(t, d.JoinedInOrder())
 			saved, err := checkpoint.Open(out)
 			require.NoError(t, err)
 			require.Equal(t, want.Steps, saved.Step)

@@ -28,7 +28,7 @@ func NewSystem(d *fake.Driver) (*cuda.System, error) {
 		Driver:      d,
 		Engine:      func(int) (cuda.Engine, error) { return e, nil },
 		BLAS:        func(int) (driver.BLAS, error) { return d.BLAS(), nil },
-		Collectives: func() (driver.Collectives, error) { return d.Collectives(), nil },
+		Collectives: func(int) (driver.Collectives, error) { return d.Collectives(), nil },
 		Together:    true,
 		Versions:    []string{"fake driver"},
 	}, nil

@@ -33,21 +33,28 @@ func TestDlopenSaysWhy(t *testing.T) {
 	}
 }
 
-// TestNCCLStartsInOrder: NCCL finds in its environment, which is that of C, that it starts operations in the order of calls, unless
-// the user says otherwise.
-func TestNCCLStartsInOrder(t *testing.T) {
+// TestNCCLIsAsked: NCCL finds in its environment, which is that of C, that it starts operations in the order of calls, and that it
+// connects ranks beforehand if the process drives several GPUs, unless the user says otherwise.
+func TestNCCLIsAsked(t *testing.T) {
 	var missing error
 	getenv := loadFakes(t).lib.proc("getenv", &missing) // of libc, which the library needs
 	require.NoError(t, missing)
 	t.Setenv(libNCCL.variable, "/nowhere/libnccl.so.2")
-	for user, want := range map[string]string{"": "1", "0": "0"} {
-		t.Setenv(launchOrder, user)
-		if user == "" {
-			require.NoError(t, os.Unsetenv(launchOrder))
+	for _, tt := range []struct {
+		variable, user string
+		gpus           int
+		want           string
+	}{
+		{launchOrder, "", 1, "1"}, {launchOrder, "0", 1, "0"},
+		{runtimeConnect, "", 2, "0"}, {runtimeConnect, "1", 2, "1"}, {runtimeConnect, "", 1, ""},
+	} {
+		t.Setenv(tt.variable, tt.user)
+		if tt.user == "" {
+			require.NoError(t, os.Unsetenv(tt.variable))
 		}
-		_, err := NewCollectives()
+		_, err := NewCollectives(tt.gpus)
 		require.ErrorContains(t, err, "libnccl")
-		value, _, _ := purego.SyscallN(getenv.addr, uintptr(unsafe.Pointer(zero(launchOrder))))
-		require.Equal(t, want, goString(value))
+		value, _, _ := purego.SyscallN(getenv.addr, uintptr(unsafe.Pointer(zero(tt.variable))))
+		require.Equal(t, tt.want, goString(value), "%+v", tt)
 	}
 }

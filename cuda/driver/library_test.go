@@ -130,7 +130,7 @@ func TestMissing(t *testing.T) {
 		&libCUDA:     func() error { _, err := Open(); return err },
 		&libNVRTC:    func() error { _, err := NewCompiler(13000); return err },
 		&libCUBLASLt: func() error { _, err := NewLt(13000, LtOptions{}); return err },
-		&libNCCL:     func() error { _, err := NewCollectives(); return err },
+		&libNCCL:     func() error { _, err := NewCollectives(1); return err },
 	}
 	for l, open := range opens {
 		var missing *MissingError

@@ -114,7 +114,7 @@ func (r *Result) collectives(ctx context.Context, system *cuda.System, budget ti
 	if r.GPUs == 1 {
 		return nil
 	}
-	lib, err := system.Collectives()
+	lib, err := system.Collectives(r.GPUs)
 	if err != nil {
 		return fmt.Errorf("%w; CUDA_VISIBLE_DEVICES=0 measures one GPU without it", err)
 	}

@@ -67,7 +67,7 @@ func (g *gpus) system() *cuda.System {
 	return &cuda.System{
 		Driver: g, BLAS: func(int) (driver.BLAS, error) { return blas{g.BLAS(), g}, nil },
 		Engine:      func(int) (cuda.Engine, error) { return engine{gpus: g}, nil },
-		Collectives: func() (driver.Collectives, error) { return g.Collectives(), nil },
+		Collectives: func(int) (driver.Collectives, error) { return g.Collectives(), nil },
 		Versions:    []string{"fakes"},
 	}
 }
@@ -242,7 +242,7 @@ func TestRefuses(t *testing.T) {
 		{fake.Options{Major: 7, Minor: 5}, func(*cuda.System) {}, "has compute capability 7.5, want at least 8.0"},
 		{fake.Options{Memory: 4 << 10}, func(*cuda.System) {}, "4096 bytes of memory are too few to train anything in"},
 		{fake.Options{Devices: 2, Memory: 16 << 20}, func(s *cuda.System) {
-			s.Collectives = func() (driver.Collectives, error) { return nil, missing }
+			s.Collectives = func(int) (driver.Collectives, error) { return nil, missing }
 		}, "libnccl.so.2 (NCCL) is not here; CUDA_VISIBLE_DEVICES=0 measures one GPU without it"},
 		{fake.Options{Memory: 16 << 20, LoseAfter: 500}, func(*cuda.System) {}, "the device is lost"},
 	} {

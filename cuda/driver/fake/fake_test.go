@@ -174,6 +174,62 @@ func TestWrongUse(t *testing.T) {
 	require.ErrorContains(t, d.SyncStream(d.s[0]), "would wait for ever", "the other rank does not come")
 }
 
+// TestBusy: a call in which NCCL allocates memory is refused while the device has work to do: one that makes a communicator, and the
+// first message to another rank. Orders in which devices join communicators are compared.
+func TestBusy(t *testing.T) {
+	d := newTable(t, fake.Options{Devices: 2})
+	second, err := d.RetainPrimary(1)
+	require.NoError(t, err)
+	lib := d.Collectives()
+	join := func(turned bool) (comm driver.Comm) {
+		var ids [2]driver.ID
+		for i := range ids {
+			ids[i], err = lib.NewID()
+			require.NoError(t, err)
+		}
+		other := make(chan error)
+		go func() {
+			runtime.LockOSThread() // the thread ends with the goroutine
+			_ = d.SetCurrent(second)
+			at := []int{0, 1}
+			if turned {
+				at = []int{1, 0}
+			}
+			for _, i := range at {
+				go func() {
+					runtime.LockOSThread()
+					_ = d.SetCurrent(second)
+					_, err := lib.Join(2, ids[i], 1)
+					other <- err
+				}()
+				for len(d.Joined(1))%2 == i^at[0] { // one call after another
+					runtime.Gosched()
+				}
+			}
+		}()
+		for _, id := range ids {
+			comm, err = lib.Join(2, id, 0)
+			require.NoError(t, err)
+		}
+		for range ids {
+			require.NoError(t, <-other)
+		}
+		return comm
+	}
+	c := join(false)
+	require.NoError(t, d.JoinedInOrder())
+	join(true)
+	require.ErrorContains(t, d.JoinedInOrder(), "contradict each other")
+
+	id, err := lib.NewID()
+	require.NoError(t, err)
+	require.NoError(t, d.Set8(d.p, 0, 8, d.s[0]))
+	_, err = lib.Join(1, id, 0)
+	require.ErrorContains(t, err, "fake: ncclCommInitRank may wait for ")
+	require.NoError(t, d.Set8(d.p, 0, 8, d.s[0]))
+	require.ErrorContains(t, c.Send(d.p, 1, ir.F32, 1, d.s[0]), "fake: NCCL send may wait for ")
+}
+
 // TestLost fails every call once the device is lost.
 func TestLost(t *testing.T) {
 	d := newTable(t, fake.Options{LoseAfter: 2})

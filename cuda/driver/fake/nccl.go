@@ -116,6 +116,37 @@ func (d *Driver) Joined(device int) []driver.ID {
 	return slices.Clone(d.joined[device])
 }
 
+// JoinedInOrder returns an error unless there is an order of all communicators in which every device has joined its own. Without
+// one, ranks that join one after another may wait for each other in a circle.
+func (d *Driver) JoinedInOrder() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	left := slices.Clone(d.joined)
+	for {
+		next := slices.IndexFunc(left, func(ids []driver.ID) bool { return len(ids) > 0 && first(left, ids[0]) })
+		if next < 0 {
+			break
+		}
+		id := left[next][0]
+		for device, ids := range left {
+			if len(ids) > 0 && ids[0] == id {
+				left[device] = ids[1:]
+			}
+		}
+	}
+	for device, ids := range left {
+		if len(ids) > 0 {
+			return fmt.Errorf("fake: devices have joined communicators in orders that contradict each other: among the last %d of device %d", len(ids), device)
+		}
+	}
+	return nil
+}
+
+// first reports whether no device has left an id but at the front.
+func first(left [][]driver.ID, id driver.ID) bool {
+	return !slices.ContainsFunc(left, func(ids []driver.ID) bool { return slices.Index(ids, id) > 0 })
+}
+
 func (c collectives) GroupStart() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
