@@ -43,17 +43,17 @@ type exchanges struct {
 	op       ir.Op // in place of sums
 }
 
-var exchanged16 = runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
+var sixteen = runtime.Tensor{DType: ir.F32, Slab: ir.Whole([]int{16})}
 
 func (x exchanges) of(rank int) (collectives []*runtime.Collective, transfers []*runtime.Transfer) {
 	for number, ranks := range x.sums {
 		c := &runtime.Collective{Node: &ir.Node{Op: ir.OpAllReduce, Name: "x"}, Group: number, Position: slices.Index(ranks, rank)}
-		out := exchanged16
+		out := sixteen
 		if x.op == ir.OpAllToAll {
 			c.Node.Op, c.Attr.Dim, c.Attr.To, out.Offset = x.op, 0, 0, 64
 		}
 		for _, r := range ranks {
-			c.Members = append(c.Members, runtime.Member{Rank: r, In: exchanged16, Out: out})
+			c.Members = append(c.Members, runtime.Member{Rank: r, In: sixteen, Out: out})
 		}
 		if c.Position >= 0 {
 			collectives = append(collectives, c)
@@ -63,9 +63,9 @@ func (x exchanges) of(rank int) (collectives []*runtime.Collective, transfers []
 		send := &ir.Node{Op: ir.OpSend, Name: "x@send"}
 		switch rank {
 		case ends[0]:
-			transfers = append(transfers, &runtime.Transfer{Node: send, Peer: ends[1], Local: exchanged16})
+			transfers = append(transfers, &runtime.Transfer{Node: send, Peer: ends[1], Local: sixteen})
 		case ends[1]:
-			transfers = append(transfers, &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv", Args: []*ir.Value{{Def: send}}}, Peer: ends[0], Local: exchanged16})
+			transfers = append(transfers, &runtime.Transfer{Node: &ir.Node{Op: ir.OpRecv, Name: "x@recv", Args: []*ir.Value{{Def: send}}}, Peer: ends[0], Local: sixteen})
 		}
 	}
 	return collectives, transfers

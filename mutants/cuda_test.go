@@ -272,7 +272,7 @@ func inTheDevice() []mutant {
 		file: "cuda/join.go",
 		old:  "number := slices.Min(slices.Collect(maps.Keys(d.coming)))",
 		new:  "number := slices.Sorted(maps.Keys(d.coming))[(len(d.coming)-1)*(d.rank%2)]",
-		pkg:  "./train", run: "^TestProcessesOnGPUs$/^tp_x_pp$",
+		pkg:  "./train", run: "^TestProcessesOnGPUs$/^pp$",
 	}, {
 		bug: "communicators are made in a step", how: "those of the program that is loaded second",
 		file: "runtime/load.go",

@@ -26,18 +26,19 @@ type nccl struct {
 // the calls.
 const launchOrder = "NCCL_LAUNCH_ORDER_IMPLICIT"
 
-// runtimeConnect is the variable that makes NCCL (2.22 and newer) connect ranks for an algorithm when a communicator is made (0), or
-// when a collective first runs by it (1, its default).
+// runtimeConnect is the variable that makes NCCL (2.22 and newer) connect ranks for collectives when a communicator is made
+// (0), or when one first runs by an algorithm (1, its default).
 const runtimeConnect = "NCCL_RUNTIME_CONNECT"
 
-// NewCollectives loads NCCL for a process that drives so many GPUs. A rank has several communicators in use at a time. Then NCCL needs an order of all operations that is
-// the same on all GPUs, or else they may deadlock: each GPU may start, and fill itself with, operations that wait for one which
-// another GPU has not started (Using multiple NCCL communicators concurrently). There is one, which NCCL is asked to keep: ranks
-// make their calls in an order that completes even if a GPU does the work of all its streams in turn.
+// NewCollectives loads NCCL for a process that drives so many GPUs. A rank has several communicators in use at a time. Then NCCL
+// needs an order of all operations that is the same on all GPUs, or else they may deadlock: each GPU may start, and fill itself
+// with, operations that wait for one which another GPU has not started (Using multiple NCCL communicators concurrently). There is
+// one, which NCCL is asked to keep: ranks make their calls in an order that completes even if a GPU does the work of all its
+// streams in turn.
 //
-// With several GPUs NCCL is also asked to connect ranks before collectives run. Connecting maps memory of one GPU on others, which
-// may wait for a collective on one of them that waits for the rank that connects. A process of one GPU leaves that as it is: rings
-// and trees that no collective uses take some hundred MiB a communicator.
+// With several GPUs NCCL is also asked to connect ranks before collectives run. Connecting allocates memory and maps it on other
+// GPUs. That may wait for a collective on one of them, which waits for the rank that connects. A process of one GPU leaves it as
+// it is: buffers of rings and trees take hundreds of MiB a communicator, used or not.
 func NewCollectives(gpus int) (Collectives, error) {
 	ask := map[string]string{launchOrder: "1"}
 	if gpus > 1 {
