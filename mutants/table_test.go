@@ -604,6 +604,16 @@ func inTheLoop() []mutant {
 	const resume = "^TestResumeIsExact$"
 	const graph = "^TestStepIsTheGraph$"
 	return []mutant{{
+		bug: "a resumed run predicts too early an end", how: "the steps before it count for its pace",
+		file: "cmd/autopar/console.go",
+		old:  "b.Set(n - b.from)", new: "b.Set(n)",
+		pkg: "./cmd/autopar", run: "^TestBarOfARun$",
+	}, {
+		bug: "a resumed run predicts too early an end", how: "it does not say where it begins",
+		file: "train/run.go",
+		old:  "if it == first {", new: "if it < first {",
+		pkg: "./train", run: "^TestInterrupt$",
+	}, {
 		bug: "TensorBoard refuses the events", how: "checksums are not masked",
 		file: "train/tensorboard.go",
 		old:  "return (c>>15 | c<<17) + 0xa282ead8", new: "return c",

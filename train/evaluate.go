@@ -14,6 +14,10 @@ type Losses struct{ Train, Val float32 }
 // under every plan, and all ranks share each batch. A cancelled ctx ends it between two batches.
 func (j *Job) Evaluate(ctx context.Context, progress func(done, total int)) (Losses, error) {
 	n := j.Config.Train.EvalIters
+	if progress == nil {
+		progress = func(int, int) {}
+	}
+	progress(0, 2*n)
 	mean := func(split *data.Split, stream string, before int) (float32, error) {
 		sum := 0.0
 		for k := range n {
@@ -25,9 +29,7 @@ func (j *Job) Evaluate(ctx context.Context, progress func(done, total int)) (Los
 				return 0, err
 			}
 			sum += float64(out["loss"])
-			if progress != nil {
-				progress(before+k+1, 2*n)
-			}
+			progress(before+k+1, 2*n)
 		}
 		return float32(sum / float64(n)), nil
 	}

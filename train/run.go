@@ -44,7 +44,8 @@ type RunOptions struct {
 	Blocking bool
 	Keep     checkpoint.Retention
 	Log      io.Writer // of whole lines at a time; nil discards; in a run of several processes only rank 0 writes it, and the metrics
-	// Progress, if set, is called after every step and every batch of an evaluation.
+	// Progress, if set, is called before the first step and after every step, and the same for the batches of
+	// each evaluation.
 	Progress func(Progress)
 	// Expected is how long each rank is expected to compute per step, in any unit. nil expects the
 	// same of all. In a run of several processes, ranks are reported that take more than twice as
@@ -294,7 +295,8 @@ func (r *run) loop(ctx context.Context) error {
 	waste := collectGarbage()
 	defer waste.restore()
 	evaluates := r.Config.Train.EvalOnly // evaluate once, at whatever step the run is
-	for it := r.result.Steps; it < r.last || evaluates; it++ {
+	first := r.result.Steps
+	for it := first; it < r.last || evaluates; it++ {
 		waste.between()
 		if err := r.pollCheckpoints(); err != nil {
 			return err
@@ -318,6 +320,9 @@ func (r *run) loop(ctx context.Context) error {
 			if err := r.save(ctx); err != nil {
 				return err
 			}
+		}
+		if it == first {
+			r.progress(it)
 		}
 		err := r.update(ctx, it)
 		if cancelled := r.exec.Cancelled(ctx); cancelled != nil && (err == nil || errors.Is(err, cancelled)) {
@@ -446,10 +451,15 @@ func (r *run) finished(st StepStats) error {
 			return err
 		}
 	}
-	if r.opts.Progress != nil {
-		r.opts.Progress(Progress{Done: it + 1, Total: r.last})
-	}
+	r.progress(it + 1)
 	return nil
+}
+
+// progress tells the user of Run how many updates are done.
+func (r *run) progress(done int) {
+	if r.opts.Progress != nil {
+		r.opts.Progress(Progress{Done: done, Total: r.last})
+	}
 }
 
 // finite returns a [*DivergedError] if x is not finite.

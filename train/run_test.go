@@ -558,8 +558,14 @@ func TestInterrupt(t *testing.T) {
 	require.True(t, r.Interrupted)
 	require.Equal(t, 10, r.Steps)
 
-	r, _ = train(t, cfg, plan, RunOptions{Out: out, Resume: true})
+	var done []int
+	r, _ = train(t, cfg, plan, RunOptions{Out: out, Resume: true, Progress: func(p Progress) {
+		if !p.Evaluating {
+			done = append(done, p.Done)
+		}
+	}})
 	require.False(t, r.Interrupted)
+	require.Equal(t, []int{10, 11}, done[:2], "it begins with what was done before")
 	require.Equal(t, contents(t, whole), contents(t, out))
 	_, want := readMetrics(t, whole)
 	_, got := readMetrics(t, out)

@@ -173,18 +173,21 @@ func TestColourIsForTerminals(t *testing.T) {
 	require.Equal(t, "plan", con.paint("1", "plan"))
 }
 
-// TestBarOfARun: the bar of the iterations goes on after an evaluation. A new one would see them all at once and predict the end of
-// a long run within seconds.
+// TestBarOfARun: the bar of the iterations goes on after an evaluation, and counts none that were made before a resume. It would
+// see all of these at once and predict the end of a long run within seconds.
 func TestBarOfARun(t *testing.T) {
 	var out bytes.Buffer
 	p := &progress{con: &console{stderr: &out, progress: true}, stdout: &out}
+	p.update(train.Progress{Done: 6999, Total: 9000})
 	p.update(train.Progress{Done: 7000, Total: 9000})
 	before := p.bar
 	p.update(train.Progress{Evaluating: true, Done: 1, Total: 2})
 	require.Contains(t, out.String(), "eval")
 	p.update(train.Progress{Done: 7001, Total: 9000})
 	require.Same(t, before.ProgressBar, p.bar.ProgressBar)
-	require.Contains(t, out.String(), "(7000/9000)")
+	require.EqualValues(t, 2, p.bar.State().CurrentNum)
+	require.EqualValues(t, 2001, p.bar.State().Max)
+	require.Contains(t, out.String(), "train after 6999")
 	p.end()
 }
 

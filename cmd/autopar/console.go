@@ -106,13 +106,16 @@ func (c *console) table(rows [][]string) {
 func percentText(f float64) string { return fmt.Sprintf("%.1f %%", 100*f) }
 
 // bar draws progress towards a total on a terminal, and nothing elsewhere.
-type bar struct{ *progressbar.ProgressBar }
+type bar struct {
+	*progressbar.ProgressBar
+	from int // the position where it began: the pace is that of what came after
+}
 
 func (c *console) bar(total int, what string) bar {
 	if !c.progress {
 		return bar{}
 	}
-	return bar{progressbar.NewOptions(total,
+	b := progressbar.NewOptions(total,
 		progressbar.OptionSetWriter(c.stderr),
 		progressbar.OptionSetDescription(what),
 		progressbar.OptionShowCount(),
@@ -120,13 +123,15 @@ func (c *console) bar(total int, what string) bar {
 		progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionClearOnFinish(),
 		progressbar.OptionUseANSICodes(c.color),
-	)}
+	)
+	b.StartWithoutRender()
+	return bar{ProgressBar: b}
 }
 
 // set moves the bar to a position.
 func (b bar) set(n int) {
 	if b.ProgressBar != nil {
-		b.Set(n)
+		b.Set(n - b.from)
 	}
 }
 

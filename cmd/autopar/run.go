@@ -280,8 +280,13 @@ func (p *progress) update(now train.Progress) {
 		if now.Evaluating {
 			p.bar = p.con.bar(now.Total, "eval")
 		} else {
-			if p.train.ProgressBar == nil { // a new one would take all iterations so far for what it has seen, and predict too early an end
-				p.train = p.con.bar(now.Total, "train")
+			if p.train.ProgressBar == nil { // else it goes on, with the pace that it knows
+				what := "train"
+				if now.Done > 0 { // before a resume
+					what = fmt.Sprintf("train after %d", now.Done)
+				}
+				p.train = p.con.bar(now.Total-now.Done, what)
+				p.train.from = now.Done
 			}
 			p.bar = p.train
 		}
