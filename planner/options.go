@@ -1,10 +1,12 @@
 package planner
 
 import (
+	"cmp"
 	"fmt"
 	"reflect"
 	"regexp"
 	"strings"
+	"unicode"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -55,7 +57,7 @@ type Options struct {
 	// OverlapTP is "on" or "off": tensor-parallel collectives beside kernels, in every plan that has
 	// such collectives, except under zero-bubble schedules, which put those kernels off. Empty is on,
 	// or off if ranks share a device or the cluster's software overlaps by itself. It costs no memory
-	// to speak of, so there is nothing to search.
+	// to speak of, so there is nothing to search. On is refused where no plan has tensor parallelism.
 	OverlapTP string
 	// OverlapP2P is "on" or "off": stages go on while what their passes send is on its way, in every
 	// plan with several stages. Empty is off if ranks share a device. Else it is on, and off is
@@ -199,6 +201,9 @@ func (o Options) validate(batch int) (Options, error) {
 	if err := o.fixUnit(); err != nil {
 		return o, err
 	}
+	if err := o.validateOverlap(); err != nil {
+		return o, err
+	}
 	if o.MicroBatch > batch {
 		return o, optionErrorf("micro-batch", "%d is more than the global batch %d", o.MicroBatch, batch)
 	}
@@ -218,14 +223,17 @@ func (o Options) validateRankOrder() error {
 	return nil
 }
 
+// mostDevices bounds the options that are numbers.
+const mostDevices = 1 << 20
+
 // validateNumbers checks the range of options that are numbers.
 func (o Options) validateNumbers() error {
 	for _, f := range []struct {
 		name  string
 		value int
 	}{{"plan-ngpus", o.PlanNGPUs}, {"runtime-ngpus", o.RuntimeNGPUs}, {"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"tp-rows", o.TPRows}, {"pp", o.PP}, {"micro-batch", o.MicroBatch}, {"top", o.TopK}, {"loss-slices", o.LossSlices}} {
-		if f.value < 0 || f.value > 1<<20 {
-			return optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, 1<<20)
+		if f.value < 0 || f.value > mostDevices {
+			return optionErrorf(f.name, "is %d, must be between 0 and %d", f.value, mostDevices)
 		}
 	}
 	if o.MemoryLimit < 0 {
@@ -286,10 +294,12 @@ func (o *Options) fixSchedule() error {
 // fixUnit fills in the size of the unit and the number of ranks as far as they follow from the degrees
 // and each other, and checks that all of these agree.
 func (o *Options) fixUnit() error {
-	all := o.DP > 0 && o.TP > 0 && o.PP > 0
+	all, product := o.DP > 0 && o.TP > 0 && o.PP > 0, o.product()
 	if o.PlanNGPUs == 0 && all {
 		o.CP = max(o.CP, 1)
-		o.PlanNGPUs = o.DP * o.CP * o.TP * o.PP
+		if o.PlanNGPUs = product; product > mostDevices {
+			return optionErrorf("plan-ngpus", "is at most %d, less than dp %d x cp %d x tp %d x pp %d", mostDevices, o.DP, o.CP, o.TP, o.PP)
+		}
 	}
 	if o.PlanNGPUs == 0 && o.RuntimeNGPUs == 0 {
 		return optionErrorf("plan-ngpus", "auto needs runtime-ngpus, the devices there are in all (--runtime-ngpus or parallel.runtime_ngpus), or dp, tp and pp")
@@ -303,7 +313,6 @@ func (o *Options) fixUnit() error {
 	if o.RuntimeNGPUs%o.PlanNGPUs != 0 {
 		return optionErrorf("runtime-ngpus", "%d is not a multiple of plan-ngpus %d", o.RuntimeNGPUs, o.PlanNGPUs)
 	}
-	product := max(o.DP, 1) * max(o.CP, 1) * max(o.TP, 1) * max(o.PP, 1)
 	if o.PlanNGPUs%product != 0 || all && o.CP > 0 && product != o.PlanNGPUs {
 		return optionErrorf("plan-ngpus", "%d is not dp %s x cp %s x tp %s x pp %s", o.PlanNGPUs, degree(o.DP), degree(o.CP), degree(o.TP), degree(o.PP))
 	}
@@ -348,6 +357,9 @@ func (o Options) checkPins(g *ir.Graph) error {
 		}
 		placement := fmt.Sprintf("pin[%d].placement", i)
 		spec, rank, err := ir.ParseSpec(ir.Mesh{Axes: []ir.Axis{{Name: partition.AxisTP, Size: 2}, {Name: partition.AxisTPR, Size: 2}}}, p.Spec)
+		if twice := repeatedAxis(p.Spec); err != nil && twice != "" {
+			return optionErrorf(placement, "is %s, which names %s twice: an axis splits one dimension; want _ for the others, which are whole", p.Spec, twice)
+		}
 		if err != nil {
 			return optionErrorf(placement, "is %s, want _ for a dimension that is whole and tp for one that is split; the batch alone follows the other axes", p.Spec)
 		}
@@ -372,6 +384,18 @@ func (o Options) checkPins(g *ir.Graph) error {
 	return nil
 }
 
+// repeatedAxis returns the first axis that a spec names again, or "".
+func repeatedAxis(spec string) string {
+	seen := map[string]bool{}
+	for _, axis := range strings.FieldsFunc(spec, func(r rune) bool { return !unicode.IsLetter(r) }) {
+		if seen[axis] {
+			return axis
+		}
+		seen[axis] = true
+	}
+	return ""
+}
+
 // validateSharding checks that there is something to shard over.
 func (o Options) validateSharding() error {
 	if o.ZeRO != nil {
@@ -388,23 +412,6 @@ func (o Options) validateSharding() error {
 		if o.Offload == "optimizer" || o.Offload == "params" {
 			return optionErrorf("overlap", "is on, but offload is %s: the search has no overlap with offload in this version; a plan that says so runs", o.Offload)
 		}
-	}
-	switch {
-	case o.TPPieces < 0 || o.TPPieces > partition.MaxTPPieces:
-		return optionErrorf("tp-pieces", "is %d, want 1 to %d", o.TPPieces, partition.MaxTPPieces)
-	case o.TPPieces > 1 && o.TP == 1:
-		return optionErrorf("tp-pieces", "is %d, but tp is 1: it needs at least 2", o.TPPieces)
-	}
-	if o.OverlapTP == "on" {
-		switch {
-		case o.TP == 1:
-			return optionErrorf("overlap-tp", "is on, but tp is 1: it needs at least 2")
-		case o.Schedule == partition.ZeroBubble:
-			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
-		}
-	}
-	if o.OverlapP2P == "on" && o.PP == 1 {
-		return optionErrorf("overlap-p2p", "is on, but pp is 1: it needs at least 2")
 	}
 	switch g := o.ZeROGroup; {
 	case g < 0 || g == 1:
@@ -439,6 +446,40 @@ func (o Options) validateSharding() error {
 		return optionErrorf("sequence-parallel", "is on, but tp is 1: it needs at least 2")
 	}
 	return nil
+}
+
+// validateOverlap checks that there is something to overlap.
+func (o Options) validateOverlap() error {
+	if cmp.Or(o.PlanNGPUs, o.RuntimeNGPUs) == o.product() { // which leaves 1 for the degrees that are searched
+		o.TP, o.PP = max(o.TP, 1), max(o.PP, 1)
+	}
+	switch {
+	case o.TPPieces < 0 || o.TPPieces > partition.MaxTPPieces:
+		return optionErrorf("tp-pieces", "is %d, want 1 to %d", o.TPPieces, partition.MaxTPPieces)
+	case o.TPPieces > 1 && o.TP == 1:
+		return optionErrorf("tp-pieces", "is %d, but tp is 1: it needs at least 2", o.TPPieces)
+	}
+	if o.OverlapTP == "on" {
+		switch {
+		case o.TP == 1:
+			return optionErrorf("overlap-tp", "is on, but tp is 1: it needs at least 2")
+		case o.Schedule == partition.ZeroBubble:
+			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
+		}
+	}
+	if o.OverlapP2P == "on" && o.PP == 1 {
+		return optionErrorf("overlap-p2p", "is on, but pp is 1: it needs at least 2")
+	}
+	return nil
+}
+
+// product is that of the degrees that are fixed. Beyond any number of devices it is not exact.
+func (o Options) product() int {
+	product := 1
+	for _, n := range []int{o.DP, o.CP, o.TP, o.PP} {
+		product = min(product, mostDevices+1) * max(n, 1)
+	}
+	return product
 }
 
 func degree(n int) string {

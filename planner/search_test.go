@@ -65,6 +65,11 @@ func TestOptions(t *testing.T) {
 		{Options{RuntimeNGPUs: 8191}, "plan-ngpus: no dp x tp x pp of auto devices in 8191 suits 3 blocks and a global batch of 7, which leave so much to tp that no parameter can be split over 8191 ranks; use fewer devices"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
+		{Options{PlanNGPUs: 1, OverlapTP: "on"}, "overlap-tp: is on, but tp is 1"},
+		{Options{PlanNGPUs: 4, DP: 2, PP: 2, TPPieces: 2}, "tp-pieces: is 2, but tp is 1"},
+		{Options{RuntimeNGPUs: 1, OverlapP2P: "on"}, "overlap-p2p: is on, but pp is 1"},
+		{Options{DP: 1 << 20, TP: 1 << 20, PP: 1 << 20}, "plan-ngpus: is at most 1048576, less than dp 1048576 x cp 1 x tp 1048576 x pp 1048576"},
+		{Options{PlanNGPUs: 4, DP: 1 << 20, CP: 1 << 20, TP: 1 << 20, PP: 1 << 20}, "plan-ngpus: 4 is not dp 1048576 x"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "yes"}, `sequence-parallel: is "yes", must be one of on off`},
 		{Options{PlanNGPUs: 2, Offload: "all"}, `offload: is "all", must be one of none optimizer params`},
 		{Options{PlanNGPUs: 2, Policy: "best"}, `policy: is "best", must be one of dp fsdp megatron autodist`},
@@ -87,6 +92,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,_]"}, {Match: `h\.0\.mlp\.c_fc\.weight`, Spec: "[tp,_]"}}},
 			"pin[1].placement: is [tp,_], but earlier pins, which come first, place all that it matches otherwise: h.0.mlp.c_fc.weight is [_,_] by pin[0]"},
 		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[dp,_]"}}}, "pin[0].placement: is [dp,_], want _ for a dimension that is whole and tp for one that is split"},
+		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp,tp]"}}}, "pin[0].placement: is [tp,tp], which names tp twice: an axis splits one dimension"},
 		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight has 2 dimensions, its spec [tp] has 1"},
 	} {
 		_, err := Search(g, 7, h100, tt.opts)

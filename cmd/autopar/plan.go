@@ -150,7 +150,7 @@ func (c *planCmd) unit(cfg *config.Config) flagOverride {
 		n    int
 	}{{"--dp", deref(c.DP)}, {"--cp", deref(c.CP)}, {"--tp", deref(c.TP)}, {"--pp", deref(c.PP)}} {
 		if d.n > 0 {
-			product *= d.n
+			product = min(product, 1<<30) * min(d.n, 1<<30) // more than the configuration allows, without an overflow
 			given = append(given, d.flag)
 		}
 	}
