@@ -193,6 +193,11 @@ func inFiles() []mutant {
 		old:  "flops > 3600*1e15 {", new: "flops < 0 {",
 		pkg: "./measured", run: "^TestReadRefuses$",
 	}, {
+		bug: "a flag is taken and does nothing", how: "where devices leave no ranks that it is for",
+		file: "planner/options.go",
+		old:  "cmp.Or(o.PlanNGPUs, o.RuntimeNGPUs) == o.product()", new: "cmp.Or(o.PlanNGPUs, o.RuntimeNGPUs) == 0",
+		pkg: "./planner", run: "^TestOptions$",
+	}, {
 		bug: "a flag is taken and does nothing", how: "without the one that it is for",
 		file: "cmd/autopar/cli.go",
 		old:  "other != \"\" && !given[other] {", new: "other != \"\" && given[other+\"?\"] {",
@@ -240,7 +245,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "an output directory below a file is work that failed",
 		file: "train/metrics.go",
-		old:  "if at := wholefile.Obstacle(dir); at != \"\" {", new: "if at := wholefile.Obstacle(dir); at != \"\" && false {",
+		old:  "if why := wholefile.Obstacle(dir); why != \"\" {", new: "if why := wholefile.Obstacle(dir); why != \"\" && false {",
 		pkg: "./train", run: "^TestOutBelowAFile$",
 	}, {
 		bug:  "a long name leaves no room for a temporary one",

@@ -64,8 +64,8 @@ type metricsLog struct {
 // belong to a run that this one replaces, and are cut off. While the files are open no other run
 // can write to the directory.
 func openMetrics(dir string, from int) (*metricsLog, error) {
-	if at := wholefile.Obstacle(dir); at != "" {
-		return nil, &InputError{What: "out", Msg: fmt.Sprintf("%s cannot be a directory: %s is a file", dir, at)}
+	if why := wholefile.Obstacle(dir); why != "" {
+		return nil, &InputError{What: "out", Msg: fmt.Sprintf("%s cannot be a directory: %s", dir, why)}
 	}
 	if err := os.MkdirAll(dir, 0o777); err != nil {
 		return nil, fmt.Errorf("train: %w", err)

@@ -296,7 +296,7 @@ func (r *run) loop(ctx context.Context) error {
 	defer waste.restore()
 	evaluates := r.Config.Train.EvalOnly // evaluate once, at whatever step the run is
 	first := r.result.Steps
-	for it := first; it < r.last || evaluates; it++ {
+	for it := r.result.Steps; it < r.last || evaluates; it++ {
 		waste.between()
 		if err := r.pollCheckpoints(); err != nil {
 			return err

@@ -120,16 +120,19 @@ func (f *File) Discard() error {
 	return errors.Join(os.Remove(f.Name()), f.Close())
 }
 
-// Obstacle returns what keeps dir from being made: dir itself or a path above it that is there and
-// no directory. It returns "" if nothing does.
+// Obstacle says what keeps dir from being made: dir itself or a path above it that is a file, or a
+// link to nothing. It returns "" if nothing does.
 func Obstacle(dir string) string {
 	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
+		to, noLink := os.Readlink(at)
 		switch {
 		case err == nil && !info.IsDir():
-			return at
+			return at + " is a file"
 		case err == nil || at == filepath.Dir(at):
 			return ""
+		case noLink == nil && !errors.Is(err, fs.ErrPermission):
+			return fmt.Sprintf("%s is a link to %s, which leads nowhere", at, to)
 		}
 	}
 }

@@ -72,13 +72,19 @@ func TestLongNames(t *testing.T) {
 	}
 }
 
-// TestObstacle: a file where a directory is to be made, or above it.
+// TestObstacle: a file where a directory is to be made, or above it, or a link that leads nowhere.
 func TestObstacle(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	link, good, loop := filepath.Join(dir, "link"), filepath.Join(dir, "good"), filepath.Join(dir, "loop")
+	require.NoError(t, os.Symlink("gone", link))
+	require.NoError(t, os.Symlink(dir, good))
+	require.NoError(t, os.Symlink("loop", loop))
 	for path, want := range map[string]string{
-		dir: "", filepath.Join(dir, "a", "b"): "", file: file, filepath.Join(file, "a", "b"): file, "": "", "/": "",
+		dir: "", filepath.Join(dir, "a", "b"): "", file: file + " is a file", filepath.Join(file, "a", "b"): file + " is a file", "": "", "/": "",
+		link: link + " is a link to gone, which leads nowhere", filepath.Join(link, "a"): link + " is a link to gone, which leads nowhere",
+		loop: loop + " is a link to loop, which leads nowhere", good: "", filepath.Join(good, "a"): "",
 	} {
 		require.Equal(t, want, Obstacle(path), path)
 	}

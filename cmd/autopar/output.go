@@ -76,16 +76,16 @@ func mayBeFile(flag, out string) error {
 	if info, err := os.Stat(out); err == nil && info.IsDir() {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
 	}
-	if at := wholefile.Obstacle(filepath.Dir(out)); at != "" {
-		return usagef("%s %s cannot be written: %s is a file", flag, out, at)
+	if why := wholefile.Obstacle(filepath.Dir(out)); why != "" {
+		return usagef("%s %s cannot be written: %s", flag, out, why)
 	}
 	return nil
 }
 
-// mayBeDirectory refuses an output directory if it, or one above it, is a file.
+// mayBeDirectory refuses an output directory if it, or one above it, is a file or a link to nothing.
 func mayBeDirectory(flag, dir string) error {
-	if at := wholefile.Obstacle(dir); at != "" {
-		return usagef("%s %s cannot be a directory: %s is a file", flag, dir, at)
+	if why := wholefile.Obstacle(dir); why != "" {
+		return usagef("%s %s cannot be a directory: %s", flag, dir, why)
 	}
 	return nil
 }
