@@ -230,6 +230,9 @@ func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bo
 	}
 	if err != nil {
 		tcp.Close()
+		if ctx.Err() != nil && errors.Is(err, net.ErrClosed) { // the end of ctx has closed it
+			err = errors.New("who is there has taken the connection and says nothing: it waits for others, or is not of this job")
+		}
 		return nil, refused, err
 	}
 	return conn, false, nil

@@ -397,6 +397,12 @@ func TestLate(t *testing.T) {
 	_, err := launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Regexp(t, "rank 1 of 2 has no answer of rank 0 at "+addr+` after \d+\.\d s: context deadline exceeded: .+$`, err)
+	mute, err := net.Listen("tcp", "127.0.0.1:0") // the system takes connections for it
+	require.NoError(t, err)
+	defer mute.Close()
+	_, err = launch.Join(short(), launch.Place{Rank: 1, World: 2, Addr: mute.Addr().String()})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Regexp(t, "has no answer of rank 0 at "+mute.Addr().String()+` after \d+\.\d s: context deadline exceeded: who is there has taken the connection and says nothing: `, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)

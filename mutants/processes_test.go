@@ -15,6 +15,11 @@ func inTheProcesses() []mutant {
 		old:  "if m.Arenas > m.Free {", new: "if all[rank].Arenas > m.Free {",
 		pkg: "./train", run: "^TestArenasHaveRoom$",
 	}, {
+		bug:  "a port that is mute is not said to be",
+		file: "launch/join.go",
+		old:  "if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {", new: "if ctx.Err() == nil && errors.Is(err, net.ErrClosed) {",
+		pkg: "./launch", run: "^TestLate$",
+	}, {
 		bug:  "a restart leaves a global batch out",
 		file: "train/run.go",
 		old:  "for it := r.result.Steps; ", new: "for it := r.result.Steps + min(1, r.result.Steps); ",
