@@ -3,6 +3,7 @@ package runtime_test
 import (
 	"context"
 	"errors"
+	"os"
 	"testing"
 	"time"
 
@@ -135,4 +136,23 @@ func TestPostedInVain(t *testing.T) {
 	_, err = e.Step(context.Background(), prog, in)
 	require.Regexp(t, `^rank 0, step 0, fwd mb=2, send \S+@send1: waited 1s for rank 1; rank 1 is at fwd mb=0, `, err)
 	require.ErrorContains(t, e.Close(), "hangs")
+}
+
+// TestMemoryComesFirst: arenas that do not fit are refused before the tasks are loaded, which takes minutes for many ranks.
+func TestMemoryComesFirst(t *testing.T) {
+	if _, known := runtime.ReadHostMemory(os.DirFS("/")); !known {
+		t.Skip("this system does not say how much memory is free")
+	}
+	cfg := config()
+	cfg.NEmbd = cfg.NHead << 18 // some 100 TiB
+	g, err := gpt.TrainStep(cfg, optimizer, batch, seqLen)
+	require.NoError(t, err)
+	prog, err := codegen.Compile(g, oneRank.plan(), batch, nil)
+	require.NoError(t, err)
+	prog.Schedules[0].Tasks = nil // which cannot be loaded
+	b, err := cpu.New(cpu.Options{})
+	require.NoError(t, err)
+	_, err = runtime.New(prog, b, runtime.Options{})
+	var short *runtime.MemoryError
+	require.ErrorAs(t, err, &short)
 }

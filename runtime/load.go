@@ -114,6 +114,14 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if n := len(prog.Schedules); n != e.Ranks() {
 		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
+	for _, r := range e.here { // first, as to load the tasks of many ranks takes minutes
+		stage := prog.Stages[prog.Schedules[r.id].Stage]
+		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
+			if err := r.device.Alloc(Space(space), bytes); err != nil {
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
+			}
+		}
+	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
@@ -144,14 +152,6 @@ func (e *Executor) Add(prog *codegen.Program) error {
 			at.word = len(p.words[at.rank])
 			p.words[at.rank] = append(p.words[at.rank], at.offset)
 			p.scalars = append(p.scalars, at)
-		}
-	}
-	for _, r := range e.here {
-		stage := prog.Stages[prog.Schedules[r.id].Stage]
-		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
-			if err := r.device.Alloc(Space(space), bytes); err != nil {
-				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
-			}
 		}
 	}
 	if err := e.agree(prog); err != nil {
