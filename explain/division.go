@@ -13,7 +13,8 @@ import (
 // Division is what the reported plan costs if tensor-parallel products and the collectives next to them are made in a
 // number of parts, everything else unchanged. Times are those of the busiest rank.
 type Division struct {
-	Parts       int     `json:"parts"` // 1 is whole
+	Parts       int     `json:"parts"`                 // 1 is whole
+	Empty       int     `json:"empty_parts,omitempty"` // those beyond the rows of a micro-batch
 	Chosen      bool    `json:"chosen"`
 	StepSeconds float64 `json:"step_seconds"`
 	// Exposed is the time of tensor-parallel communication that nothing runs beside, Kernels that of the kernels of all
@@ -51,7 +52,7 @@ func (r *Report) Divide() error {
 		divided = divided || inParts(x.prog)
 		p := x.Prediction
 		d := Division{
-			Parts: max(1, plan.TPPieces), Chosen: chosen, StepSeconds: p.StepSeconds, Exposed: p.Terms[termTensor].Seconds,
+			Parts: max(1, plan.TPPieces), Empty: plan.EmptyPieces(), Chosen: chosen, StepSeconds: p.StepSeconds, Exposed: p.Terms[termTensor].Seconds,
 			Kernels: p.Terms[termBlocks].Seconds + p.Terms[termHead].Seconds + p.Terms[termRecompute].Seconds, Launches: p.Binds[cost.Launch].Seconds, Beside: p.Overlapped,
 		}
 		for _, st := range x.prog.Stages {
@@ -94,12 +95,12 @@ func (d *Division) reason(other *Division) string {
 		less("exposed communication over tp", other.Exposed, d.Exposed), less("kernels", other.Kernels, d.Kernels), signed(d.Launches-other.Launches))
 }
 
-// Words says how products are made: "whole" or "in 4 parts".
+// Words says how products are made: "whole", "in 4 parts" or "in 4 parts (1 empty)".
 func (d Division) Words() string {
 	if d.Parts == 1 {
 		return "whole"
 	}
-	return fmt.Sprintf("in %d parts", d.Parts)
+	return "in " + PiecesText("parts", d.Parts, d.Empty)
 }
 
 // divisionsText prints the chosen division beside the others.

@@ -155,13 +155,22 @@ func shardedText(p *partition.Plan) string {
 		text += ", overlap of p2p"
 	}
 	if p.TPPieces > 1 {
-		text += fmt.Sprintf(", tp in %d pieces", p.TPPieces)
+		text += ", tp in " + PiecesText("pieces", p.TPPieces, p.EmptyPieces())
 	}
 	if p.LossSlices > 1 {
 		text += fmt.Sprintf(", the loss in %d slices", p.LossSlices)
 	}
 	if p.Offload.Moves() {
 		text += ", offload " + p.Offload.String()
+	}
+	return text
+}
+
+// PiecesText counts parts of which some may have no rows: "4 pieces (2 empty)".
+func PiecesText(name string, n, empty int) string {
+	text := fmt.Sprintf("%d %s", n, name)
+	if empty > 0 {
+		text += fmt.Sprintf(" (%d empty)", empty)
 	}
 	return text
 }

@@ -78,6 +78,7 @@ func TestDivisions(t *testing.T) {
 		require.Equal(t, d.Parts == r.prog.Plan.TPPieces, d.Chosen)
 		require.Equal(t, []float64{p.StepSeconds, p.Terms[termTensor].Seconds, p.Overlapped, p.Binds[cost.Launch].Seconds}, []float64{d.StepSeconds, d.Exposed, d.Beside, d.Launches})
 		require.Equal(t, other.peak(), d.PeakBytes)
+		require.Equal(t, plan.EmptyPieces(), d.Empty)
 		rest := p.Bubble + p.Terms[termGradients].Seconds + p.Terms[termParameters].Seconds + p.Terms[termTransfers].Seconds + p.Terms[termOptimizer].Seconds
 		require.InEpsilon(t, d.StepSeconds, d.Exposed+d.Kernels+rest, 1e-9)
 	}
@@ -88,6 +89,13 @@ func TestDivisions(t *testing.T) {
 	require.NoError(t, r.Summary(&text))
 	require.Contains(t, text.String(), "are made in 3 parts:")
 	require.Contains(t, text.String(), " than whole: exposed communication over tp ")
+
+	few := *r.prog.Plan
+	few.TPPieces, few.MicroBatch = 4, 2
+	require.Equal(t, "in 4 parts (2 empty)", Division{Parts: 4, Empty: few.EmptyPieces()}.Words())
+	require.Contains(t, PlanText(&few), ", tp in 4 pieces (2 empty)")
+	few.SequenceParts = 2
+	require.NotContains(t, PlanText(&few), "empty")
 
 	plan := *r.prog.Plan
 	plan.TPPieces = 1 // written out

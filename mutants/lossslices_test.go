@@ -35,8 +35,8 @@ func inLossSlices() []mutant {
 		pkg: "./planner", run: "^TestGradientsInSlices$",
 	}, {
 		bug: "every slice of the loss communicates what one would do for all", how: "the gradient of the head is reduced under ZeRO 2",
-		file: "partition/apply.go",
-		old:  "sliceLoss(work, p.LossSlices, p.ZeRO >= 2)", new: "sliceLoss(work, p.LossSlices, false)",
+		file: "partition/lossslices.go",
+		old:  "early: p.ZeRO >= 2,", new: "early: false,",
 		pkg: "./codegen", run: "^TestLossSlicesReduceOnce$",
 	}, {
 		bug: "every slice of the loss communicates what one would do for all", how: "its weight is copied from the host",

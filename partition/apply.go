@@ -52,7 +52,7 @@ func apply(g *ir.Graph, p *Plan, batch int, blocks []string, lone bool) (*ir.Gra
 	if err := sequenceParts(work, p); err != nil {
 		return nil, err
 	}
-	if err := sliceLoss(work, p.LossSlices, p.ZeRO >= 2); err != nil {
+	if err := sliceLoss(work, p); err != nil {
 		return nil, err
 	}
 	if err := context(work, p); err != nil {

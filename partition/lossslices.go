@@ -16,12 +16,13 @@ import (
 // becomes part of the backward pass.
 //
 // A sum that only the update reads is made there, so that its terms are first accumulated over micro-batches. But
-// from ZeRO stage 2 on each micro-batch reduces its gradients. With early all sums are made in the pass, so that
+// from ZeRO stage 2 on each micro-batch reduces its gradients. Then all sums are made in the pass, so that
 // it reduces that of the head once, not once for every slice.
 //
 // Like context parallelism it is a rewrite of the graph: nothing later, from placement to prices, needs to know
 // about it, and [codegen.CheckEquivalent] proves the result from the signatures of the ops.
-func sliceLoss(g *ir.Graph, parts int, early bool) error {
+func sliceLoss(g *ir.Graph, p *Plan) error {
+	parts := p.LossSlices
 	if parts <= 1 {
 		return nil
 	}
@@ -34,10 +35,14 @@ func sliceLoss(g *ir.Graph, parts int, early bool) error {
 		return planErrorf("loss_slices", "%s is %s %s, want the product of a head, of positions of sequences; use loss_slices 0", logits.Name(), logits.Def.Op, logits.Type)
 	}
 	if tokens := logits.Type.Shape[1]; tokens%parts != 0 {
-		return planErrorf("loss_slices", "%d slices of sequences of %d tokens are not equal; the nearest that are: %s", parts, tokens, NearestGroups(tokens, parts))
+		of := "sequences"
+		if p.SequenceParts > 1 {
+			of = "sequence parts"
+		}
+		return planErrorf("loss_slices", "%d slices of %s of %d tokens are not equal; the nearest that are: %s", parts, of, tokens, NearestGroups(tokens, parts))
 	}
 	s := &lossSlicer{
-		graph: g, parts: parts, early: early, logits: logits.Def,
+		graph: g, parts: parts, early: p.ZeRO >= 2, logits: logits.Def,
 		roles: map[*ir.Value]sliceRole{}, now: map[*ir.Value]*ir.Value{}, terms: map[*ir.Value][]*ir.Value{},
 	}
 	if err := s.find(g); err != nil {
@@ -57,7 +62,7 @@ func SliceLoss(g *ir.Graph, parts int) (*ir.Graph, error) {
 		return g, nil
 	}
 	work, _ := g.Clone()
-	return work, sliceLoss(work, parts, false)
+	return work, sliceLoss(work, &Plan{LossSlices: parts})
 }
 
 // sliceRole says what becomes of a value that the head makes.

@@ -463,6 +463,10 @@ func TestPlansRefused(t *testing.T) {
 			p.CP, p.PlanNGPUs, p.RuntimeNGPUs, p.DP, p.SequenceParts, p.TP = 2, 12, 12, 1, 3, 6
 		},
 			"sequence_parts: cp 2 x tp 6 ranks cannot share a part of 11 tokens; want 0"},
+		"slices of parts": {func(p *partition.Plan) {
+			p.DP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParts, p.LossSlices = 1, 2, 2, 11, 2
+		},
+			"loss_slices: 2 slices of sequence parts of 3 tokens are not equal; the nearest that are: 3"},
 		"sequence":  {func(p *partition.Plan) { p.TP, p.PlanNGPUs, p.RuntimeNGPUs, p.SequenceParallel = 1, 2, 2, true }, "sequence_parallel: needs tp of at least 2"},
 		"selective": {func(p *partition.Plan) { p.Stages[0].Recompute, p.Stages[0].Selective = 1, 2 }, "stages[0].selective: is 2 besides 1 recomputed, of 2 blocks"},
 		"pointwise": {func(p *partition.Plan) { p.Stages[0].Selective, p.Stages[0].Pointwise = 1, 2 }, "stages[0].pointwise: is 2 besides 1 recomputed more, of 2 blocks"},

@@ -383,6 +383,9 @@ func (p *Plan) MicroBatchesOn(mesh ir.Mesh, batch int, at ir.Coord) int {
 	return (sequences(mesh, batch, at) + p.MicroBatch - 1) / p.MicroBatch
 }
 
+// EmptyPieces is how many of TPPieces have no rows of a micro-batch.
+func (p *Plan) EmptyPieces() int { return max(0, p.TPPieces-p.MicroBatch*max(1, p.SequenceParts)) }
+
 // sequences returns how many sequences of a batch the ranks at a mesh position have.
 func sequences(mesh ir.Mesh, batch int, at ir.Coord) int {
 	for i, a := range mesh.Axes {

@@ -87,7 +87,7 @@ func choices(doc *planner.Document) [][]string {
 		about = append(about, []string{"overlap of p2p", "stages go on while what they send is on its way"})
 	}
 	if p.TPPieces > 1 {
-		in := fmt.Sprintf("products and collectives of tp next to them, in %d parts of ", p.TPPieces)
+		in := fmt.Sprintf("products and collectives of tp next to them, in %s of ", explain.PiecesText("parts", p.TPPieces, p.EmptyPieces()))
 		switch {
 		case p.SequenceParts > 1:
 			in += "each sequence"
