@@ -125,7 +125,10 @@ func (c *dataPrepareCmd) corpus(ctx context.Context) (data.Corpus, error) {
 }
 
 func corpusText(c data.Corpus) string {
-	text := c.Name + ", " + c.Source
+	text := c.Name
+	if c.Source != c.Name { // a text of one's own is its source
+		text += ", " + c.Source
+	}
 	if c.Reason != "" {
 		text += " (" + c.Reason + ")"
 	}

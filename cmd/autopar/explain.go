@@ -90,7 +90,7 @@ func (c *explainCmd) unseen() error {
 	picture := c.Format == "svg" || c.Format == "png"
 	part := c.Rank != nil || c.Why != "" || c.given()
 	whole := !part && (c.Format == "text" || c.Format == "json" || c.Format == "html")
-	const reports = "--format text, json or html of the whole plan"
+	const reports = "--format text, json or html of the whole plan as it is, without --rank, --why, --cluster and --set"
 	for _, flag := range []struct {
 		name         string
 		given, shown bool

@@ -29,8 +29,13 @@ func (c *sampleCmd) Run(ctx context.Context, con *console) error {
 	if c.Start != nil {
 		start = *c.Start
 	}
-	return train.Sample(ctx, train.SampleOptions{
+	err := train.Sample(ctx, train.SampleOptions{
 		From: c.From, Start: start, NumSamples: c.NumSamples, MaxNewTokens: c.MaxNewTokens,
 		Temperature: c.Temperature, TopK: c.TopK, Seed: c.Seed, DataDir: c.Data, Note: con.note,
 	}, con.stdout)
+	var bad *train.InputError
+	if c.Start == nil && as(err, &bad) && bad.What == "start" {
+		return usagef("sample: a text begins with a line break if --start does not say otherwise: %v", err)
+	}
+	return err
 }
