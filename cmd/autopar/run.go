@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
 	"time"
@@ -47,8 +48,8 @@ autopar run plan.json --steps 4000 --resume`
 // check looks at the flags of a command that need no plan.
 func (c *runCmd) check(command string) error {
 	switch {
-	case c.Steps != nil && *c.Steps < 1:
-		return usagef("%s: --steps is %d, must be at least 1", command, *c.Steps)
+	case c.Steps != nil && (*c.Steps < 1 || *c.Steps > math.MaxInt32): // as many as a step can count
+		return usagef("%s: --steps is %d, must be between 1 and %d", command, *c.Steps, math.MaxInt32)
 	case c.Resume && c.InitFrom != "scratch": // launch passes either --resume or --init-from
 		return usagef("%s: --resume goes on with the weights of the checkpoint and cannot be used with --init-from %s", command, c.InitFrom)
 	case c.Timeout <= 0:
