@@ -8,6 +8,11 @@ func inTheAnswers() []mutant {
 		old:  "[]codegen.Task{tasks[0], tasks[len(tasks)-1]}", new: "[]codegen.Task{tasks[0], tasks[0]}",
 		pkg: "./cmd/autopar", run: "^FuzzCommandsAgree$",
 	}, {
+		bug:  "parts without rows are told as if they had some",
+		file: "partition/plan.go",
+		old:  "max(0, p.TPPieces-p.MicroBatch*max(1, p.SequenceParts))", new: "0",
+		pkg: "./explain", run: "^TestDivisions$",
+	}, {
 		bug: "what parts hide is told of the plan as it is", how: "the number of parts is not changed",
 		file: "planner/pieces.go",
 		old:  "q.TPPieces, q.SequenceParts = n, 0", new: "q.SequenceParts = 0",
