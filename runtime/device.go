@@ -145,7 +145,8 @@ type Checker interface {
 	Check(k *Kernel) error
 }
 
-// Hosted is a Device whose arenas lie in host memory that the system allocates on first write.
+// Hosted is a Device whose arenas lie in host memory that the system allocates on first write. The
+// executor asks for these before it loads a program, for those of other devices after.
 type Hosted interface {
 	// Unwritten is how many bytes the arenas will add to the memory in use once all of them has
 	// been written. It assumes that none of it has been written yet.

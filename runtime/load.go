@@ -114,13 +114,8 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if n := len(prog.Schedules); n != e.Ranks() {
 		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
-	for _, r := range e.here { // first, as to load the tasks of many ranks takes minutes
-		stage := prog.Stages[prog.Schedules[r.id].Stage]
-		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
-			if err := r.device.Alloc(Space(space), bytes); err != nil {
-				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
-			}
-		}
+	if err := e.alloc(prog, true); err != nil { // first, as to load the tasks of many ranks takes minutes
+		return err
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
@@ -154,6 +149,9 @@ func (e *Executor) Add(prog *codegen.Program) error {
 			p.scalars = append(p.scalars, at)
 		}
 	}
+	if err := e.alloc(prog, false); err != nil { // last, as GPUs then prepare for all kernels that they were asked about
+		return err
+	}
 	if err := e.agree(prog); err != nil {
 		return e.fail(err)
 	}
@@ -161,6 +159,22 @@ func (e *Executor) Add(prog *codegen.Program) error {
 		return err
 	}
 	e.programs[prog] = p
+	return nil
+}
+
+// alloc makes the arenas of the devices that are [Hosted], or of those that are not.
+func (e *Executor) alloc(prog *codegen.Program, hosted bool) error {
+	for _, r := range e.here {
+		if _, is := r.device.(Hosted); is != hosted {
+			continue
+		}
+		stage := prog.Stages[prog.Schedules[r.id].Stage]
+		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
+			if err := r.device.Alloc(Space(space), bytes); err != nil {
+				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
+			}
+		}
+	}
 	return nil
 }
 

@@ -192,5 +192,7 @@ func TestPiecesOfNothing(t *testing.T) {
 	doc.Plan.SequenceParts = 4
 	require.Equal(t, "products and collectives of tp next to them, in 4 parts of each sequence", said())
 	doc.Plan.SequenceParts, doc.Plan.MicroBatch = 0, 2
+	require.Equal(t, "products and collectives of tp next to them, in 4 parts (2 empty) of the sequences", said())
+	doc.Plan.MicroBatch = 4
 	require.Equal(t, "products and collectives of tp next to them, in 4 parts of the sequences", said())
 }
