@@ -5,6 +5,11 @@ package mutants
 func inTheProcesses() []mutant {
 	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
 	return []mutant{{
+		bug:  "minutes go by before memory that is not there is refused",
+		file: "runtime/load.go",
+		old:  "e.alloc(prog, true)", new: "e.alloc(prog, false)",
+		pkg: "./runtime", run: "^TestMemoryComesFirst$",
+	}, {
 		bug: "ranks take more memory than there is", how: "each fits alone",
 		file: "runtime/cpu/device.go",
 		old:  "bytes > b.free-b.taken {", new: "bytes > b.free {",
