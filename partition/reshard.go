@@ -172,7 +172,9 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 			// When axes gather different dimensions, outer axes, whose links may be slower, go first, while the
 			// value is smaller.
 			smaller := j < i && gathers(cur[j], to[j]) && gathers(cur[i], to[i]) && cur[j] != cur[i]
-			waits = waits || inner || outer || smaller
+			// A sum that all have is made of the shares, once there are some.
+			ofShares := sums(cur[i], to[i]) && cur[j].Kind == ir.Partial && to[j].Kind == ir.Shard
+			waits = waits || inner || outer || smaller || ofShares
 		}
 		if !waits {
 			return i
@@ -183,6 +185,9 @@ func nextAxis(mesh ir.Mesh, cur, to ir.ShardSpec) int {
 
 // gathers reports whether a sharded value becomes replicated.
 func gathers(from, to ir.Placement) bool { return from.Kind == ir.Shard && to.Kind == ir.Replicate }
+
+// sums reports whether a partial value becomes replicated.
+func sums(from, to ir.Placement) bool { return from.Kind == ir.Partial && to.Kind == ir.Replicate }
 
 // meets reports whether two placements shard the same dimension.
 func meets(a, b ir.Placement) bool { return a.Kind == ir.Shard && a == b }
