@@ -85,6 +85,7 @@ type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
 	way     cost.Picoseconds // of all, up to the send of the gradient to the position before
+	late    cost.Picoseconds // of all, sums of gradients that with overlap come when these are reduced: nothing waits for them
 	weight  cost.Picoseconds // of all, weight gradients, which a zero-bubble schedule makes in a pass of its own
 	ahead   cost.Picoseconds // of all, what recomputation may do before the gradient arrives
 	update  cost.Picoseconds // once a step
@@ -105,6 +106,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].all += u[i].all
 		sum[i].forward += u[i].forward
 		sum[i].way += u[i].way
+		sum[i].late += u[i].late
 		sum[i].weight += u[i].weight
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
@@ -116,6 +118,14 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].delays += u[i].delays
 	}
 	return sum
+}
+
+// stream takes over what the communication stream does.
+func (t *workTimes) stream(of *workTimes) {
+	for i := range t {
+		x, y := &t[i], &of[i]
+		x.gathers, x.regathers, x.reduces, x.once, x.delays = y.gathers, y.regathers, y.reduces, y.once, y.delays
+	}
 }
 
 // add adds the time of an instruction.
@@ -137,6 +147,9 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	}
 	if in.Node.Op != ir.OpAccumulate && !in.Delayed { // with overlap gradients are added up, and cast for that, after the send
 		part.way += time
+	}
+	if in.Delayed {
+		part.late += time
 	}
 	if in.ahead {
 		part.ahead += time
@@ -587,7 +600,11 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 		of.shared = of.work.sharedTimes(&plan, s.waysOf(p.outline), s.rates.Program(&plan, plan.Mesh(s.batch)), s.batch)
 	}
 	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size, place int, at spot) workTimes {
-		return of.work.at(sizeOn{size, at, inOrder(schedule), 0, false}, s.batch).plus(&of.shared[place])
+		t := of.work.at(sizeOn{size, at, inOrder(schedule), 0, false}, s.batch).plus(&of.shared[place])
+		if o := p.outline; o.overlap && s.trunkFor(o, lone) != nil {
+			t.stream(s.moved(o, s.waysOf(o).places[place], lone))
+		}
+		return t
 	}), nil
 }
 

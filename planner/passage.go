@@ -74,7 +74,7 @@ func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * 
 // finish is the time from the last backward pass at the first position to the end of the step, where that position does an
 // update of its blocks.
 func (p *passage) finish(update cost.Picoseconds) cost.Picoseconds {
-	return max(update+p.ends.first, p.ends.after)
+	return update + p.ends.first
 }
 
 // recomputing is the number of backward passes in which memory makes as much recomputation necessary.
@@ -150,6 +150,7 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 	if p.more != nil {
 		even = s.evenOf(p.outline, p.m)
 	}
+	blocks := s.graphs.blocks
 	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
 	stream := s.streamed(p, &p.first[inBlock])
 	within := stream.within(false, false) // of the stages between the first and the last
@@ -160,11 +161,13 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		time := p.recomputing()*recomputed + p.all(inBlock, its.blocks) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.update(its.blocks)
 		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
-		time += p.exposed(&p.last, at)
 		tasks := p.chunks // of a micro-batch, in each direction
 		if tasks == anyChunks {
 			tasks = 2
 		}
+		more := recomputed + cost.Picoseconds(tasks)*within
+		forward, backward := p.streamed(at, its.blocks, more)
+		time += forward + max(backward, p.exposed(&p.last, at), p.outlastEven(at, its.blocks, blocks, more))
 		switch at {
 		case 0:
 			time, tasks = time+p.all(beforeBlocks, 1)-p.update(its.blocks)+p.finish(p.update(its.blocks)), tasks-1
@@ -194,6 +197,52 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	return max(0, last[inBlock].once-last[inBlock].delays-after) // what delays the position while it waits delays nothing
 }
 
+// streamed is how much longer the streams of a position with some blocks take than its forward passes do in order, and than its
+// backward passes, the last of which completes gradients. more is what a micro-batch adds to the work in order.
+func (p *passage) streamed(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
+	m := cost.Picoseconds(p.m - 1)
+	add := func(part int, n cost.Picoseconds) {
+		x, y := &p.first[part], &p.last[part]
+		forward += n * (m*(x.gathers-x.forward) + y.gathers - y.forward)
+		backward += n * (m*(x.regathers+x.reduces-x.all+x.forward) + y.regathers + y.reduces - y.all + y.forward + y.once - y.closing)
+	}
+	add(inBlock, cost.Picoseconds(some))
+	switch at {
+	case 0:
+		add(beforeBlocks, 1)
+	case p.pp - 1:
+		add(afterBlocks, 1)
+	}
+	more = cost.Picoseconds(p.m) * (more + p.sent[whole][at].all)
+	return max(0, forward-more), max(0, backward-more)
+}
+
+// outlastEven is what exposed says, of an interleaved schedule of so many blocks, of which the position has some. From the first pass on that
+// completes gradients, the last one of the last chunk, the position runs no forward pass, and of the others at most one group of
+// micro-batches through all its chunks. Then its stream has all to do that it does once. more is what a micro-batch adds to the work in order.
+func (p *passage) outlastEven(at, some, blocks int, more cost.Picoseconds) cost.Picoseconds {
+	if p.chunks == anyChunks {
+		return 0
+	}
+	const one = cost.Picoseconds(1)
+	late, n, stages := cost.Picoseconds((p.m-1)%p.pp+1), cost.Picoseconds(some), p.stages()
+	least, most := late*n-(late-1)*cost.Picoseconds((blocks+stages-1)/stages), late*n-(late-1)*cost.Picoseconds(blocks/stages) // blocks that they go through
+	order, stream := late*(more+p.sent[whole][at].all), cost.Picoseconds(0)
+	add := func(part int, least, most, once cost.Picoseconds) {
+		x, y := &p.first[part], &p.last[part]
+		order += most*(x.all-x.forward) + once*y.closing
+		stream += least*(y.regathers+y.reduces) + once*y.once
+	}
+	add(inBlock, least, most, n)
+	switch at {
+	case 0:
+		add(beforeBlocks, one, late, one)
+	case p.pp - 1:
+		add(afterBlocks, one, one, one)
+	}
+	return max(0, stream-order)
+}
+
 // alone is the time of the first micro-batch through all positions and back, if nothing else kept them busy.
 func (s *searcher) alone(p *passage) cost.Picoseconds {
 	way := func(t *partTimes) cost.Picoseconds {
@@ -211,7 +260,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [4]chain
+	chains  [5]chain
 	flights int // micro-batches in flight
 }
 
@@ -295,7 +344,9 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 //     backward pass of micro-batch m-1 goes on to position 0, which updates;
 //   - update: the same, but i itself updates once its work is done;
 //   - busy: all that i does in order;
-//   - beside: all that the communication stream of i does.
+//   - beside: all that the communication stream of i does;
+//   - outlast: all passes of i but the last one, each by what it does in order or by its stream; then the stream of the last
+//     pass, with all that it does once, and the update, which waits for it.
 func (s *searcher) positions(p *passage) []position {
 	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
 	split := p.schedule == partition.ZeroBubble
@@ -345,7 +396,7 @@ func (s *searcher) positions(p *passage) []position {
 			x.flights = rooms[at][0].Slots
 		}
 		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at)) // forward passes that are left after that
-		through, update, busy, beside := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3]
+		through, update, busy, beside, outlast := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3], &x.chains[4]
 		// At least so many blocks, besides its own, are not before the position; for the first position all blocks.
 		after := cost.Picoseconds(p.pp - 1 - at)
 		if at == 0 {
@@ -418,8 +469,56 @@ func (s *searcher) positions(p *passage) []position {
 		exposed := p.exposed(last, at)
 		update.fixed += exposed
 		busy.fixed += exposed
+		*outlast = p.outlast(at, busy.passes)
 	}
 	return all
+}
+
+// outlast is the chain of a position that outlasts its passes: see positions. recomputing says in how many backward passes
+// recomputation counts beside all work in order.
+func (p *passage) outlast(at int, recomputing cost.Picoseconds) chain {
+	first, last := p.at(at)
+	split := p.schedule == partition.ZeroBubble
+	// completes is the pass that completes gradients, in order and on the stream; others is the rest of the work of a micro-batch.
+	completes := func(t *partTimes) (order, stream cost.Picoseconds) {
+		if split {
+			return t.weight, t.reduces
+		}
+		return t.all - t.forward, t.regathers + t.reduces
+	}
+	gathers := first[inBlock].gathers > first[inBlock].forward
+	others := func(t *partTimes) cost.Picoseconds {
+		order, _ := completes(t)
+		if gathers {
+			return t.all - order - t.forward + t.gathers
+		}
+		return t.all - order
+	}
+	order, stream := completes(&first[inBlock])
+	streams := stream > order
+	sum := func(part int) cost.Picoseconds {
+		a, b := &first[part], &last[part]
+		each, stream := completes(a)
+		if streams {
+			each = stream
+		}
+		_, final := completes(b)
+		return cost.Picoseconds(p.m-1)*(others(a)+each) + others(b) + final + b.once
+	}
+	c := chain{block: sum(inBlock) + last[inBlock].update - last[inBlock].closing}
+	switch at {
+	case 0:
+		c.fixed = sum(beforeBlocks) + p.ends.first
+	case p.pp - 1:
+		c.fixed = sum(afterBlocks) + p.ends.last
+	}
+	switch {
+	case split:
+		c.passes = recomputing
+	case !streams:
+		c.passes = cost.Picoseconds(p.m - 1)
+	}
+	return c
 }
 
 // sends returns, by position of an outline, the time to send a micro-batch of a size forward and its gradient back: all of it is
@@ -438,16 +537,7 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 	}
 	trunk := s.trunk(o)
 	mesh := trunk.meshOf(size, s.batch)
-	price := way.transfers[o.chunks]
-	if price == nil {
-		plan := *way.plan
-		plan.ZeROGroup, plan.Stages = 0, make([]partition.Stage, o.stages())
-		if o.chunks > 1 {
-			plan.Interleave = o.chunks
-		}
-		price = s.rates.Program(&plan, mesh)
-		way.transfers[o.chunks] = price
-	}
+	price := s.transfers(o, way, mesh)
 	for _, n := range s.sending(trunk, o) {
 		hop := n.Attr.(ir.P2PAttr).Stage - n.Stage
 		for at := range o.pp {
@@ -470,6 +560,21 @@ func (s *searcher) sends(o outline, way *ways, size int) []partTimes {
 		}
 	}
 	return all
+}
+
+// transfers prices what the positions of an outline send each other. The mesh may be that of any micro-batch size.
+func (s *searcher) transfers(o outline, way *ways, mesh ir.Mesh) *cost.Program {
+	price := way.transfers[o.chunks]
+	if price == nil {
+		plan := *way.plan
+		plan.ZeROGroup, plan.Stages = 0, make([]partition.Stage, o.stages())
+		if o.chunks > 1 {
+			plan.Interleave = o.chunks
+		}
+		price = s.rates.Program(&plan, mesh)
+		way.transfers[o.chunks] = price
+	}
+	return price
 }
 
 // sending lists the transfers of a micro-batch between two stages of a trunk, none where it cannot be cut in two.

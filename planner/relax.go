@@ -309,44 +309,82 @@ func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
 	}
 }
 
-// movedAtEnds adds what the streams of an outline with overlap do before the blocks of a pass and after them.
-func (s *searcher) movedAtEnds(o outline, trunk *work, collective func(ir.Op, int64) cost.Picoseconds, t *workTimes) {
+// movedAtEnds adds what the streams of an outline with overlap do before the blocks of a pass and after them. Positions that
+// hand each other their gradients of a table sum those in the update: see endsOf.
+func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) {
 	ranks, tp := s.shardedOver(o), trunk.mesh.Axis(partition.AxisTP)
+	groups := s.replicas(o) * o.cp / ranks
+	var once [modelParts]struct{ whole, cut, shares int64 } // bytes that are summed once, in one bucket at most
 	for _, v := range trunk.persistentOf(s.batch).ends {
-		bytes := v.bytes
+		bytes, cut := v.bytes, partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		if v.value.Spec[tp].Kind != ir.Shard {
 			bytes /= int64(o.sharers(1))
 		}
-		if partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) < 0 {
+		collective := func(op ir.Op) cost.Picoseconds { return s.collective(o, trunk, way, op, bytes) }
+		if cut && o.zero == 3 && v.first {
+			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, collective(ir.OpAllGather))
+		}
+		if cut && o.zero == 3 && v.again {
+			t[afterBlocks].regathers = max(t[afterBlocks].regathers, collective(ir.OpAllGather))
+		}
+		if v.frozen {
 			continue
 		}
-		gather := collective(ir.OpAllGather, bytes)
-		if o.zero == 3 && v.first {
-			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, gather)
+		if cut && o.zero >= 2 {
+			reduce := collective(ir.OpReduceScatter)
+			if v.first {
+				t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, reduce)
+			}
+			if v.again {
+				t[afterBlocks].reduces = max(t[afterBlocks].reduces, reduce)
+			}
+			continue
 		}
-		if o.zero == 3 && v.again {
-			t[afterBlocks].regathers = max(t[afterBlocks].regathers, gather)
+		if v.first && v.again && o.pp > 1 {
+			continue
 		}
-		if o.zero >= 2 && v.first && !v.frozen {
-			t[beforeBlocks].reduces = max(t[beforeBlocks].reduces, collective(ir.OpReduceScatter, bytes))
+		part := afterBlocks
+		if v.first {
+			part = beforeBlocks
 		}
-		if o.zero >= 2 && v.again && !v.frozen {
-			t[afterBlocks].reduces = max(t[afterBlocks].reduces, collective(ir.OpReduceScatter, bytes))
+		if x := &once[part]; o.zero == 0 || !cut {
+			x.whole += bytes
+			x.shares += bytes
+		} else {
+			x.cut += bytes
+			x.shares += bytes / int64(ranks)
+		}
+	}
+	for part := range once {
+		x := &once[part]
+		if x.whole > 0 {
+			t[part].once += s.collective(o, trunk, way, ir.OpAllReduce, x.whole)
+		}
+		if x.cut > 0 {
+			t[part].once += s.collective(o, trunk, way, ir.OpReduceScatter, x.cut)
+		}
+		if x.shares > 0 && groups > 1 {
+			t[part].once += way.further(x.shares, groups)
 		}
 	}
 }
 
 // ends are lower bounds of what the ends of a pipeline do in their update for tables outside of blocks, whose gradients
-// data-parallel ranks sum: in order at the first and at the last position, and from the last backward pass at the first
-// position to the end of the step.
-type ends struct{ first, last, after cost.Picoseconds }
+// data-parallel ranks sum, in order at the first and at the last position.
+type ends struct{ first, last cost.Picoseconds }
+
+// endsKey is what ends depend on besides the degrees.
+type endsKey struct {
+	movedKey
+	chunks int
+}
 
 // endsOf returns the ends of an outline of several positions. Positions that both have a table hand each other their gradients of it before they
 // are summed, under ZeRO stages 0 and 1, or each its share. What overlap hides is left out: it hides no sum of what was
 // handed over.
 func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 	o.pieces = 0 // whatever they are
-	key := movedKey{o.sharding, lone}
+	key := endsKey{movedKey{o.sharding, lone}, o.chunks}
 	if known := way.ends[key]; known != nil {
 		return known
 	}
@@ -374,38 +412,42 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 				return 0
 			case o.zero == 0:
 				return collective(ir.OpAllReduce)
-			case cut && o.zero == 1 && o.overlap:
-				return collective(ir.OpReduceScatter)
 			case cut && o.zero == 1:
-				return collective(ir.OpReduceScatter) + collective(ir.OpAllGather)
+				time := collective(ir.OpReduceScatter)
+				if groups := s.replicas(o) * o.cp / ranks; groups > 1 {
+					time += at.further(bytes/int64(ranks), groups)
+				}
+				if !o.overlap {
+					time += collective(ir.OpAllGather)
+				}
+				return time
 			case cut && o.zero == 2 && !o.overlap:
 				return collective(ir.OpAllGather)
 			}
 			return 0
 		}
-		if v.first {
-			x.first += sum(first)
-		}
-		if !v.again {
-			continue
-		}
-		end := sum(last)
-		x.last += end
+		hand := cost.Picoseconds(0) // a position does nothing else while it sends
 		if both && way.plan != nil && !s.rates.Crowded(o.pp) {
+			shared := bytes
 			if o.zero >= 2 {
-				bytes /= int64(ranks)
+				shared /= int64(ranks)
 			}
-			x.after = max(x.after, way.prices[0].Hand(bytes, 0, o.pp-1)+end)
+			hand = s.transfers(o, way, trunk.meshOf(s.batch, s.batch)).Hand(shared, 0, o.pp-1)
+		}
+		if v.first {
+			x.first += hand + sum(first)
+		}
+		if v.again {
+			x.last += hand + sum(last)
 		}
 	}
-	x.after = max(x.after, x.first)
 	return x
 }
 
 // collective is the least time of a collective over context-parallel and data-parallel ranks at a place. The latter have the
 // share of one of the former, except of a sum that all have.
 func (s *searcher) collective(o outline, trunk *work, at *ways, op ir.Op, bytes int64) cost.Picoseconds {
-	time := trunk.overContext(op, bytes, at.spots[0])
+	time := trunk.over(partition.AxisCP, op, bytes, at.spots[0])
 	if op != ir.OpAllReduce {
 		bytes /= int64(o.cp)
 	}
@@ -434,9 +476,17 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	collective := func(op ir.Op, bytes int64) cost.Picoseconds { return s.collective(o, trunk, way, op, bytes) }
 	// Bytes of a block that are communicated in one bucket: those that are gathered for a pass or reduced beside it, and those
 	// of the update, except in a pipeline (see codegen's join).
-	var gathered [ir.NumPhases]int64
-	scattered, shares := int64(0), int64(0)
-	joined, reduced, renewed := map[ir.Op]int64{}, map[ir.Op]int64{}, int64(0)
+	var gathered [ir.NumPhases]traffic
+	var scattered, renewed traffic
+	joined, reduced, shares := map[ir.Op]int64{}, map[ir.Op]traffic{}, int64(0)
+	// on is the time of a collective on the stream.
+	on := func(op ir.Op, x traffic) cost.Picoseconds {
+		time := collective(op, x.bytes)
+		if x.overTP > 0 {
+			time += trunk.over(partition.AxisTP, op, x.overTP, way.spots[0])
+		}
+		return time
+	}
 	// inPasses adds what stands in order before a weight is read, in each pass that reads it.
 	inPasses := func(v *blockParam, time cost.Picoseconds) {
 		if v.read[ir.Forward] {
@@ -458,10 +508,15 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.persistentOf(s.batch).params {
-		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {
-			v.bytes /= int64(o.sharers(1)) // whether they are shared out before they are communicated, or after
+		dim := partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape)
+		cut, all := o.zero > 0 && dim >= 0, traffic{bytes: v.bytes}
+		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard && o.sharers(1) > 1 {
+			v.bytes /= int64(o.tp) // whether they are shared out before they are communicated, or after
+			all.bytes = v.bytes
+			if cut && shardsFurther(o.tp, dim, v.like) {
+				all.overTP = v.bytes * int64(o.tp)
+			}
 		}
-		cut := o.zero > 0 && partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape) >= 0
 		part := v.bytes
 		if cut {
 			part /= int64(ranks)
@@ -471,7 +526,7 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas*o.cp == 1:
 		case v.gradient && cut && o.zero >= 2 && o.overlap:
-			scattered += v.bytes
+			scattered = scattered.plus(all)
 			shares += part
 		case v.gradient && cut && o.zero >= 2:
 			reduce := collective(ir.OpReduceScatter, v.bytes)
@@ -481,21 +536,21 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		case cut && o.zero == 3 && o.overlap:
 			for pass := range gathered {
 				if v.read[pass] {
-					gathered[pass] += v.bytes
+					gathered[pass] = gathered[pass].plus(all)
 				}
 			}
 		case cut && o.zero == 3:
 			inPasses(&v, collective(ir.OpAllGather, v.bytes))
 		case v.frozen: // it is not updated
-		case o.overlap && o.zero == 0:
-			reduced[ir.OpAllReduce] += v.bytes
-		case o.overlap && cut:
+		case o.overlap && !cut:
+			reduced[ir.OpAllReduce] = reduced[ir.OpAllReduce].plus(all)
+			shares += part
+		case o.overlap:
 			if o.zero == 1 {
-				reduced[ir.OpReduceScatter] += v.bytes
+				reduced[ir.OpReduceScatter] = reduced[ir.OpReduceScatter].plus(all)
 				shares += part
 			}
-			renewed += v.bytes
-		case o.overlap:
+			renewed = renewed.plus(all)
 		case o.zero == 0:
 			once(ir.OpAllReduce, v.bytes)
 		case cut && o.zero == 1:
@@ -509,8 +564,8 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		}
 	}
 	for _, pass := range []ir.Phase{ir.Forward, ir.Backward} {
-		if gathered[pass] > 0 {
-			gather := collective(ir.OpAllGather, gathered[pass])
+		if gathered[pass].bytes > 0 {
+			gather := on(ir.OpAllGather, gathered[pass])
 			each.all += way.slows(gather)
 			each.ahead += 2 * way.slows(gather) // the first two may be given to the stream before what the pass receives arrives
 			if pass == ir.Forward {
@@ -522,10 +577,10 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		}
 	}
 	if o.overlap && replicas*o.cp > 1 {
-		s.movedAtEnds(o, trunk, collective, &t)
+		s.movedAtEnds(o, trunk, way, &t)
 	}
-	if scattered > 0 {
-		reduce := collective(ir.OpReduceScatter, scattered)
+	if scattered.bytes > 0 {
+		reduce := on(ir.OpReduceScatter, scattered)
 		each.reduces += reduce
 		each.all += way.slows(reduce)
 		each.weight += way.slows(reduce)
@@ -535,7 +590,7 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	}
 	var reduces []cost.Picoseconds
 	for op, bytes := range reduced {
-		reduces = append(reduces, collective(op, bytes))
+		reduces = append(reduces, on(op, bytes))
 	}
 	if groups := replicas * o.cp / ranks; groups > 1 && shares > 0 {
 		reduces = append(reduces, way.further(shares, groups))
@@ -546,17 +601,34 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		each.closing += way.slows(reduce)
 		each.delays += way.slows(reduce)
 	}
-	if renewed > 0 {
-		gather := collective(ir.OpAllGather, renewed)
+	if renewed.bytes > 0 {
+		gather := on(ir.OpAllGather, renewed)
 		each.update = max(each.update+way.slows(gather), gather)
 	}
 	way.moved[key] = &t
 	return &t
 }
 
-// overContext is the least time of a collective of what ZeRO shards, or of gradients, over context-parallel ranks.
-func (w *work) overContext(op ir.Op, bytes int64, at spot) cost.Picoseconds {
-	axis := w.mesh.Axis(partition.AxisCP)
+// traffic is bytes of a block that one collective moves over data-parallel ranks, and of those it is made of, or becomes, what one moves
+// over tensor-parallel ranks.
+type traffic struct{ bytes, overTP int64 }
+
+func (t traffic) plus(u traffic) traffic { return traffic{t.bytes + u.bytes, t.overTP + u.overTP} }
+
+// shardsFurther reports whether a weight that ZeRO shards in a dimension over data-parallel ranks is sharded in another over so many
+// tensor-parallel ranks, if these share it.
+func shardsFurther(tp, dim int, v *ir.Value) bool {
+	for d, size := range v.Type.Shape {
+		if d != dim && size >= tp && !v.Spec.Shards(d) {
+			return tp > 1
+		}
+	}
+	return false
+}
+
+// over is the least time of a collective of what ZeRO shards, or of gradients, over the ranks of an axis of the trunk: nothing without it.
+func (w *work) over(name string, op ir.Op, bytes int64, at spot) cost.Picoseconds {
+	axis := w.mesh.Axis(name)
 	if axis < 0 {
 		return 0
 	}

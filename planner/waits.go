@@ -13,12 +13,13 @@ import "github.com/autopar/autopar/planner/cost"
 type streamed struct {
 	gather, regather, reduce cost.Picoseconds // in the forward pass, in the backward pass
 	slow                     struct{ gather, regather, reduce cost.Picoseconds }
+	late                     cost.Picoseconds // sums of gradients: see [partTimes]
 }
 
 // streamed returns that of an outline, from the times of a block.
 func (s *searcher) streamed(p *passage, block *partTimes) streamed {
 	way := s.waysOf(p.outline)
-	x := streamed{gather: block.gathers, regather: block.regathers, reduce: block.reduces}
+	x := streamed{gather: block.gathers, regather: block.regathers, reduce: block.reduces, late: block.late}
 	x.slow.gather, x.slow.regather, x.slow.reduce = way.slows(x.gather), way.slows(x.regather), way.slows(x.reduce)
 	return x
 }
@@ -37,16 +38,16 @@ func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split boo
 	)
 	forward = max(0, before.gathers+least-order)
 
-	first, each, last := after.all-after.forward, block.all-block.forward, before.all-before.forward
+	first, each, last := after.all-after.forward-after.late, block.all-block.forward-block.late, before.all-before.forward-before.late
 	blocks = n*each + recomputed
-	order = first + blocks + last
+	order = after.all - after.forward + n*(block.all-block.forward) + recomputed + before.all - before.forward
 	if split { // the gradients of weights have a pass of their own
 		return forward, max(0, n*(x.regather+x.reduce)-order)
 	}
 	// Nothing hides the first gather and the last reduction. Between them: all in order; the head, then all but one gather and
 	// all reductions; or the head and all blocks, then the reduction of the last one.
 	least = max(
-		order-x.slow.regather,
+		first+blocks+last-x.slow.regather,
 		max(first, x.regather)+max(0, n-1)*x.regather+n*x.reduce,
 		first+blocks-x.slow.regather-x.slow.reduce+max(x.reduce, last),
 	)
@@ -57,17 +58,17 @@ func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split boo
 // the pass does everything in order.
 func (x *streamed) last(t *workTimes, n, recomputed cost.Picoseconds) cost.Picoseconds {
 	before, block, after := &t[beforeBlocks], &t[inBlock], &t[afterBlocks]
-	first := after.all - after.forward
-	order := first + n*(block.all-block.forward) + before.all - before.forward + recomputed
+	first := after.all - after.forward - after.late
+	order := after.all - after.forward + n*(block.all-block.forward) + before.all - before.forward + recomputed
 	closing := before.closing + n*block.closing + after.closing
-	return max(0, after.regathers+max(first, x.regather)+max(0, n-1)*x.regather+n*(x.reduce+block.once)+before.reduces-order-closing)
+	return max(0, after.regathers+max(first, x.regather)+max(0, n-1)*x.regather+n*(x.reduce+block.once)+after.once+before.reduces+before.once-order-closing)
 }
 
 // within is how long a forward and a backward pass of a stage wait: for their first gathers, and the last reduction, where
 // nothing outside of blocks stands beside them, as the embedding does at the first stage and the head at the last one.
 func (x *streamed) within(first, last bool) (wait cost.Picoseconds) {
 	if !first {
-		wait += max(0, x.gather-2*x.slow.gather) + x.reduce - x.slow.reduce
+		wait += max(0, x.gather-2*x.slow.gather) + max(0, x.reduce-x.slow.reduce-x.late)
 	}
 	if !last {
 		wait += max(0, x.regather-2*x.slow.regather)

@@ -53,11 +53,19 @@ func TestWaitsAreNoLonger(t *testing.T) {
 		work[afterBlocks] = partTimes{forward: after, regathers: head}
 		forward := pass(false, segmentOf(before, false, first, 0), segmentOf(block, true, x.gather, 0), segmentOf(after, false, 0, 0))
 		before, block, after = 1+draw(90), 1+draw(90), 1+draw(90)
-		work[beforeBlocks].all = work[beforeBlocks].forward + before
-		work[inBlock].all = work[inBlock].forward + block + x.slow.regather + x.slow.reduce
-		work[afterBlocks].all = work[afterBlocks].forward + after
-		middle := [2]*flow{pass(false, forward.segments[kept][1]), pass(true, segmentOf(block, true, x.regather, x.reduce))}
-		backward := pass(true, segmentOf(after, false, head, 0), segmentOf(block, true, x.regather, x.reduce), segmentOf(before, false, 0, last))
+		if r.IntN(8) == 0 {
+			for i := range work {
+				work[i].late = draw(60)
+			}
+		}
+		x.late = work[inBlock].late
+		work[beforeBlocks].all = work[beforeBlocks].forward + before + work[beforeBlocks].late
+		work[inBlock].all = work[inBlock].forward + block + x.slow.regather + x.slow.reduce + x.late
+		work[afterBlocks].all = work[afterBlocks].forward + after + work[afterBlocks].late
+		ofBlock, ofHead, ofTable := segmentOf(block, true, x.regather, x.reduce), segmentOf(after, false, head, 0), segmentOf(before, false, 0, last)
+		ofTable.sums, ofBlock.sums, ofHead.sums = work[beforeBlocks].late, work[inBlock].late, work[afterBlocks].late
+		middle := [2]*flow{pass(false, forward.segments[kept][1]), pass(true, ofBlock)}
+		backward := pass(true, ofHead, ofBlock, ofTable)
 		for n := 1; n < 6; n++ {
 			blocks := cost.Picoseconds(n)
 			ahead, back := x.alone(&work, blocks, 0, false)
@@ -92,6 +100,7 @@ func workOf(f *flow, n int) (sum cost.Picoseconds) {
 		for _, x := range s.items {
 			sum += x.time
 		}
+		sum += s.sums
 		for _, times := range [][]cost.Picoseconds{s.gathers, s.reduces, s.further} {
 			for _, time := range times {
 				sum += f.slows(time)

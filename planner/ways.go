@@ -37,7 +37,7 @@ type ways struct {
 	transfers map[int]*cost.Program // what prices its transfers, by chunks per rank
 
 	moved map[movedKey]*workTimes // see [searcher.moved]
-	ends  map[movedKey]*ends      // see [searcher.endsOf]
+	ends  map[endsKey]*ends       // see [searcher.endsOf]
 	sent  map[sendKey][]partTimes // see [searcher.sends]
 }
 
@@ -74,7 +74,7 @@ func (s *searcher) waysOf(o outline) *ways {
 		return w
 	}
 	if o.ranks == anywhere {
-		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[movedKey]*workTimes{}, ends: map[movedKey]*ends{}}
+		w = &ways{prices: s.trunk(o).prices, anywhere: cmp.Or(o.group, s.replicas(o)), moved: map[movedKey]*workTimes{}, ends: map[endsKey]*ends{}}
 		w.places, w.spots = []*ways{w}, anySpot
 		s.orders[key] = w
 		return w
@@ -85,7 +85,7 @@ func (s *searcher) waysOf(o outline) *ways {
 	}
 	mesh := p.Mesh(s.batch)
 	price := s.rates.Program(p, mesh)
-	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), ends: map[movedKey]*ends{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
+	w = &ways{text: price.Ways(), dp: mesh.Axis(partition.AxisDP), rep: mesh.Axis(partition.AxisRep), ends: map[endsKey]*ends{}, sent: map[sendKey][]partTimes{}, plan: p, transfers: map[int]*cost.Program{}}
 	type place struct {
 		kinds  cost.Kinds
 		groups [ir.MaxAxes]cost.Group
