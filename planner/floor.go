@@ -120,11 +120,14 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 	return sum
 }
 
-// stream takes over what the communication stream does.
-func (t *workTimes) stream(of *workTimes) {
+// stream takes over what the communication stream does; of reductions only if all are there. (ZeRO may take shares of gradients that all
+// tensor-parallel ranks hold whole, and reduce these in order.)
+func (t *workTimes) stream(of *workTimes, reduces bool) {
 	for i := range t {
 		x, y := &t[i], &of[i]
-		x.gathers, x.regathers, x.reduces, x.once, x.delays = y.gathers, y.regathers, y.reduces, y.once, y.delays
+		if x.gathers, x.regathers = y.gathers, y.regathers; reduces {
+			x.reduces, x.once, x.delays = y.reduces, y.once, y.delays
+		}
 	}
 }
 
@@ -602,7 +605,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size, place int, at spot) workTimes {
 		t := of.work.at(sizeOn{size, at, inOrder(schedule), 0, false}, s.batch).plus(&of.shared[place])
 		if o := p.outline; o.overlap && s.trunkFor(o, lone) != nil {
-			t.stream(s.moved(o, s.waysOf(o).places[place], lone))
+			t.stream(s.moved(o, s.waysOf(o).places[place], lone), o.zero == 0 || o.replicate == "" || o.batch)
 		}
 		return t
 	}), nil

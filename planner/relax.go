@@ -513,7 +513,8 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard && o.sharers(1) > 1 {
 			v.bytes /= int64(o.tp) // whether they are shared out before they are communicated, or after
 			all.bytes = v.bytes
-			if cut && shardsFurther(o.tp, dim, v.like) {
+			// Gradients may be whole on each of them, unless they share the batch.
+			if whole := v.gradient && !o.batch; cut && !whole && shardsFurther(o.tp, dim, v.like) {
 				all.overTP = v.bytes * int64(o.tp)
 			}
 		}
@@ -547,7 +548,11 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			shares += part
 		case o.overlap:
 			if o.zero == 1 {
-				reduced[ir.OpReduceScatter] = reduced[ir.OpReduceScatter].plus(all)
+				sum := all
+				if !o.batch {
+					sum.overTP = 0
+				}
+				reduced[ir.OpReduceScatter] = reduced[ir.OpReduceScatter].plus(sum)
 				shares += part
 			}
 			renewed = renewed.plus(all)
