@@ -343,6 +343,11 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 	for size := range 2 {
 		forward, backward, weight := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size), p.body(i, ir.WeightGrad, size)
 		w.forward[size], w.backward[size], w.weight[size] = forward.busy(), backward.busy(), weight.busy()
+		if p.spared != nil {
+			for e := range extents {
+				w.weight[size].block[e] -= p.spared[i]
+			}
+		}
 		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
 		w.leads.forward[size], w.leads.backward[size], w.leads.weight[size] = forward.leads(), backward.leads(), weight.leads()
 	}

@@ -229,7 +229,7 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 	if !c.fitsShells() {
 		return c
 	}
-	if c.rough = c.shelled() && schedule != partition.ZeroBubble; c.rough {
+	if c.rough = c.shelled(); c.rough {
 		p.stages = skel.times(size, schedule)
 		c.least = p.leastKept()
 	} else if c.mayFit() {
@@ -241,11 +241,14 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 
 // leastKept bounds plans with any recomputation by the times of blocks that recompute nothing. A
 // block that is recomputed takes no less, except for what its recomputation does before its
-// gradient has arrived. (Under zero-bubble schedules recomputation also saves work on gradients of
-// weights, so that the bound does not hold for them.)
+// gradient has arrived, and for what it spares in a pass for weight gradients: at most all that
+// is done there beside their products.
 func (p *pipeline) leastKept() cost.Picoseconds {
 	q := *p
 	q.memory = make([]stageMemory, len(p.stages)) // unlimited
+	if p.template.Schedule == partition.ZeroBubble {
+		q.spared = p.besideProducts()
+	}
 	least := newBounds(&q, 1<<62, Options{Recompute: RecomputeNone}, nil).best()
 	for i := range p.stages {
 		ahead := [2]cost.Picoseconds{}
@@ -257,6 +260,29 @@ func (p *pipeline) leastKept() cost.Picoseconds {
 		least -= max(ahead[whole], ahead[rest])
 	}
 	return least
+}
+
+// besideProducts returns, by stage, what a block does in order in the pass for weight gradients beside products.
+func (p *pipeline) besideProducts() []cost.Picoseconds {
+	under, _ := p.skel.under(p.template.Schedule)
+	phase := ir.Backward
+	if under.of.plan.Schedule == partition.ZeroBubble {
+		phase = ir.WeightGrad
+	}
+	all := make([]cost.Picoseconds, len(p.stages))
+	for i := range all {
+		if i > 0 && p.stages[i] == p.stages[i-1] {
+			all[i] = all[i-1]
+			continue
+		}
+		instrs := under.prices(kept, i, phase, rest, under.mesh(p.template.MicroBatch), ir.Coord{})
+		for _, x := range under.pass(instrs, ir.WeightGrad) {
+			if under.of.ofBlock[x.Node] && !x.Async && x.Node.Op != ir.OpMatMul {
+				all[i] += x.time
+			}
+		}
+	}
+	return all
 }
 
 // mayFit reports whether the pipeline may fit with any recomputation that is searched. It compiles

@@ -26,12 +26,13 @@ type pipeline struct {
 	microBatches int
 	stages       []*stageTimes // nil until they are priced
 	memory       []stageMemory
-	room         []codegen.Chunk // by stage: its slots and inboxes
-	early        []int           // by position: see earlyForwards
-	frame        *frame          // of the simulation; nil until it is needed
-	most         extent          // as in [skeleton]
-	measured     bool            // see measureApart
-	headless     bool            // see leaveHead
+	room         []codegen.Chunk    // by stage: its slots and inboxes
+	early        []int              // by position: see earlyForwards
+	frame        *frame             // of the simulation; nil until it is needed
+	most         extent             // as in [skeleton]
+	measured     bool               // see measureApart
+	headless     bool               // see leaveHead
+	spared       []cost.Picoseconds // by stage, of a block in a pass for weight gradients: see leastKept. nil is nothing
 }
 
 // frame is what all simulations of a pipeline share: processes, tasks and channels. Only times differ from cut to cut.

@@ -18,7 +18,7 @@ func (c *costCase) boundsPutOff(t *testing.T) {
 	require.True(t, c.replicate != "" || x.shelled())
 	p := x.pipe
 	p.stages = few.times(c.b, c.schedule)
-	if c.chunks == 1 && c.schedule != partition.ZeroBubble {
+	if c.chunks == 1 {
 		require.LessOrEqual(t, p.leastKept(), c.time, "%s: time without recomputation", c)
 	}
 	p.memory = x.shells()

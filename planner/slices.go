@@ -290,6 +290,10 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 		}
 	}
 	for _, last := range all {
+		if c.roomy(last) {
+			c.laid[last.blocks] = true
+			continue
+		}
 		first := c.pipe.skel.blocks - last.blocks
 		plan := c.pipe.plan(append(evenCut(first, last.stage, func(int) extent { return kept }), last.recomputed.stage(first, last.blocks)))
 		if c.search.fits(plan, last.stage) {
@@ -299,6 +303,42 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 		}
 	}
 	return len(all) > 0
+}
+
+// roomy reports whether a stage surely fits: half of the limit has room for all its buffers, each in a place of its own. That
+// needs no program of so many blocks. (The other half is more than an evaluation needs, whose values a step has, too.)
+func (c *cutter) roomy(t tried) bool {
+	s, limit := c.pipe.skel, c.search.limit/2
+	if t.recomputed.counts(t.blocks)[kept] < t.blocks {
+		return false
+	}
+	if s.lacks != nil {
+		limit -= s.lacks[t.stage]
+	}
+	of, room := s.of, &c.pipe.room[t.stage]
+	position, _ := of.plan.Position(s.like[t.stage])
+	mesh := s.mesh(c.pipe.template.MicroBatch)
+	st := of.prog(kept).Stages[position]
+	for i := range st.Buffers {
+		b := &st.Buffers[i]
+		if b.View || b.Region == codegen.Host {
+			continue
+		}
+		bytes := align(mesh.LocalElems(b.Value.Type.Shape, b.Value.Spec, ir.Coord{}) * b.Value.Type.DType.Size())
+		if b.Value.Def.Block() != "" {
+			bytes *= int64(t.blocks)
+		}
+		switch b.Region {
+		case codegen.Slot:
+			bytes *= int64(room.Slots)
+		case codegen.Inbox:
+			bytes *= int64(room.Inboxes)
+		}
+		if limit -= bytes; limit < 0 {
+			return false
+		}
+	}
+	return true
 }
 
 // leaveHead reduces the memory of the last position to what it has with any number of slices: that of blocks, and what lasts.
