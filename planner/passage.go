@@ -152,14 +152,17 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 	}
 	blocks := s.graphs.blocks
 	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
-	stream := s.streamed(p, &p.first[inBlock])
-	within := stream.within(false, false) // of the stages between the first and the last
 	for at, its := range even.at {
+		first, last := p.at(at)
+		stream := s.streamed(p, &first[inBlock])
+		within := stream.within(false, false) // of the stages between the first and the last
 		recomputed := p.more.time(its.blocks, its.flights)
 		if recomputed == never {
 			return never
 		}
-		time := p.recomputing()*recomputed + p.all(inBlock, its.blocks) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.update(its.blocks)
+		own := func(part int) cost.Picoseconds { return cost.Picoseconds(p.m-1)*first[part].all + last[part].all }
+		n, update := cost.Picoseconds(its.blocks), cost.Picoseconds(its.blocks)*last[inBlock].update
+		time := p.recomputing()*recomputed + n*own(inBlock) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update
 		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 		tasks := p.chunks // of a micro-batch, in each direction
 		if tasks == anyChunks {
@@ -167,12 +170,12 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		more := recomputed + cost.Picoseconds(tasks)*within
 		forward, backward := p.streamed(at, its.blocks, more)
-		time += forward + max(backward, p.exposed(&p.last, at), p.outlastEven(at, its.blocks, blocks, more))
+		time += forward + max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))
 		switch at {
 		case 0:
-			time, tasks = time+p.all(beforeBlocks, 1)-p.update(its.blocks)+p.finish(p.update(its.blocks)), tasks-1
+			time, tasks = time+own(beforeBlocks)-update+p.finish(update), tasks-1
 		case p.pp - 1:
-			time, tasks = time+p.all(afterBlocks, 1)+p.ends.last, tasks-1
+			time, tasks = time+own(afterBlocks)+p.ends.last, tasks-1
 		}
 		time += cost.Picoseconds(p.m*tasks) * within
 		bound = max(bound, time)
@@ -201,8 +204,9 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 // backward passes, the last of which completes gradients. more is what a micro-batch adds to the work in order.
 func (p *passage) streamed(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
 	m := cost.Picoseconds(p.m - 1)
+	first, last := p.at(at)
 	add := func(part int, n cost.Picoseconds) {
-		x, y := &p.first[part], &p.last[part]
+		x, y := &first[part], &last[part]
 		forward += n * (m*(x.gathers-x.forward) + y.gathers - y.forward)
 		backward += n * (m*(x.regathers+x.reduces-x.all+x.forward) + y.regathers + y.reduces - y.all + y.forward + y.once - y.closing)
 	}
@@ -225,11 +229,12 @@ func (p *passage) outlastEven(at, some, blocks int, more cost.Picoseconds) cost.
 		return 0
 	}
 	const one = cost.Picoseconds(1)
+	first, last := p.at(at)
 	late, n, stages := cost.Picoseconds((p.m-1)%p.pp+1), cost.Picoseconds(some), p.stages()
 	least, most := late*n-(late-1)*cost.Picoseconds((blocks+stages-1)/stages), late*n-(late-1)*cost.Picoseconds(blocks/stages) // blocks that they go through
 	order, stream := late*(more+p.sent[whole][at].all), cost.Picoseconds(0)
 	add := func(part int, least, most, once cost.Picoseconds) {
-		x, y := &p.first[part], &p.last[part]
+		x, y := &first[part], &last[part]
 		order += most*(x.all-x.forward) + once*y.closing
 		stream += least*(y.regathers+y.reduces) + once*y.once
 	}

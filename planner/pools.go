@@ -161,17 +161,7 @@ func (s *searcher) leastOn(o outline, way *ways, size int, schedule partition.Sc
 	if !flows && len(s.cluster.Pools) == 0 {
 		return s.busy(o, m, schedule, s.least(p))
 	}
-	bound := s.flow(p)
-	if o.chunks > 1 && len(p.each) > 0 { // stages are even
-		mine := make([]cost.Picoseconds, o.pp)
-		for i, st := range evenCut(s.graphs.blocks, o.stages(), func(int) extent { return kept }) {
-			first, last := p.at(i % o.pp)
-			block := cost.Picoseconds(m-1)*first[inBlock].all + last[inBlock].all + last[inBlock].update
-			mine[i%o.pp] += cost.Picoseconds(st.Last-st.First) * block
-		}
-		bound = max(bound, slices.Max(mine))
-	}
-	return bound
+	return s.flow(p)
 }
 
 // spotsOf lists where the positions of an outline may lie, and notes in a passage where each does.
