@@ -6,6 +6,56 @@ func inTheBounds() []mutant {
 	const first = "^TestCostIsSimulation$/^seed_12$"
 	const all = "^TestCostIsSimulation$/^seed_44$"
 	return []mutant{{
+		bug: "a sum of whole gradients where shares would do", how: "all ranks sum before they cut",
+		file: "partition/reshard.go",
+		old:  "|| smaller || ofShares", new: "|| smaller || ofShares && false",
+		pkg: "./partition", run: "^TestPathSumsShares$",
+	}, {
+		bug: "a floor that rules out little", how: "the last pass does what others do, and sums nothing",
+		file: "planner/passage.go",
+		old:  "others(b) + final + b.once", new: "others(b) + final",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor that rules out little", how: "refined floors have no stream",
+		file: "planner/floor.go",
+		old:  "if o := p.outline; o.overlap &&", new: "if o := p.outline; false &&",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor that rules out little", how: "nobody sums the tables outside of blocks",
+		file: "planner/waits.go",
+		old:  "+before.reduces+before.once-order", new: "+before.reduces-order",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor that rules out little", how: "interleaved streams sum beside all passes",
+		file: "planner/passage.go",
+		old:  "p.exposed(last, at), p.outlastEven(", new: "p.exposed(last, at), 0*p.outlastEven(",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor that rules out little", how: "interleaved passes take what they do in order",
+		file: "planner/passage.go",
+		old:  "time += forward + max(backward, ", new: "time += 0*forward + max(0*backward, ",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor that rules out little", how: "tensor-parallel ranks gather nothing of what they share",
+		file: "planner/relax.go",
+		old:  "\t\t\tif whole := v.gradient && !o.batch; cut &&", new: "\t\t\tif whole := v.gradient && !o.batch; false &&",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor above what plans take", how: "sums that come late hide nothing",
+		file: "planner/waits.go",
+		old:  "max(0, x.reduce-x.slow.reduce-x.late)", new: "max(0, x.reduce-x.slow.reduce)",
+		pkg: "./planner", run: "^TestWaitsAreNoLonger$",
+	}, {
+		bug: "a floor above what plans take", how: "all ranks have a term of a gradient that they hold whole",
+		file: "planner/relax.go",
+		old:  "\t\t\t\tif !o.batch {\n\t\t\t\t\tsum.overTP = 0", new: "\t\t\t\tif false {\n\t\t\t\t\tsum.overTP = 0",
+		pkg: "./planner", run: "^TestRankOrderSearchIsExact$",
+	}, {
+		bug: "a stage that does not fit taken for one that does", how: "blocks have one of all buffers together",
+		file: "planner/slices.go",
+		old:  "bytes *= int64(t.blocks)", new: "bytes *= 1",
+		pkg: "./planner", run: all,
+	}, {
 		bug: "a bound of blocks that recompute nothing too high", how: "what recomputation does ahead takes time after the gradient",
 		file: "planner/cut.go",
 		old:  "least -= max(ahead[whole], ahead[rest])", new: "least -= 0 * max(ahead[whole], ahead[rest])",
@@ -313,17 +363,17 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "ranks that have shares of a tied table's gradient hand over all of it",
 		file: "planner/relax.go",
-		old:  "if o.zero >= 2 {\n\t\t\t\tbytes /=", new: "if false {\n\t\t\t\tbytes /=",
+		old:  "if o.zero >= 2 {\n\t\t\t\tshared /=", new: "if false {\n\t\t\t\tshared /=",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
 		bug: "a floor above what plans take", how: "a frozen table has a gradient that its stages exchange",
 		file: "planner/relax.go",
-		old:  "if v.frozen {\n\t\t\tcontinue", new: "if false {\n\t\t\tcontinue",
+		old:  "if v.frozen {\n\t\t\tcontinue\n\t\t}\n\t\tbytes, cut", new: "if false {\n\t\t\tcontinue\n\t\t}\n\t\tbytes, cut",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
 		bug: "floors far below what plans take", how: "the first position hands no gradient of a tied table to the last one",
-		file: "planner/passage.go",
-		old:  "max(update+p.ends.first, p.ends.after)", new: "update + p.ends.first",
+		file: "planner/relax.go",
+		old:  "x.first += hand + sum(first)", new: "x.first += sum(first)",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
 		bug: "a price that depends on what was looked at before", how: "a program of one data-parallel rank stands for those of several, where ZeRO shards alike",

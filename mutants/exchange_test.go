@@ -66,7 +66,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "tensor-parallel ranks reduce the whole of gradients that they share",
 		file: "planner/relax.go",
-		old:  "o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard {", new: "o.zero > 0 && v.value.Spec[tp].Kind == ir.Replicate {",
+		old:  "o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard &&", new: "o.zero > 0 && v.value.Spec[tp].Kind == ir.Replicate &&",
 		pkg: "./planner", run: "^TestFloorsOfLargeModels$",
 	}, {
 		bug: "every block gathers the table that is cut by columns", how: "what a block reads is always gathered again by the next",

@@ -571,6 +571,19 @@ func TestPathReachesEverySpec(t *testing.T) {
 	}
 }
 
+// TestPathSumsShares: what all ranks of an axis need summed, and others as shares, is first cut into shares: the sum is then of those.
+func TestPathSumsShares(t *testing.T) {
+	mesh := ir.Mesh{Axes: []ir.Axis{{Name: "cp", Size: 4}, {Name: "rep", Size: 8}, {Name: "dp", Size: 2}}}
+	from := ir.ShardSpec{ir.PartialOf(ir.Sum), ir.PartialOf(ir.Sum), ir.PartialOf(ir.Sum)}
+	steps, err := partition.Path(mesh, from, ir.ShardSpec{ir.ShardOn(0), {}, ir.ShardOn(0)})
+	require.NoError(t, err)
+	var names []string
+	for _, s := range steps {
+		names = append(names, s.Op.String()+" "+s.Attr.Axis)
+	}
+	require.Equal(t, []string{"reduce_scatter cp", "reduce_scatter dp", "all_reduce rep"}, names)
+}
+
 func partialFromShard(from, to ir.ShardSpec) bool {
 	for a := range from {
 		if from[a].Kind == ir.Shard && to[a].Kind == ir.Partial {

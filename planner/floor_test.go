@@ -296,6 +296,52 @@ func TestFloorsOfEnds(t *testing.T) {
 	}
 }
 
+// TestFloorsOfStreams: where links between nodes are slow, plans with overlap take hardly more than their floors, whatever the
+// schedule: most of the time their streams sum and gather.
+func TestFloorsOfStreams(t *testing.T) {
+	t.Parallel()
+	const batch = 48
+	c := gpt.Config{
+		NLayer: 8, NHead: 12, NEmbd: 192, BlockSize: 64, VocabSize: 960, Bias: true,
+		Activation: gpt.GELU, Norm: gpt.LayerNorm, Position: gpt.Learned, Float: ir.BF16,
+	}
+	on := cluster(t, "v100-32g")
+	on.InterNode.Bandwidth /= 200
+	on.Device.LaunchOverhead, on.Device.Efficiency.Beside = 0, 0
+	opts, err := Options{RuntimeNGPUs: 32}.on(on, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, on, opts)
+	for _, x := range []struct {
+		name     string
+		degrees  degrees
+		sharding sharding
+		chunks   int
+		schedule partition.Schedule
+		share    float64 // of what the even cut takes that the floor has
+	}{
+		{"sums of the last pass", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.OneFOneB, 0.9},
+		{"sums of the last pass for weight gradients", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.ZeroBubble, 0.95},
+		{"sums between ZeRO groups", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 1, group: 4}, 1, partition.OneFOneB, 0.9},
+		{"sums between ZeRO groups in every micro-batch", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2, group: 4}, 1, partition.GPipe, 0.75},
+		{"gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 1, partition.OneFOneB, 0.8},
+		{"tables of one position", degrees{plan: 8, dp: 8, tp: 1, pp: 1}, sharding{zero: 0}, 1, partition.OneFOneB, 0.98},
+		{"interleaved sums", degrees{plan: 8, dp: 4, tp: 1, pp: 2}, sharding{zero: 0}, 2, partition.Interleaved, 0.95},
+		{"interleaved gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 2, partition.Interleaved, 0.42},
+		{"what tensor-parallel ranks share", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 3, sequence: true, split: split{replicate: "attn+mlp"}}, 1, partition.OneFOneB, 0.62},
+		{"what ranks share that share the batch", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 2, split: split{replicate: "attn+mlp", batch: true}}, 1, partition.OneFOneB, 0.82},
+		{"context-parallel ZeRO groups", degrees{plan: 4, dp: 2, cp: 2, tp: 1, pp: 1}, sharding{zero: 1, group: 2}, 1, partition.OneFOneB, 0.99},
+	} {
+		o := outline{degrees: x.degrees, sharding: x.sharding, chunks: x.chunks}
+		o.cp, o.overlap = max(1, o.cp), true
+		took, floor := requireBounded(t, s, o, 1, x.schedule)
+		if x.sharding.replicate == "" { // else reductions may be in order, see [workTimes.stream]
+			floor, err = s.refined(&pending{outline: o}, 1, x.schedule, nil)
+			require.NoError(t, err)
+		}
+		require.GreaterOrEqual(t, float64(floor), x.share*float64(took), x.name)
+	}
+}
+
 // requireBounded makes sure that no floor of an outline is above what its even cut takes, and returns that time and the largest floor.
 func requireBounded(t *testing.T, s *searcher, o outline, b int, schedule partition.Schedule) (time, floor cost.Picoseconds) {
 	t.Helper()

@@ -34,5 +34,11 @@ func (c *costCase) boundsPutOff(t *testing.T) {
 			shell = p.memory[at].least(c.cut[at].Last-c.cut[at].First, p.room[at])
 		}
 		require.LessOrEqual(t, shell, st.Arena(), "%s: shell of position %d", c, at)
+		if c.chunks == 1 {
+			limit, stage := c.s.limit, c.cut[at]
+			c.s.limit = 2*st.Arena() - 1
+			require.False(t, x.roomy(tried{at, stage.Last - stage.First, recomputationOf(stage)}), "%s: room at position %d", c, at)
+			c.s.limit = limit
+		}
 	}
 }
