@@ -27,6 +27,12 @@ import (
 // reduced while the next chunks run, and under a zero-bubble schedule the gradients that are complete first are
 // reduced while the others are computed.
 
+// chunkBody is a chunk's share of a body.
+type chunkBody struct {
+	phase ir.Phase
+	chunk int
+}
+
 // spot is the place of a node's instruction, where it is not simply the place of the node in the body of its
 // phase.
 type spot struct {

@@ -20,28 +20,22 @@ import (
 // come as far as they can. That is roughly the order of a run in which all tasks take equally long.
 type walker struct {
 	prog    *Program
-	stops   []map[chunkBody][]stop // by stage: the instructions that may wait, for each part of a body
-	last    ir.Phase               // the pass that frees a slot
-	at      []place                // by rank: the next task, and the next of its stops
-	streams [][]entry              // by rank: asynchronous collectives that are not done, in order
-	freed   [][]int                // by rank and chunk: the number of micro-batches that have left
-	rooms   map[*ir.Node]room      // by send
-	sent    map[channel]int        // messages sent and not received
-	groups  [][]int                // by rank and axis, flattened: world ranks of the group
+	stops   [][ir.NumPhases][][]stop // by stage, phase and chunk: the instructions that may wait
+	last    ir.Phase                 // the pass that frees a slot
+	at      []place                  // by rank: the next task, and the next of its stops
+	streams [][]entry                // by rank: asynchronous collectives that are not done, in order
+	freed   [][]int                  // by rank and chunk: the number of micro-batches that have left
+	rooms   map[*ir.Node]room        // by send
+	sent    map[channel]int          // messages sent and not received
+	groups  [][]int                  // by rank and axis, flattened: world ranks of the group
 	axes    int
-	waiting []string // by rank: what it waits for, for error messages
+	waiting []func() string // by rank: what it waits for, for error messages
 
 	round   int
 	ended   []int                  // by rank: the last round in which it ended a task
 	moves   int                    // steps made by all ranks: progress if it grows
 	sending []int                  // ranks that are about to send
 	expect  func(to int, e Expect) // called before each message is sent, if not nil
-}
-
-// chunkBody is a chunk's share of a body.
-type chunkBody struct {
-	phase ir.Phase
-	chunk int
 }
 
 // room is the chunk that receives a send, and its number of slots or inboxes: see [Stage.RoomFor].
@@ -75,11 +69,12 @@ func newWalker(p *Program) *walker {
 	w := &walker{
 		prog: p, at: make([]place, len(p.Schedules)), streams: make([][]entry, len(p.Schedules)),
 		rooms: map[*ir.Node]room{}, sent: map[channel]int{}, ended: make([]int, len(p.Schedules)),
-		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]string, len(p.Schedules)),
+		last: Releases(p.Plan, p.Training()), axes: len(p.Mesh.Axes), waiting: make([]func() string, len(p.Schedules)),
 	}
 	for _, s := range p.Stages {
-		stops := map[chunkBody][]stop{}
+		var stops [ir.NumPhases][][]stop
 		for phase := range ir.NumPhases {
+			stops[phase] = make([][]stop, max(1, len(s.Chunks)))
 			for _, instrs := range s.runs(phase) {
 				number := 0
 				for i := range instrs {
@@ -88,11 +83,11 @@ func newWalker(p *Program) *walker {
 						number++
 					}
 					if op := in.Node.Op; (Collective(op) || op == ir.OpSend || op == ir.OpRecv || in.Await > 0) && !in.Fused {
-						of := chunkBody{phase, in.Chunk}
+						chunk := in.Chunk
 						if phase == ir.Update {
-							of.chunk = 0 // one task runs all of them
+							chunk = 0 // one task runs all of them
 						}
-						stops[of] = append(stops[of], stop{in, number})
+						stops[phase][chunk] = append(stops[phase][chunk], stop{in, number})
 					}
 				}
 			}
@@ -133,7 +128,7 @@ func (w *walker) run() error {
 	for r := range p.Schedules {
 		if task, node := w.stuck(r); node != nil {
 			s := &p.Schedules[r]
-			return &CheckError{Rank: r, Stage: s.Stage, Instr: node.Name, Msg: fmt.Sprintf("%s: waits for ever for %s", task, w.waiting[r])}
+			return &CheckError{Rank: r, Stage: s.Stage, Instr: node.Name, Msg: fmt.Sprintf("%s: waits for ever for %s", task, w.waiting[r]())}
 		}
 	}
 	for c, n := range w.sent {
@@ -171,7 +166,7 @@ func (w *walker) here(r int) (Task, *stop) {
 	if task.Phase == ir.Update && len(stream) > 0 && stream[0].task != task {
 		return task, nil
 	}
-	stops := w.stops[s.Stage][chunkBody{task.Phase, task.Chunk}]
+	stops := w.stops[s.Stage][task.Phase][task.Chunk]
 	for w.at[r].instr < len(stops) && !s.Runs(stops[w.at[r].instr].Instr, task) {
 		w.at[r].instr++
 	}
@@ -212,7 +207,8 @@ func (w *walker) advance(r int) error {
 		ready := false
 		switch {
 		case w.held(r, in):
-			w.waiting[r] = w.streams[r][0].node.Name
+			first := w.streams[r][0].node
+			w.waiting[r] = func() string { return first.Name }
 		case in.Async:
 			w.streams[r] = append(w.streams[r], entry{in.Node, task, in.number, in.Last})
 			ready = true
@@ -261,7 +257,7 @@ func (w *walker) deliver() {
 func (w *walker) room(r int, task Task, n *ir.Node) bool {
 	to := w.prog.Peer(&w.prog.Schedules[r], n)
 	if to < 0 || to >= len(w.prog.Schedules) {
-		w.waiting[r] = fmt.Sprintf("rank %d, which does not exist", to)
+		w.waiting[r] = func() string { return fmt.Sprintf("rank %d, which does not exist", to) }
 		return false
 	}
 	at, known := w.rooms[n]
@@ -270,7 +266,7 @@ func (w *walker) room(r int, task Task, n *ir.Node) bool {
 		w.rooms[n] = at
 	}
 	if at.size > 0 && task.MicroBatch-w.freed[to][at.chunk] >= at.size {
-		w.waiting[r] = fmt.Sprintf("rank %d to free one of its %d slots", to, at.size)
+		w.waiting[r] = func() string { return fmt.Sprintf("rank %d to free one of its %d slots", to, at.size) }
 		return false
 	}
 	return true
@@ -280,7 +276,7 @@ func (w *walker) receive(r int, n *ir.Node) bool {
 	from := w.prog.Peer(&w.prog.Schedules[r], n)
 	c := channel{n.Args[0].Def, from, r}
 	if w.sent[c] == 0 {
-		w.waiting[r] = fmt.Sprintf("%s from rank %d", n.Args[0].Def.Name, from)
+		w.waiting[r] = func() string { return fmt.Sprintf("%s from rank %d", n.Args[0].Def.Name, from) }
 		return false
 	}
 	w.sent[c]--
@@ -299,7 +295,7 @@ func (w *walker) meet(r int, task Task, n *ir.Node, async bool) (bool, error) {
 		if on == n && (other.MicroBatch == task.MicroBatch || n.Phase == ir.Update) {
 			continue
 		}
-		w.waiting[r] = fmt.Sprintf("rank %d to enter the same %s", m, n.Op)
+		w.waiting[r] = func() string { return fmt.Sprintf("rank %d to enter the same %s", m, n.Op) }
 		if on == nil && w.at[m].task == len(w.prog.Schedules[m].Tasks) {
 			return false, &CheckError{Rank: r, Stage: s.Stage, Instr: n.Name, Msg: fmt.Sprintf("%s: rank %d never enters this %s", task, m, n.Op)}
 		}
