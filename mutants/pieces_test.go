@@ -40,8 +40,8 @@ func inPieces() []mutant {
 		pkg: ".", run: "^TestPiecesParity$",
 	}, {
 		bug: "parts are taken for the whole", how: "by kernels that are made together",
-		file: "runtime/load.go",
-		old:  "run = nil; a.kernel != nil && a.parts == 0 {", new: "run = nil; a.kernel != nil {",
+		file: "runtime/outline.go",
+		old:  "launched(in.Node.Op) && in.Parts == 0", new: "launched(in.Node.Op)",
 		pkg: ".", run: "^TestPiecesParity$",
 	}, {
 		bug: "more bytes are counted than are moved", how: "every part counts as all",

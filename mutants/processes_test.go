@@ -3,12 +3,52 @@ package mutants
 // inTheProcesses has the bugs of a run with a process for each rank, and of what
 // starts and watches them.
 func inTheProcesses() []mutant {
-	const agents, elastic = "^TestAgents$", "^TestLaunchElastic$"
+	const agents, elastic, own = "^TestAgents$", "^TestLaunchElastic$", "^TestOwnRanks$"
 	return []mutant{{
-		bug:  "minutes go by before memory that is not there is refused",
+		bug:  "a program is loaded before memory that is not there is refused",
 		file: "runtime/load.go",
 		old:  "e.alloc(prog, true)", new: "e.alloc(prog, false)",
 		pkg: "./runtime", run: "^TestMemoryComesFirst$",
+	}, {
+		bug: "processes number groups and wires in other ways", how: "each begins with those of its own ranks",
+		file: "runtime/outline.go",
+		old:  "\t\to := l.order(s)\n\t\tfor _, in", new: "\t\to := l.order(s)\n\t\tif l.exec.local(i) == nil && len(o.meets) > 0 {\n\t\t\to.meets = o.meets[:1]\n\t\t}\n\t\tfor _, in",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "a micro-batch computes in the place of another", how: "of all slots in the first",
+		file: "runtime/outline.go",
+		old:  "v.slot = t.MicroBatch %", new: "v.slot = 0 * t.MicroBatch %",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "a micro-batch computes in the place of another", how: "of all inboxes in the first",
+		file: "runtime/outline.go",
+		old:  "v.inbox = t.MicroBatch %", new: "v.inbox = 0 * t.MicroBatch %",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "later micro-batches overwrite sums as the first does", how: "they share its actions",
+		file: "runtime/outline.go",
+		old:  "u.first && t.MicroBatch == 0", new: "u.first && t.MicroBatch < 0",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "a short micro-batch is taken for a full one", how: "they share actions",
+		file: "runtime/outline.go",
+		old:  "rows: rows,", new: "rows: 0 * rows,",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "micro-batches have the same dropout mask", how: "they share kernels",
+		file: "runtime/outline.go",
+		old:  "drop.P > 0:", new: "drop.P > 1:",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "a message overwrites what is in use", how: "its place is free one micro-batch later",
+		file: "runtime/action.go",
+		old:  "t.MicroBatch - at.room}", new: "max(0, t.MicroBatch-at.room-1)}",
+		pkg: "./runtime", run: own,
+	}, {
+		bug: "a report names another micro-batch", how: "they share collectives",
+		file: "runtime/outline.go",
+		old:  "l.exec.opts.Trace != nil", new: "l.exec.opts.Trace == nil",
+		pkg: "./explain", run: "^TestMeasuredRun$",
 	}, {
 		bug: "ranks take more memory than there is", how: "each fits alone",
 		file: "runtime/cpu/device.go",

@@ -341,7 +341,7 @@ func inTheRuntime() []mutant {
 	}, {
 		bug: "wrong p2p destination", how: "the slot of another micro-batch",
 		file: "runtime/action.go",
-		old:  "to.Offset(buffer, t.MicroBatch)", new: "to.Offset(buffer, 0)",
+		old:  "Offset(at.buffer, t.MicroBatch)", new: "Offset(at.buffer, 0)",
 		pkg: "./runtime", run: shapes,
 	}, {
 		bug: "wrong p2p destination", how: "one element further",

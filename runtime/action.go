@@ -11,8 +11,8 @@ import (
 )
 
 // prepare uploads what is set once per step: constants and step inputs.
-func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task) []action {
-	var actions []action
+func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task) []*action {
+	var actions []*action
 	for _, id := range stage.Consts {
 		v := stage.Buffers[id].Value
 		x := v.Def.Attr.(ir.ConstAttr).Value
@@ -21,24 +21,19 @@ func (l *loader) prepare(s *codegen.Schedule, stage *codegen.Stage, t codegen.Ta
 			bits = uint32(int32(x))
 		}
 		word := binary.NativeEndian.AppendUint32(nil, bits)
-		actions = append(actions, action{node: v.Def, feed: &input{data: word}, to: 4, offset: stage.Offset(id, 0)})
+		actions = append(actions, &action{node: v.Def, feed: &input{data: word}, to: 4, offset: stage.Offset(id, 0)})
 	}
 	for _, id := range stage.StepInputs {
 		v := stage.Buffers[id].Value
-		actions = append(actions, l.feed(v, l.program.src.Slab(v, l.program.src.At(s, t)), stage.Offset(id, 0)))
+		a := l.feed(v, l.program.src.Slab(v, l.program.src.At(s, t)), stage.Offset(id, 0))
+		actions = append(actions, &a)
 	}
 	return actions
 }
 
 // feed uploads the rows of an input that a rank needs.
 func (l *loader) feed(v *ir.Value, slab ir.Slab, offset int64) action {
-	name := partition.BaseName(v.Def.Name)
-	in, ok := l.program.byName[name]
-	if !ok {
-		in = &input{name: name, typ: v.Type}
-		l.program.byName[name] = in
-		l.program.inputs = append(l.program.inputs, in)
-	}
+	in := l.program.byName[partition.BaseName(v.Def.Name)]
 	a := action{node: v.Def, feed: in, to: slab.Elems() * v.Type.DType.Size(), offset: offset}
 	if len(slab.Local) > 0 {
 		row := v.Type.Bytes() / int64(slab.Global[0])
@@ -79,9 +74,7 @@ func (l *loader) action(s *codegen.Schedule, stage *codegen.Stage, t codegen.Tas
 	if _, ok := n.Attr.(ir.CommAttr); ok {
 		_, k.Position = prog.Group(s, n)
 	}
-	if r := l.exec.local(s.Rank); r == nil {
-		return a, nil
-	} else if c, ok := r.device.(Checker); ok {
+	if c, ok := l.exec.local(s.Rank).device.(Checker); ok {
 		if err := c.Check(k); err != nil {
 			return a, err
 		}
@@ -118,30 +111,41 @@ func (l *loader) collective(a *action, s *codegen.Schedule, stage *codegen.Stage
 	}
 	members, ok := l.members[key]
 	if !ok {
-		for _, r := range ranks {
+		members = make([]Member, len(ranks))
+		for i, r := range ranks {
 			other := &prog.Schedules[r]
-			members = append(members, Member{
+			members[i] = Member{
 				Rank: r,
 				In:   l.tensor(other, stage, t, in, n.Args[0], in.Args[0]),
 				Out:  l.tensor(other, stage, t, in, n.Results[0], in.Results[0]),
-			})
+			}
 		}
 		l.members[key] = members
 	}
-	stream := Compute
+	stream := streamOf(in)
+	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: l.group(stream, ranks), Members: members, Position: position, Stream: stream}
+}
+
+// streamOf returns the stream of a collective.
+func streamOf(in *codegen.Instr) Stream {
 	switch {
 	case in.Async:
-		stream = Communication
+		return Communication
 	case in.Beside > 0:
-		stream = Exchange
+		return Exchange
 	}
+	return Compute
+}
+
+// group returns the number of ranks that make collectives on a stream, and gives it if they have none.
+func (l *loader) group(stream Stream, ranks []int) int {
 	name := fmt.Sprint(stream, ranks)
 	group, ok := l.exec.groups[name]
 	if !ok {
 		group = len(l.exec.groups)
 		l.exec.groups[name] = group
 	}
-	a.collective = &Collective{Node: n, Attr: n.Attr.(ir.CommAttr), Group: group, Members: members, Position: position, Stream: stream}
+	return group
 }
 
 // transfer builds one end of a transfer. A sender writes into the buffer of the receiver's slot, so
@@ -153,9 +157,6 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	if n.Op == ir.OpRecv {
 		a.transfer.Wire = l.wire(wire{n.Args[0].Def, peer.Rank, s.Rank})
 		a.transfer.Local = l.tensor(s, stage, t, in, n.Results[0], in.Results[0])
-		if l.exec.meets && l.exec.local(s.Rank) != nil {
-			l.messages[message{wire{n.Args[0].Def, peer.Rank, s.Rank}, t.MicroBatch}] = a.transfer
-		}
 		return nil
 	}
 	if in.Posted {
@@ -164,21 +165,36 @@ func (l *loader) transfer(a *action, s *codegen.Schedule, stage *codegen.Stage, 
 	a.transfer.Wire = l.wire(wire{n, s.Rank, peer.Rank})
 	a.transfer.Local = l.tensor(s, stage, t, in, n.Args[0], in.Args[0])
 
-	to := prog.Stages[peer.Stage]
-	buffer, chunk := -1, 0
-	for _, other := range to.Bodies[t.Phase].Instrs {
-		if other.Node.Op == ir.OpRecv && other.Node.Args[0] == n.Results[0] {
-			buffer, chunk = other.Results[0], other.Chunk
-		}
-	}
-	if buffer < 0 || find(peer, codegen.Task{Phase: t.Phase, Chunk: chunk, MicroBatch: t.MicroBatch}) < 0 {
+	at := l.landing(n, prog.Stages[peer.Stage], t.Phase)
+	tasks := l.order(peer)
+	if _, ok := tasks.tasks[codegen.Task{Phase: t.Phase, Chunk: at.chunk, MicroBatch: t.MicroBatch}]; at.buffer < 0 || !ok {
 		return fmt.Errorf("rank %d does not receive it in %s", peer.Rank, t)
 	}
-	a.transfer.Remote = to.Offset(buffer, t.MicroBatch)
-	if _, room := to.RoomFor(n); room > 0 && t.MicroBatch >= room {
-		a.after = l.event(peer, find(peer, codegen.Task{Phase: l.last, Chunk: chunk, MicroBatch: t.MicroBatch - room}))
+	a.transfer.Remote = prog.Stages[peer.Stage].Offset(at.buffer, t.MicroBatch)
+	if at.room > 0 && t.MicroBatch >= at.room {
+		a.after = tasks.ends[tasks.tasks[codegen.Task{Phase: l.last, Chunk: at.chunk, MicroBatch: t.MicroBatch - at.room}]]
 	}
 	return nil
+}
+
+// landing is where a message arrives: a buffer of a chunk, -1 if there is none, with room for so many micro-batches.
+type landing struct{ buffer, chunk, room int }
+
+// landing finds where a stage receives what a send of a phase sends.
+func (l *loader) landing(send *ir.Node, stage *codegen.Stage, phase ir.Phase) landing {
+	at, ok := l.landings[send]
+	if ok {
+		return at
+	}
+	at.buffer = -1
+	for _, in := range stage.Bodies[phase].Instrs {
+		if in.Node.Op == ir.OpRecv && in.Node.Args[0] == send.Results[0] {
+			at.buffer, at.chunk = in.Results[0], in.Chunk
+		}
+	}
+	_, at.room = stage.RoomFor(send)
+	l.landings[send] = at
+	return at
 }
 
 func (l *loader) wire(w wire) int {

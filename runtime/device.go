@@ -209,7 +209,9 @@ type Tensor struct {
 // Bytes returns the size of the part.
 func (t Tensor) Bytes() int64 { return t.Slab.Elems() * t.DType.Size() }
 
-// Kernel is one launch of an op on one rank's parts of its operands.
+// Kernel is one launch of an op on one rank's parts of its operands. Micro-batches whose tensors lie at the same places share
+// one; its slabs are then those of the first of them, and differ from those of the others at most in where rows of the batch lie
+// in the whole batch, which this op does not ask. So they share collectives and receives, too.
 //
 // Where the op allows it (see [ir.Op.InPlace]), result 0 may be at the place of operand 0. AdamW
 // and attention_decode update in place: their new values may be at the places of the old ones. All

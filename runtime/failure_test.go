@@ -138,7 +138,7 @@ func TestPostedInVain(t *testing.T) {
 	require.ErrorContains(t, e.Close(), "hangs")
 }
 
-// TestMemoryComesFirst: arenas that do not fit are refused before the tasks are loaded, which takes minutes for many ranks.
+// TestMemoryComesFirst: arenas that do not fit are refused before the tasks are loaded.
 func TestMemoryComesFirst(t *testing.T) {
 	if _, known := runtime.ReadHostMemory(os.DirFS("/")); !known {
 		t.Skip("this system does not say how much memory is free")

@@ -1,6 +1,7 @@
 // This file loads programs: it turns the schedule of each rank into tasks, lists of actions with
-// all arguments of the device calls made (action.go has one kind of action after another). It also
-// computes the number of every event that ranks wait for, which is the same in every step.
+// all arguments of the device calls made (action.go has one kind of action after another; outline.go
+// has what ranks and micro-batches share). It also computes the number of every event that ranks wait
+// for, which is the same in every step.
 
 package runtime
 
@@ -12,6 +13,7 @@ import (
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
 )
 
 // program is a loaded program: everything that a step hands to the devices, made once.
@@ -32,7 +34,7 @@ type program struct {
 
 type task struct {
 	codegen.Task
-	actions []action
+	actions []*action // other micro-batches may have some of them, too
 	// before and after count the events of each stream in this step: those before the task, and
 	// those up to its end.
 	before, after [Host]int64
@@ -114,28 +116,24 @@ func (e *Executor) Add(prog *codegen.Program) error {
 	if n := len(prog.Schedules); n != e.Ranks() {
 		return fmt.Errorf("runtime: program %s is for %d ranks, the executor has %d", prog.Graph.Name, n, e.Ranks())
 	}
-	if err := e.alloc(prog, true); err != nil { // first, as to load the tasks of many ranks takes minutes
+	if err := e.alloc(prog, true); err != nil { // before anything that takes time
 		return err
 	}
 	p := &program{src: prog, byName: map[string]*input{}, outputs: Outputs{}}
 	p.run = job{of: p, do: func(r *rank) error { return r.step(p, p.start) }}
 	p.finish = job{of: p, do: func(r *rank) error { return r.last(p) }}
-	l := &loader{exec: e, program: p, wires: map[wire]int{}, members: map[meeting][]Member{}, messages: map[message]*Transfer{}, last: codegen.Releases(prog.Plan, prog.Training()), uses: uses(prog.Graph)}
-	for i := range prog.Schedules { // also for other processes, so that all number groups and wires alike
-		tasks, err := l.schedule(&prog.Schedules[i])
+	l := newLoader(e, p)
+	l.inputs()
+	l.number()
+	p.tasks = make([][]task, len(prog.Schedules))
+	for _, r := range e.here {
+		tasks, err := l.schedule(&prog.Schedules[r.id])
 		if err != nil {
-			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, i, err)
+			return fmt.Errorf("runtime: program %s, rank %d: %w", prog.Graph.Name, r.id, err)
 		}
-		last := &tasks[len(tasks)-1]
-		for s, n := range last.after {
-			p.events[s] = append(p.events[s], n)
-		}
-		if e.local(i) == nil {
-			tasks = nil
-		}
-		p.tasks = append(p.tasks, tasks)
+		p.tasks[r.id] = tasks
 	}
-	if e.meets {
+	if e.meets && len(prog.Stages) > 1 {
 		if err := l.expect(); err != nil {
 			return fmt.Errorf("runtime: program %s: %w", prog.Graph.Name, err)
 		}
@@ -185,23 +183,32 @@ func (p *program) output(name string, v *ir.Value) output {
 	return output{name: name, rank: p.src.Plan.WorldRank(stage.Index, 0), offset: stage.Offset(stage.Outputs[name], 0)}
 }
 
-// loader builds the tasks of all ranks of one program.
+// loader builds the tasks of this process's ranks of one program.
 type loader struct {
-	exec    *Executor
-	program *program
-	wires   map[wire]int
-	members map[meeting][]Member // shared by all members of a collective
-	last    ir.Phase             // the phase of the pass after which a micro-batch's slot is free
-	uses    map[*ir.Value]int
+	exec     *Executor
+	program  *program
+	outlines map[alike]*outline
+	orders   map[ordered]*order
+	wires    map[wire]int
+	members  map[meeting][]Member // shared by all members of a collective
+	landings map[*ir.Node]landing // by send
+	last     ir.Phase             // the phase of the pass after which a micro-batch's slot is free
+	uses     map[*ir.Value]int
+	time     int // the axis of micro-batches, -1 if there is none
 
 	messages map[message]*Transfer // receives by message, if transfers are meetings
 }
 
-// message is the message of one micro-batch on a wire.
-type message struct {
-	wire
-	microBatch int
+func newLoader(e *Executor, p *program) *loader {
+	return &loader{
+		exec: e, program: p, outlines: map[alike]*outline{}, orders: map[ordered]*order{}, wires: map[wire]int{}, members: map[meeting][]Member{},
+		landings: map[*ir.Node]landing{}, last: codegen.Releases(p.src.Plan, p.src.Training()), uses: uses(p.src.Graph),
+		time: p.src.Mesh.Axis(partition.AxisMB), messages: map[message]*Transfer{},
+	}
 }
+
+// message is the message of one micro-batch on a wire.
+type message struct{ wire, microBatch int }
 
 // wire is one send instruction between two ranks.
 type wire struct {
@@ -222,143 +229,98 @@ func (l *loader) schedule(s *codegen.Schedule) ([]task, error) {
 	stage := l.program.src.Stages[s.Stage]
 	tasks := make([]task, len(s.Tasks))
 	var count [Host]int64 // events so far
-	type part struct {
+	type pass struct {
 		phase ir.Phase
 		chunk int
 	}
-	away := map[part]*posted{} // the last send of the last task of the same phase and chunk, which the next such task waits for
+	away := map[pass]*posted{} // the last send of the last task of the same phase and chunk, which the next such task waits for
 	var last *posted
+	made := map[variant][]*action{}
+	var all []*action // each once
 	for i, t := range s.Tasks {
-		of := part{t.Phase, t.Chunk}
-		tasks[i].Task, tasks[i].before, tasks[i].awaitSends = t, count, away[of]
+		of, o, to := pass{t.Phase, t.Chunk}, l.outline(s, t), &tasks[i]
+		*to = task{Task: t, before: count, awaitSends: away[of], bucketsDone: o.bucketsDone}
 		if i == 0 {
-			tasks[i].actions = l.prepare(s, stage, t)
+			to.actions = l.prepare(s, stage, t)
 		}
-		events, sent, err := l.body(s, stage, &tasks[i])
-		if err != nil {
-			return nil, err
+		to.actions = slices.Grow(to.actions, o.calls)
+		rows := l.rows(s, t)
+		for u := range o.units {
+			unit := &o.units[u]
+			as := unit.variant(stage, t, rows)
+			actions, known := made[as]
+			if !known || unit.own {
+				var err error
+				if actions, err = l.unit(s, stage, t, unit); err != nil {
+					return nil, err
+				}
+				made[as] = actions
+				all = append(all, actions...)
+			}
+			to.actions = append(to.actions, actions...)
+			if recv := actions[0].transfer; l.exec.meets && recv != nil && recv.Node.Op == ir.OpRecv {
+				l.messages[message{recv.Wire, t.MicroBatch}] = recv
+			}
 		}
-		for stream, n := range events {
+		for stream, n := range o.events {
 			count[stream] += n
 		}
-		if tasks[i].after = count; sent != nil {
-			last = &posted{count[Transfers], t, sent}
+		if to.after = count; o.sent != nil {
+			last = &posted{count[Transfers], t, o.sent}
 			away[of] = last
-		}
-		l.observe(s, &tasks[i])
-		if err := l.fuse(s, tasks[i].actions); err != nil {
-			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
 	tasks[len(tasks)-1].endSends = last // the next step may overwrite what is being sent
-	return tasks, l.announce(s, tasks)
+	return tasks, l.announce(s, all)
 }
 
-// body appends the actions of a task's instructions, and returns how many events the task records on
-// each stream, and its last posted send if it has any.
-func (l *loader) body(s *codegen.Schedule, stage *codegen.Stage, to *task) (events [Host]int64, sent *ir.Node, err error) {
-	t := to.Task
-	given := []int{0} // given[n] is how many buckets the first n asynchronous instructions of the body are in
-	awaits := 0       // the Await of instructions that do nothing passes to the next one that runs
-	until := 0        // the instruction that waits for the collectives on the exchange stream, if not 0
-	instrs := stage.Run(t)
-	for j := range instrs {
-		in := &instrs[j]
-		runs := s.Runs(in, t)
-		if in.Async {
-			n := given[len(given)-1]
-			if runs && !in.Fused {
-				n++
+// unit makes the actions of a unit, and tells a device that can fuse kernels which ones follow each other.
+func (l *loader) unit(s *codegen.Schedule, stage *codegen.Stage, t codegen.Task, u *unit) ([]*action, error) {
+	var actions []*action
+	var run []*Kernel
+	for _, c := range u.calls {
+		var bucket *action
+		for _, in := range c.bucket {
+			a, err := l.action(s, stage, t, in)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
 			}
-			given = append(given, n)
-			if !in.Last {
-				to.bucketsDone = n
+			if bucket == nil {
+				bucket = &a
+				continue
 			}
-		}
-		if !runs {
-			continue
-		}
-		awaits = max(awaits, given[in.Await])
-		if in.Idle() {
-			continue
-		}
-		a, err := l.action(s, stage, t, in)
-		if err != nil {
-			return events, nil, fmt.Errorf("%s: %s: %w", t, in.Node.Name, err)
-		}
-		if in.Fused {
-			bucket := &to.actions[len(to.actions)-1]
 			bucket.collective.More = append(bucket.collective.More, a.collective)
 			bucket.bytes += a.bytes
-			continue
 		}
-		a.awaitBuckets, awaits = awaits, 0
-		if until > 0 && j >= until {
-			a.awaitExchanges, until = int(events[Exchange]), 0
+		bucket.awaitBuckets, bucket.awaitExchanges = c.awaitBuckets, c.awaitExchanges
+		if bucket.kernel != nil {
+			run = append(run, bucket.kernel)
 		}
-		if in.Beside > 0 {
-			events[Exchange]++
-			until = j + 1 + in.Beside
-		}
-		if in.Posted {
-			events[Transfers]++
-			sent = in.Node
-		}
-		to.actions = append(to.actions, a)
+		l.observe(s, t, bucket)
+		actions = append(actions, bucket)
 	}
-	events[Communication] = int64(given[len(given)-1])
-	// The compute stream records one event before each action on another stream, and one at the end.
-	events[Compute] = events[Communication] + events[Exchange] + events[Transfers] + 1
-	return events, sent, nil
-}
-
-// fuse tells a device that can fuse kernels which ones follow each other.
-func (l *loader) fuse(s *codegen.Schedule, actions []action) error {
-	r := l.exec.local(s.Rank)
-	if r == nil {
-		return nil
-	}
-	f, ok := r.device.(Fuser)
-	if !ok {
-		return nil
-	}
-	var run []*Kernel
-	for i := range actions {
-		a := &actions[i]
-		if a.kernel != nil && a.awaitBuckets == 0 && a.awaitExchanges == 0 && a.parts == 0 {
-			run = append(run, a.kernel)
-			continue
-		}
+	if f, ok := l.exec.local(s.Rank).device.(Fuser); ok && len(run) > 0 {
 		if err := f.Fuse(run, l.uses); err != nil {
-			return err
-		}
-		if run = nil; a.kernel != nil && a.parts == 0 { // a kernel that makes a part of a value starts no run: the others read all parts of it
-			run = []*Kernel{a.kernel}
+			return nil, fmt.Errorf("%s: %w", t, err)
 		}
 	}
-	return f.Fuse(run, l.uses)
+	return actions, nil
 }
 
 // announce tells a device that wants to know it which collectives and transfers it will make.
-func (l *loader) announce(s *codegen.Schedule, tasks []task) error {
-	r := l.exec.local(s.Rank)
-	if r == nil {
-		return nil
-	}
-	p, ok := r.device.(Preparer)
+func (l *loader) announce(s *codegen.Schedule, actions []*action) error {
+	p, ok := l.exec.local(s.Rank).device.(Preparer)
 	if !ok {
 		return nil
 	}
 	var collectives []*Collective
 	var transfers []*Transfer
-	for t := range tasks {
-		for _, a := range tasks[t].actions {
-			switch {
-			case a.collective != nil:
-				collectives = append(collectives, a.collective)
-			case a.transfer != nil:
-				transfers = append(transfers, a.transfer)
-			}
+	for _, a := range actions {
+		switch {
+		case a.collective != nil:
+			collectives = append(collectives, a.collective)
+		case a.transfer != nil:
+			transfers = append(transfers, a.transfer)
 		}
 	}
 	return p.Prepare(collectives, transfers)
@@ -403,67 +365,45 @@ func (l *loader) expect() error {
 	}
 	for _, r := range l.exec.here {
 		for _, e := range all[r.id] {
-			recv := l.messages[message{wire{e.Send, e.From, r.id}, e.MicroBatch}]
+			recv := l.messages[message{l.wires[wire{e.Send, e.From, r.id}], e.MicroBatch}]
 			actions := &l.program.tasks[r.id][e.Task].actions
 			at := -1
 			if !e.End { // after the Expect actions that are there already
-				at = slices.IndexFunc(*actions, func(a action) bool { return !a.expects && (e.Before == nil || a.node == e.Before) })
+				at = slices.IndexFunc(*actions, func(a *action) bool { return !a.expects && (e.Before == nil || a.node == e.Before) })
 			}
 			if at < 0 {
 				at = len(*actions)
 			}
-			*actions = slices.Insert(*actions, at, action{node: recv.Node, transfer: recv, expects: true})
+			*actions = slices.Insert(*actions, at, &action{node: recv.Node, transfer: recv, expects: true})
 		}
 	}
 	return nil
 }
 
-// observe connects the trace to actions on other streams than Compute, which report when they ran,
-// and notes for it what else is in their buckets.
-func (l *loader) observe(s *codegen.Schedule, t *task) {
+// observe connects the trace to an action on another stream than Compute, which reports when it ran,
+// and notes for it what else is in its bucket.
+func (l *loader) observe(s *codegen.Schedule, t codegen.Task, a *action) {
 	trace := l.exec.opts.Trace
-	for i := range t.actions {
-		a := &t.actions[i]
-		if trace == nil || a.collective == nil && a.transfer == nil {
-			continue
-		}
-		if a.collective != nil {
-			for _, more := range a.collective.More {
-				a.with = append(a.with, more.Node.Name)
-			}
-		}
-		if a.stream() == Compute {
-			continue
-		}
-		span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: a.node.Op, Name: a.node.Name, Stream: a.stream(), With: a.with, Part: a.part, Parts: a.parts}
-		ran := func(start, end time.Time) {
-			span := span
-			span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
-			trace(span)
-		}
-		if a.collective != nil {
-			a.collective.Ran = ran
-		} else {
-			a.transfer.Ran = ran
+	if trace == nil || a.collective == nil && a.transfer == nil {
+		return
+	}
+	if a.collective != nil {
+		for _, more := range a.collective.More {
+			a.with = append(a.with, more.Node.Name)
 		}
 	}
-}
-
-// event returns the number, in a step of the rank, of the compute event at the end of a task.
-func (l *loader) event(s *codegen.Schedule, task int) int64 {
-	stage := l.program.src.Stages[s.Stage]
-	var n int64
-	for _, t := range s.Tasks[:task+1] {
-		n++
-		instrs := stage.Run(t)
-		for i := range instrs {
-			if in := &instrs[i]; (in.Async && !in.Fused || in.Beside > 0 || in.Posted) && s.Runs(in, t) {
-				n++
-			}
-		}
+	if a.stream() == Compute {
+		return
 	}
-	return n
+	span := Span{Rank: s.Rank, Phase: t.Phase, MicroBatch: t.MicroBatch, Op: a.node.Op, Name: a.node.Name, Stream: a.stream(), With: a.with, Part: a.part, Parts: a.parts}
+	ran := func(start, end time.Time) {
+		span := span
+		span.Start, span.End = start.Sub(l.program.start), end.Sub(l.program.start)
+		trace(span)
+	}
+	if a.collective != nil {
+		a.collective.Ran = ran
+	} else {
+		a.transfer.Ran = ran
+	}
 }
-
-// find returns the index of a task in a schedule, or -1.
-func find(s *codegen.Schedule, t codegen.Task) int { return slices.Index(s.Tasks, t) }

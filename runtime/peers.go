@@ -120,8 +120,14 @@ func (e *Executor) agree(prog *codegen.Program) error {
 			}
 		}
 	}
+	told := map[*codegen.Task]int{} // alike ranks have the same slice
 	for i := range prog.Schedules {
-		fmt.Fprintln(h, prog.Schedules[i].Tasks)
+		tasks := prog.Schedules[i].Tasks
+		if _, ok := told[&tasks[0]]; !ok {
+			told[&tasks[0]] = i
+			fmt.Fprintln(h, tasks)
+		}
+		fmt.Fprintln(h, told[&tasks[0]])
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), e.opts.Timeout)
 	defer cancel()

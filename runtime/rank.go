@@ -112,7 +112,7 @@ func (r *rank) step(p *program, start time.Time) error {
 		}
 		for i := range task.actions {
 			r.place.Store(int64(t)<<32 | int64(i))
-			a := &task.actions[i]
+			a := task.actions[i]
 			if a.awaitBuckets > 0 {
 				if err := r.waitFor(Communication, task.before[Communication]+int64(a.awaitBuckets)); err != nil {
 					return err
