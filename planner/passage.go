@@ -169,7 +169,7 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 			tasks = 2
 		}
 		more := recomputed + cost.Picoseconds(tasks)*within
-		forward, backward := p.streamed(at, its.blocks, more)
+		forward, backward := p.beyondOrder(at, its.blocks, more)
 		time += forward + max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))
 		switch at {
 		case 0:
@@ -200,9 +200,9 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	return max(0, last[inBlock].once-last[inBlock].delays-after) // what delays the position while it waits delays nothing
 }
 
-// streamed is how much longer the streams of a position with some blocks take than its forward passes do in order, and than its
+// beyondOrder is how much longer the streams of a position with some blocks take than its forward passes do in order, and than its
 // backward passes, the last of which completes gradients. more is what a micro-batch adds to the work in order.
-func (p *passage) streamed(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
+func (p *passage) beyondOrder(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
 	m := cost.Picoseconds(p.m - 1)
 	first, last := p.at(at)
 	add := func(part int, n cost.Picoseconds) {

@@ -313,7 +313,7 @@ func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
 // hand each other their gradients of a table sum those in the update: see endsOf.
 func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) {
 	ranks, tp := s.shardedOver(o), trunk.mesh.Axis(partition.AxisTP)
-	groups := s.replicas(o) * o.cp / ranks
+	groups := s.groups(o)
 	var once [modelParts]struct{ whole, cut, shares int64 } // bytes that are summed once, in one bucket at most
 	for _, v := range trunk.persistentOf(s.batch).ends {
 		bytes, cut := v.bytes, partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
@@ -414,7 +414,7 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 				return collective(ir.OpAllReduce)
 			case cut && o.zero == 1:
 				time := collective(ir.OpReduceScatter)
-				if groups := s.replicas(o) * o.cp / ranks; groups > 1 {
+				if groups := s.groups(o); groups > 1 {
 					time += at.further(bytes/int64(ranks), groups)
 				}
 				if !o.overlap {
@@ -509,16 +509,15 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	tp := trunk.mesh.Axis(partition.AxisTP)
 	for _, v := range trunk.persistentOf(s.batch).params {
 		dim := partition.ReplicaDim(ranks, v.like.Spec, v.like.Type.Shape)
-		cut, all := o.zero > 0 && dim >= 0, traffic{bytes: v.bytes}
+		cut, overTP := o.zero > 0 && dim >= 0, int64(0)
 		if o.zero > 0 && v.value.Spec[tp].Kind != ir.Shard && o.sharers(1) > 1 {
-			v.bytes /= int64(o.tp) // whether they are shared out before they are communicated, or after
-			all.bytes = v.bytes
 			// Gradients may be whole on each of them, unless they share the batch.
 			if whole := v.gradient && !o.batch; cut && !whole && shardsFurther(o.tp, dim, v.like) {
-				all.overTP = v.bytes * int64(o.tp)
+				overTP = v.bytes
 			}
+			v.bytes /= int64(o.tp) // whether they are shared out before they are communicated, or after
 		}
-		part := v.bytes
+		all, part := traffic{v.bytes, overTP}, v.bytes
 		if cut {
 			part /= int64(ranks)
 		}
@@ -597,7 +596,7 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	for op, bytes := range reduced {
 		reduces = append(reduces, on(op, bytes))
 	}
-	if groups := replicas * o.cp / ranks; groups > 1 && shares > 0 {
+	if groups := s.groups(o); groups > 1 && shares > 0 {
 		reduces = append(reduces, way.further(shares, groups))
 	}
 	for _, reduce := range reduces {
@@ -714,6 +713,9 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 
 // shardedOver is the number of ranks that ZeRO shards over: data-parallel ones, and all that share their sequences.
 func (s *searcher) shardedOver(o outline) int { return cmp.Or(o.group, s.replicas(o)) * o.cp }
+
+// groups is how many ZeRO groups have a complete copy each.
+func (s *searcher) groups(o outline) int { return s.replicas(o) * o.cp / s.shardedOver(o) }
 
 // again bounds from below the time that recomputation adds to one backward pass of a position, as its blocks must fit.
 type again struct {
