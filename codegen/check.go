@@ -144,7 +144,7 @@ type code struct {
 	holds   map[int]*ir.Value       // by buffer: the value that it holds now
 	torn    map[int]*ir.Node        // by buffer without a value: the node that overwrote part of it
 	made    map[int]int             // by buffer: the number of parts that exist, of a value that is being made in parts
-	near    map[int][]int           // by buffer: others that share memory with it
+	near    [][]int                 // by buffer: others that share memory with it
 	writers map[int][]Instr         // by buffer: the instructions that accumulate into it, in order
 	same    map[*ir.Value]*ir.Value // results of folded sums: the operand that completes them; see canon
 	terms   map[*ir.Value]bool      // values that kernels add into an accumulator themselves

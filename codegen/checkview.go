@@ -16,14 +16,14 @@ func (s *Stage) base(id int) int {
 
 // near lists, for each buffer that shares memory with others, those others: its views, or the buffer that it is
 // a view of and the other views of that one.
-func (s *Stage) near() map[int][]int {
+func (s *Stage) near() [][]int {
 	views := map[int][]int{}
 	for id := range s.Buffers {
-		if b := &s.Buffers[id]; b.View {
+		if b := &s.Buffers[id]; b.View && b.Of >= 0 && b.Of < len(s.Buffers) {
 			views[b.Of] = append(views[b.Of], id)
 		}
 	}
-	near := map[int][]int{}
+	near := make([][]int, len(s.Buffers))
 	for of, all := range views {
 		near[of] = all
 		for _, id := range all {

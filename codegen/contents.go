@@ -8,21 +8,16 @@ import (
 
 // memory is what the buffers of one stage hold on a rank, during a proof of equivalence.
 type memory struct {
-	fixed []content           // by buffer, for those outside slots and inboxes
-	slots map[inSlot]*content // for those in slots and inboxes
-	near  map[int][]int       // by buffer: other buffers that share memory with it, see [Stage.near]
+	cells [][]content // by buffer, and by slot or inbox where it is in one
+	near  [][]int     // by buffer: other buffers that share memory with it, see [Stage.near]
 }
 
-// inSlot identifies a buffer within one slot or inbox.
-type inSlot struct{ buffer, slot int }
-
-// slot returns what a buffer holds in one slot.
-func (m *memory) slot(buffer, slot int) *content {
-	at := inSlot{buffer, slot}
-	if m.slots[at] == nil {
-		m.slots[at] = &content{}
+// cell returns what a buffer holds in one of its slots.
+func (m *memory) cell(buffer, slot, slots int) *content {
+	if m.cells[buffer] == nil {
+		m.cells[buffer] = make([]content, slots)
 	}
-	return m.slots[at]
+	return &m.cells[buffer][slot]
 }
 
 // microBatchOf returns the micro-batch that a task runs, or once for the update.
@@ -65,7 +60,7 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 	}
 	b := &st.Buffers[buffer]
 	if !b.Region.InFlight() {
-		return &m.fixed[buffer], nil
+		return m.cell(buffer, 0, 1), nil
 	}
 	if t.Chunk < 0 || t.Chunk >= len(st.Chunks) || b.Chunk != t.Chunk {
 		return nil, fmt.Errorf("names buffer b%d of chunk %d in chunk %d", buffer, b.Chunk, t.Chunk)
@@ -80,7 +75,7 @@ func (e *equivalence) cell(c *class, t Task, buffer int) (*content, error) {
 	if t.Phase == ir.Update && c.MicroBatches > 1 {
 		return nil, fmt.Errorf("names buffer b%d, of the slot of one of %d micro-batches", buffer, c.MicroBatches)
 	}
-	return m.slot(buffer, t.MicroBatch%slots), nil
+	return m.cell(buffer, t.MicroBatch%slots, slots), nil
 }
 
 // read returns the contents of an operand, after checking that they are complete, of the right type, placement

@@ -53,7 +53,19 @@ type equivalence struct {
 	classes  []*class                // in order of their first rank
 	classOf  []*class                // by rank
 	messages map[messageKey]*content // messages sent so far
+	last     map[*ir.Node]*application
+	args     []*expr // of the instruction that is executed
 }
+
+// met notes that a class communicates. to is the stage of the receivers of a send.
+func (c *class) met(n *ir.Node, t Task, x *content, to int) {
+	if !c.alone {
+		c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x.expr, x.spec, to})
+	}
+}
+
+// application is an op applied to operands.
+type application struct{ args, results []*expr }
 
 // class is a set of ranks that run the same instructions in the same tasks. Its first rank stands for all.
 type class struct {
@@ -61,7 +73,8 @@ type class struct {
 	ranks     int   // number of ranks
 	at        place // next instruction
 	memory    map[*Stage]*memory
-	events    []event // its communication, in order
+	alone     bool    // no other class runs on its stage
+	events    []event // its communication, in order; not if it is alone, for then it is compared with no other
 	waits     wait    // what it waits for
 }
 
@@ -87,14 +100,15 @@ type event struct {
 	op    ir.Op
 	attr  ir.Attr
 	task  Task
-	value *content
+	expr  *expr
+	spec  ir.ShardSpec
 	to    int // stage of the receivers of a send
 }
 
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
 	e := &equivalence{
 		prog: p, code: code, exprs: newExpressions(p.Plan.Lone(p.Batch)), timeAt: p.Mesh.Axis(partition.AxisMB),
-		legal: map[*ir.Node]bool{}, messages: map[messageKey]*content{},
+		legal: map[*ir.Node]bool{}, messages: map[messageKey]*content{}, last: map[*ir.Node]*application{},
 	}
 	of := e.exprs.trace(traced)
 	if err := checkWorld(p); err != nil {
@@ -119,22 +133,36 @@ func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *S
 // constants exist before the step, if the runtime is told to load them.
 func (e *equivalence) classify() error {
 	type signature struct {
-		stage int
-		first *Stage
-		tasks string
+		stage, microBatches int
+		first               *Stage
+		tasks               string
 	}
 	byKey := map[signature]*class{}
+	type list struct {
+		first *Task
+		n     int
+	}
+	texts := map[list]string{} // most ranks of a stage share their tasks
+	onStage := map[int]*class{}
 	for r := range e.prog.Schedules {
 		s := &e.prog.Schedules[r]
 		if len(s.Tasks) == 0 {
 			return &CheckError{Rank: r, Stage: s.Stage, Msg: "runs nothing"}
 		}
-		text := fmt.Sprintf("%d %v", s.MicroBatches, s.Tasks)
-		key := signature{s.Stage, e.code(s, s.Tasks[0]), text}
+		tasks := list{&s.Tasks[0], len(s.Tasks)}
+		text, ok := texts[tasks]
+		if !ok {
+			text = fmt.Sprint(s.Tasks)
+			texts[tasks] = text
+		}
+		key := signature{s.Stage, s.MicroBatches, e.code(s, s.Tasks[0]), text}
 		c := byKey[key]
 		if c == nil {
-			c = &class{Schedule: s, memory: map[*Stage]*memory{}}
-			byKey[key] = c
+			c = &class{Schedule: s, memory: map[*Stage]*memory{}, alone: onStage[s.Stage] == nil}
+			if other := onStage[s.Stage]; other != nil {
+				other.alone = false
+			}
+			byKey[key], onStage[s.Stage] = c, c
 			e.classes = append(e.classes, c)
 		}
 		c.ranks++
@@ -155,7 +183,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 	if c.memory[st] != nil {
 		return nil
 	}
-	m := &memory{fixed: make([]content, len(st.Buffers)), slots: map[inSlot]*content{}, near: st.near()}
+	m := &memory{cells: make([][]content, len(st.Buffers)), near: st.near()}
 	loaded, err := st.loaded()
 	if err != nil {
 		err.Rank = c.Rank
@@ -166,7 +194,7 @@ func (e *equivalence) load(c *class, st *Stage) error {
 		if err := e.prog.Mesh.VerifyNode(b.Value.Def); err != nil {
 			return c.like(&CheckError{Rank: c.Rank, Stage: c.Stage, Instr: b.Value.Def.Name, Value: b.Value.Name(), Msg: err.Error()})
 		}
-		m.fixed[id] = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
+		*m.cell(id, 0, 1) = content{expr: e.note(e.exprs.leaf(b.Value), c, Task{}, b.Value.Def.Name), typ: b.Value.Type, spec: b.Value.Spec, microBatch: once}
 	}
 	c.memory[st] = m
 	return nil
@@ -204,23 +232,23 @@ func (e *equivalence) walk() error {
 			for c.at.task < len(c.Tasks) {
 				t := c.Tasks[c.at.task]
 				body := e.code(c.Schedule, t).Run(t)
-				if c.at.instr == len(body) {
-					c.at = place{task: c.at.task + 1}
-					continue
-				}
-				if !c.Runs(&body[c.at.instr], t) {
-					c.at.instr++
-					continue
-				}
-				ready, err := e.step(c, t, &body[c.at.instr])
-				if err != nil {
-					return err
+				ready := true
+				for ready && c.at.instr < len(body) {
+					if in := &body[c.at.instr]; c.Runs(in, t) {
+						var err error
+						if ready, err = e.step(c, t, in); err != nil {
+							return err
+						}
+						moved = moved || ready
+					}
+					if ready {
+						c.at.instr++
+					}
 				}
 				if !ready {
 					break
 				}
-				c.at.instr++
-				moved = true
+				c.at = place{task: c.at.task + 1}
 			}
 		}
 	}
@@ -257,16 +285,16 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 		}
 		e.legal[n] = true
 	}
-	var args []*expr
+	args := e.args[:0]
 	switch n.Op {
 	case ir.OpInput:
-		args = []*expr{e.exprs.leaf(n.Results[0])}
+		args = append(args, e.exprs.leaf(n.Results[0]))
 	case ir.OpRecv:
 		got, err := e.receive(c, t, n)
 		if got == nil || err != nil {
 			return false, err
 		}
-		args = []*expr{got.expr}
+		args = append(args, got.expr)
 	default:
 		if len(in.Args) != len(n.Args) {
 			return false, e.fail(c, t, n, nil, "has %d operands, its node has %d", len(in.Args), len(n.Args))
@@ -285,23 +313,41 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 				if in.Last {
 					at.MicroBatch = once // members may run different numbers of micro-batches
 				}
-				c.events = append(c.events, event{n.Name, n.Op, n.Attr, at, x, c.Stage})
+				c.met(n, at, x, c.Stage)
 			}
 		}
 	}
 	if len(in.Results) != len(n.Results) || len(in.Accum) != len(n.Results) {
 		return false, e.fail(c, t, n, nil, "has %d results, its node has %d", len(in.Results), len(n.Results))
 	}
+	e.args = args
+	made := args
+	if n.Op != ir.OpInput {
+		made = e.results(n, args)
+	}
 	for i, r := range n.Results {
-		x := args[0]
-		if n.Op != ir.OpInput {
-			x = e.exprs.result(n, i, args)
-		}
-		if err := e.write(c, t, in, i, r, e.note(x, c, t, n.Name)); err != nil {
+		if err := e.write(c, t, in, i, r, e.note(made[i], c, t, n.Name)); err != nil {
 			return false, err
 		}
 	}
 	return true, nil
+}
+
+// results returns the expressions of all results of a node. From one micro-batch to the next they are mostly the same.
+func (e *equivalence) results(n *ir.Node, args []*expr) []*expr {
+	last := e.last[n]
+	if last == nil {
+		last = &application{}
+		e.last[n] = last
+	} else if slices.Equal(last.args, args) {
+		return last.results
+	}
+	last.args = append(last.args[:0], args...)
+	last.results = last.results[:0]
+	for i := range n.Results {
+		last.results = append(last.results, e.exprs.result(n, i, args))
+	}
+	return last.results
 }
 
 // send delivers a message. It goes to the ranks of the same coordinates in the stage that the node names.
@@ -312,7 +358,7 @@ func (e *equivalence) send(c *class, t Task, n *ir.Node, x *content) error {
 	}
 	stage := e.prog.Schedules[to].Stage
 	sent := *x // a copy: the buffer may be overwritten before the message is read
-	c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, &sent, stage})
+	c.met(n, t, x, stage)
 	e.messages[messageKey{n.Name, c, stage, microBatchOf(t)}] = &sent
 	return nil
 }
@@ -412,12 +458,8 @@ func (e *equivalence) end(c *class, st *Stage, id int, what, name string, want *
 	}
 	here := site{rank: c.Rank, stage: c.Stage, instr: want.name} // what should have written it
 	held := &content{}
-	switch m := c.memory[st]; {
-	case id < 0 || id >= len(st.Buffers):
-	case st.Buffers[id].Region == Slot: // an output of a step with one micro-batch
-		held = m.slot(id, 0)
-	default:
-		held = &m.fixed[id]
+	if id >= 0 && id < len(st.Buffers) {
+		held = c.memory[st].cell(id, 0, 1) // an output of a step with one micro-batch may be in a slot
 	}
 	if held.expr == nil && held.terms == nil {
 		return wrong(here, name, "%s is never written", what)

@@ -85,18 +85,18 @@ func (e *equivalence) compare(a, b *class, as, bs []event, what string) error {
 			if i >= len(as) {
 				a, b, as = b, a, bs
 			}
-			return &CheckError{Rank: a.Rank, Stage: a.Stage, Instr: as[i].instr, Value: as[i].value.expr.name,
+			return &CheckError{Rank: a.Rank, Stage: a.Stage, Instr: as[i].instr, Value: as[i].expr.name,
 				Msg: fmt.Sprintf("%s: rank %d, %s, never enters this %s", as[i].task, b.Rank, what, as[i].op)}
 		}
 		x, y := as[i], bs[i]
-		if x.op == y.op && x.attr == y.attr && x.value.expr == y.value.expr && x.value.spec == y.value.spec && microBatchOf(x.task) == microBatchOf(y.task) {
+		if x.op == y.op && x.attr == y.attr && x.expr == y.expr && x.spec == y.spec && microBatchOf(x.task) == microBatchOf(y.task) {
 			continue
 		}
-		if x.value.expr.known && !y.value.expr.known {
+		if x.expr.known && !y.expr.known {
 			a, b, x, y = b, a, y, x
 		}
-		return &CheckError{Rank: a.Rank, Stage: a.Stage, Instr: x.instr, Value: x.value.expr.name,
-			Msg: fmt.Sprintf("%s: meets %s of %s (%s) on rank %d %s", x.task, y.op, y.value.expr.name, y.task, b.Rank, what)}
+		return &CheckError{Rank: a.Rank, Stage: a.Stage, Instr: x.instr, Value: x.expr.name,
+			Msg: fmt.Sprintf("%s: meets %s of %s (%s) on rank %d %s", x.task, y.op, y.expr.name, y.task, b.Rank, what)}
 	}
 	return nil
 }

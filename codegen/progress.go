@@ -290,7 +290,7 @@ func (w *walker) meet(r int, task Task, n *ir.Node, async bool) (bool, error) {
 	s := &w.prog.Schedules[r]
 	axis := w.prog.Mesh.Axis(n.Attr.(ir.CommAttr).Axis)
 	group := w.groups[r*w.axes+axis]
-	for _, m := range group {
+	for _, m := range slices.Backward(group) { // ranks come in ascending order: the last one is missing until all are there
 		other, on := w.stands(m, async)
 		if on == n && (other.MicroBatch == task.MicroBatch || n.Phase == ir.Update) {
 			continue

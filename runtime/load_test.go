@@ -303,8 +303,8 @@ func moved(x Tensor, rows int) Tensor {
 	return x
 }
 
-// BenchmarkLoad loads GPT-3 175B with a batch of 1,536 sequences in a process that drives one rank of many.
-func BenchmarkLoad(b *testing.B) {
+// BenchmarkStart verifies and loads GPT-3 175B with a batch of 1,536 sequences in a process that drives one rank of many.
+func BenchmarkStart(b *testing.B) {
 	cfg, err := gpt.Preset("gpt3-175b")
 	require.NoError(b, err)
 	cfg.Float = ir.BF16
@@ -336,10 +336,18 @@ func BenchmarkLoad(b *testing.B) {
 			}
 			prog, err := codegen.Compile(g, &p, batch, nil)
 			require.NoError(b, err)
-			b.ReportAllocs()
-			for b.Loop() {
-				loadedOn(b, prog, 1, 2)
-			}
+			b.Run("verify", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					require.NoError(b, codegen.Verify(prog, g))
+				}
+			})
+			b.Run("load", func(b *testing.B) {
+				b.ReportAllocs()
+				for b.Loop() {
+					loadedOn(b, prog, 1, 2)
+				}
+			})
 		})
 	}
 }
