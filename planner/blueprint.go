@@ -453,11 +453,11 @@ func (b *blueprints) find(p *partition.Plan, lone bool) (*blueprint, error) {
 	return b.lazy(key, p.Placements), nil // if one stage compiles, several do
 }
 
-// fewOfContext is how many context-parallel ranks the small plan has: two, unless those would share sequences evenly and the
-// ranks of the plan do not, because that decides what can be made in parts.
+// fewOfContext is how many context-parallel ranks the small plan has: two, unless of those and the ranks of the plan only one would
+// share sequences evenly, because that decides what can be made in parts.
 func (b *blueprints) fewOfContext(p *partition.Plan) int {
-	if b.even(p, 2) && !b.even(p, p.ContextParallel()) {
-		return p.ContextParallel()
+	if cp := p.ContextParallel(); cp > 2 && b.even(p, 2) != b.even(p, cp) {
+		return cp
 	}
 	return min(p.ContextParallel(), 2)
 }
