@@ -97,6 +97,10 @@ func (s *searcher) slice(points []*point) bool {
 		if p.sliced || p.cp > 1 || !s.opts.searchesSlices() {
 			continue
 		}
+		if p.rough && p.lastRoomy() {
+			p.sliced = true // it needs none
+			continue
+		}
 		if p.rough { // its bound is without the recomputation that memory makes necessary, which can only raise it
 			if p.bare == 0 {
 				p.bare = p.least - p.inHead()
@@ -339,6 +343,11 @@ func (c *cutter) roomy(t tried) bool {
 		}
 	}
 	return true
+}
+
+// lastRoomy reports whether the last position surely fits with any number of blocks.
+func (c *cutter) lastRoomy() bool {
+	return c.chunks() == 1 && c.roomy(c.lastWith(c.pipe.skel.blocks-c.pipe.template.PP()+1))
 }
 
 // leaveHead reduces the memory of the last position to what it has with any number of slices: that of blocks, and what lasts.
