@@ -107,7 +107,7 @@ func inSequenceParts() []mutant {
 	}, {
 		bug: "planner: programs of ranks that share sequences unevenly are taken from those that do", how: "other products are made in parts",
 		file: "planner/blueprint.go",
-		old:  "if b.even(p, 2) && !b.even(p, p.ContextParallel()) {", new: "if p == nil {",
+		old:  "cp > 2 && b.even(p, 2) != b.even(p, cp)", new: "cp == 0",
 		pkg: "./planner", run: "^TestPartsOfSharedSequences$",
 	}, {
 		bug: "proof: the rows of shared sequences may be any number", how: "attention to one part passes for attention to all",

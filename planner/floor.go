@@ -90,11 +90,14 @@ type partTimes struct {
 	ahead   cost.Picoseconds // of all, what recomputation may do before the gradient arrives
 	update  cost.Picoseconds // once a step
 	closing cost.Picoseconds // of update, what may run at the end of the last backward pass already
+	normed  cost.Picoseconds // of update, closing and what else comes before the norm of all gradients
+	after   cost.Picoseconds // of update, what comes after it
 	// gathers, regathers and reduces are what the communication stream does: it gathers in the forward and in the backward
 	// pass, and reduces in the latter.
 	gathers, regathers, reduces cost.Picoseconds
 	once                        cost.Picoseconds // what it does besides in the last backward pass
 	delays                      cost.Picoseconds // of closing, by how much once delays it
+	renews                      cost.Picoseconds // what it does in the update: it gathers new weights
 }
 
 // streams is all that the communication stream does for a micro-batch.
@@ -111,11 +114,14 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].ahead += u[i].ahead
 		sum[i].update += u[i].update
 		sum[i].closing += u[i].closing
+		sum[i].normed += u[i].normed
+		sum[i].after += u[i].after
 		sum[i].gathers += u[i].gathers
 		sum[i].regathers += u[i].regathers
 		sum[i].reduces += u[i].reduces
 		sum[i].once += u[i].once
 		sum[i].delays += u[i].delays
+		sum[i].renews += u[i].renews
 	}
 	return sum
 }
@@ -125,7 +131,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 func (t *workTimes) stream(of *workTimes, reduces bool) {
 	for i := range t {
 		x, y := &t[i], &of[i]
-		if x.gathers, x.regathers = y.gathers, y.regathers; reduces {
+		if x.gathers, x.regathers, x.renews = y.gathers, y.regathers, y.renews; reduces {
 			x.reduces, x.once, x.delays = y.reduces, y.once, y.delays
 		}
 	}
@@ -136,8 +142,14 @@ func (t *workTimes) add(in *workInstr, time cost.Picoseconds) {
 	part := &t[in.part]
 	if in.pass == ir.Update {
 		part.update += time
-		if in.Last || in.Node.Op == ir.OpCast { // it narrows a sum of gradients, which data-parallel ranks do before they reduce it
+		switch n := in.Node; {
+		case n.Op == ir.OpAdamW, n.Op == ir.OpAllGather, n.Op == ir.OpCast && n.Args[0].Def.Op == ir.OpAdamW:
+			part.after += time
+		case in.Last, n.Op == ir.OpCast: // it narrows a sum of gradients, which data-parallel ranks do before they reduce it
 			part.closing += time
+			part.normed += time
+		case n.Op == ir.OpSumSquares, n.Op == ir.OpFixedSquares, n.Op == ir.OpToPartial:
+			part.normed += time
 		}
 		return
 	}

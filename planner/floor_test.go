@@ -317,28 +317,60 @@ func TestFloorsOfStreams(t *testing.T) {
 		sharding sharding
 		chunks   int
 		schedule partition.Schedule
+		size     int     // of a micro-batch
 		share    float64 // of what the even cut takes that the floor has
 	}{
-		{"sums of the last pass", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.OneFOneB, 0.9},
-		{"sums of the last pass for weight gradients", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.ZeroBubble, 0.95},
-		{"sums between ZeRO groups", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 1, group: 4}, 1, partition.OneFOneB, 0.9},
-		{"sums between ZeRO groups in every micro-batch", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2, group: 4}, 1, partition.GPipe, 0.75},
-		{"gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 1, partition.OneFOneB, 0.8},
-		{"tables of one position", degrees{plan: 8, dp: 8, tp: 1, pp: 1}, sharding{zero: 0}, 1, partition.OneFOneB, 0.98},
-		{"interleaved sums", degrees{plan: 8, dp: 4, tp: 1, pp: 2}, sharding{zero: 0}, 2, partition.Interleaved, 0.95},
-		{"interleaved gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 2, partition.Interleaved, 0.42},
-		{"what tensor-parallel ranks share", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 3, sequence: true, split: split{replicate: "attn+mlp"}}, 1, partition.OneFOneB, 0.62},
-		{"what ranks share that share the batch", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 2, split: split{replicate: "attn+mlp", batch: true}}, 1, partition.OneFOneB, 0.82},
-		{"context-parallel ZeRO groups", degrees{plan: 4, dp: 2, cp: 2, tp: 1, pp: 1}, sharding{zero: 1, group: 2}, 1, partition.OneFOneB, 0.99},
+		{"sums of the last pass", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.OneFOneB, 1, 0.94},
+		{"sums of the last pass for weight gradients", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.ZeroBubble, 1, 0.98},
+		{"sums between ZeRO groups", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 1, group: 4}, 1, partition.OneFOneB, 1, 0.94},
+		{"sums between ZeRO groups in every micro-batch", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2, group: 4}, 1, partition.GPipe, 1, 0.81},
+		{"gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 1, partition.OneFOneB, 1, 0.8},
+		{"tables of one position", degrees{plan: 8, dp: 8, tp: 1, pp: 1}, sharding{zero: 0}, 1, partition.OneFOneB, 1, 0.98},
+		{"interleaved sums", degrees{plan: 8, dp: 4, tp: 1, pp: 2}, sharding{zero: 0}, 2, partition.Interleaved, 1, 0.95},
+		{"interleaved gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 2, partition.Interleaved, 1, 0.88},
+		{"what tensor-parallel ranks share", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 3, sequence: true, split: split{replicate: "attn+mlp"}}, 1, partition.OneFOneB, 1, 0.62},
+		{"what ranks share that share the batch", degrees{plan: 32, dp: 2, tp: 16, pp: 1}, sharding{zero: 2, split: split{replicate: "attn+mlp", batch: true}}, 1, partition.OneFOneB, 1, 0.82},
+		{"context-parallel ZeRO groups", degrees{plan: 4, dp: 2, cp: 2, tp: 1, pp: 1}, sharding{zero: 1, group: 2}, 1, partition.OneFOneB, 1, 0.99},
+		{"new weights", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 1}, 1, partition.OneFOneB, 3, 0.95},
+		{"a lone pass for weight gradients", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2}, 1, partition.ZeroBubble, 3, 0.95},
+		{"a lone backward pass", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2}, 1, partition.OneFOneB, 3, 0.78},
+		{"a last backward pass", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2}, 1, partition.OneFOneB, 2, 0.78},
+		{"an interleaved step of one micro-batch", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2}, 2, partition.Interleaved, 3, 0.88},
+		{"an interleaved step of few micro-batches", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2}, 2, partition.Interleaved, 1, 0.93},
 	} {
 		o := outline{degrees: x.degrees, sharding: x.sharding, chunks: x.chunks}
 		o.cp, o.overlap = max(1, o.cp), true
-		took, floor := requireBounded(t, s, o, 1, x.schedule)
+		took, floor := requireBounded(t, s, o, x.size, x.schedule)
 		if x.sharding.replicate == "" { // else reductions may be in order, see [workTimes.stream]
-			floor, err = s.refined(&pending{outline: o}, 1, x.schedule, nil)
+			floor, err = s.refined(&pending{outline: o}, x.size, x.schedule, nil)
 			require.NoError(t, err)
 		}
 		require.GreaterOrEqual(t, float64(floor), x.share*float64(took), x.name)
+	}
+}
+
+// TestFloorsWaitForTheNorm: positions wait for the norm of all gradients, which with several goes through all of them.
+func TestFloorsWaitForTheNorm(t *testing.T) {
+	t.Parallel()
+	const batch = 16
+	c := preset(t, "gpt2")
+	c.NLayer, c.Float = 4, ir.BF16
+	on := cluster(t, "h100")
+	on.IntraNode.Latency *= 1000
+	opts, err := Options{RuntimeNGPUs: 8}.on(on, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, on, opts)
+	for _, x := range []struct {
+		pp, zero int     // as of ZeRO stage 1 ranks have shares of gradients, and of the norm
+		share    float64 // of what the even cut takes that the floor has
+	}{{2, 0, 0.64}, {2, 1, 0.76}, {4, 0, 0.71}, {4, 1, 0.77}} {
+		o := outline{degrees: degrees{plan: 8, dp: 8 / x.pp, cp: 1, tp: 1, pp: x.pp}, sharding: sharding{zero: x.zero, overlap: true}, chunks: 1}
+		for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble} {
+			took, _ := requireBounded(t, s, o, 2, schedule)
+			refined, err := s.refined(&pending{outline: o}, 2, schedule, nil)
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, float64(refined), x.share*float64(took), "%s under %s", o.text(), schedule)
+		}
 	}
 }
 

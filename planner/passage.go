@@ -42,15 +42,18 @@ func (p *passage) at(position int) (first, last *workTimes) {
 	return &x[whole], &x[rest]
 }
 
-// flow is the larger of the bounds of least and fill. Interleaved schedules have that of least alone, as their cut is even.
+// flow is the larger of the bounds of least and fill. Interleaved schedules, whose cut is even, are rehearsed instead of filled.
 func (s *searcher) flow(p *passage) cost.Picoseconds {
 	least := s.least(p)
 	bound := s.busy(p.outline, p.m, p.schedule, least)
-	if p.pp == 1 || p.chunks > 1 {
+	if p.pp == 1 {
 		return bound
 	}
 	if p.short = bound > p.enough; p.short {
 		return bound
+	}
+	if p.chunks > 1 {
+		return max(bound, s.busy(p.outline, p.m, p.schedule, s.rehearse(p)))
 	}
 	return s.busy(p.outline, p.m, p.schedule, fill(s.positions(p), s.graphs.blocks, p.more, least))
 }
@@ -71,10 +74,47 @@ func (p *passage) way(part, n int) cost.Picoseconds {
 // update is the time of the update of n blocks.
 func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * p.last[inBlock].update }
 
-// finish is the time from the last backward pass at the first position to the end of the step, where that position does an
-// update of its blocks.
-func (p *passage) finish(update cost.Picoseconds) cost.Picoseconds {
-	return update + p.ends.first
+// tail bounds the time from when a position has its gradients to the end of the step: so much, and more for each of its blocks.
+type tail struct{ fixed, block cost.Picoseconds }
+
+// tails returns the tails of a position of several: its update in order; what comes before the norm of all gradients is known,
+// then the gathers of its stream; or the norm goes on, and what the positions at the ends do with it.
+func (p *passage) tails(at int) [3]tail {
+	_, last := p.at(at)
+	block, before, after, renews := &last[inBlock], cost.Picoseconds(0), cost.Picoseconds(0), cost.Picoseconds(0)
+	switch at {
+	case 0:
+		before, after, renews = p.ends.first.before, p.ends.first.after, last[beforeBlocks].renews
+	case p.pp - 1:
+		before, after, renews = p.ends.last.before, p.ends.last.after, last[afterBlocks].renews
+	}
+	if p.ends.up == nil { // nothing waits for all gradients
+		return [3]tail{{before + after, block.update}, {renews, block.renews}, {}}
+	}
+	normed := before + p.ends.up[at] + p.ends.summed
+	return [3]tail{
+		{normed + p.ends.down[at] + after, block.update},
+		{normed + p.ends.down[at] + renews, block.normed + block.renews},
+		{normed + max(p.ends.down[0]+p.afterNorm(0), p.afterNorm(p.pp-1)), block.normed},
+	}
+}
+
+// afterNorm is what a position at an end does when it has the norm of all gradients. It has a block at least.
+func (p *passage) afterNorm(at int) cost.Picoseconds {
+	_, last := p.at(at)
+	block, after, renews := &last[inBlock], p.ends.first.after, last[beforeBlocks].renews
+	if at > 0 {
+		after, renews = p.ends.last.after, last[afterBlocks].renews
+	}
+	return max(after+block.after, after+renews, renews+block.renews)
+}
+
+// finish is the time from when a position has its gradients, with n blocks, to the end of the step.
+func (p *passage) finish(at, n int) (time cost.Picoseconds) {
+	for _, t := range p.tails(at) {
+		time = max(time, t.fixed+cost.Picoseconds(n)*t.block)
+	}
+	return time
 }
 
 // recomputing is the number of backward passes in which memory makes as much recomputation necessary.
@@ -107,8 +147,8 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	blocks, ahead := s.graphs.blocks, aheadOf(&p.first, &p.last)
 	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
 	share := (blocks + p.pp - 1) / p.pp
-	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(p.update(1)))
-	less := cost.Picoseconds(p.pp)*ahead - p.finish(p.update(1)) // position 0 updates a block at least
+	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(0, 1))
+	less := cost.Picoseconds(p.pp)*ahead - p.finish(0, 1) // position 0 updates a block at least
 	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
 	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
 	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
@@ -132,7 +172,9 @@ func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 	if recomputed == never {
 		return never
 	}
-	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1) + p.update(blocks) + p.last[beforeBlocks].update
+	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1)
+	before, block, n := &p.last[beforeBlocks], &p.last[inBlock], cost.Picoseconds(blocks)
+	inOrder += max(before.update+n*block.update, before.normed+before.renews+p.last[afterBlocks].renews+n*(block.normed+block.renews))
 	stream, split := s.streamed(p, &p.first[inBlock]), p.schedule == partition.ZeroBubble
 	forward, backward := stream.alone(&p.first, cost.Picoseconds(blocks), recomputed, split)
 	inOrder += cost.Picoseconds(p.m-1) * (forward + backward)
@@ -161,8 +203,8 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 			return never
 		}
 		own := func(part int) cost.Picoseconds { return cost.Picoseconds(p.m-1)*first[part].all + last[part].all }
-		n, update := cost.Picoseconds(its.blocks), cost.Picoseconds(its.blocks)*last[inBlock].update
-		time := p.recomputing()*recomputed + n*own(inBlock) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + update
+		n := cost.Picoseconds(its.blocks)
+		time := p.recomputing()*recomputed + n*own(inBlock) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.finish(at, its.blocks)
 		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 		tasks := p.chunks // of a micro-batch, in each direction
 		if tasks == anyChunks {
@@ -173,9 +215,9 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		time += forward + max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))
 		switch at {
 		case 0:
-			time, tasks = time+own(beforeBlocks)-update+p.finish(update), tasks-1
+			time, tasks = time+own(beforeBlocks), tasks-1
 		case p.pp - 1:
-			time, tasks = time+own(afterBlocks)+p.ends.last, tasks-1
+			time, tasks = time+own(afterBlocks), tasks-1
 		}
 		time += cost.Picoseconds(p.m*tasks) * within
 		bound = max(bound, time)
@@ -265,7 +307,8 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [5]chain
+	chains  [14]chain
+	n       int // number of chains
 	flights int // micro-batches in flight
 }
 
@@ -273,10 +316,28 @@ type position struct {
 // many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
 
+// add adds a chain, unless another is as long with any number of blocks.
+func (p *position) add(c chain) {
+	for _, other := range p.chains[:p.n] {
+		if other.block >= c.block && other.fixed+other.block >= c.fixed+c.block && other.passes >= c.passes {
+			return
+		}
+	}
+	p.chains[p.n] = c
+	p.n++
+}
+
+// addEnding adds a chain that ends with the update, once with each tail. less is what of the update of a block it has already.
+func (p *position) addEnding(c chain, tails *[3]tail, less cost.Picoseconds) {
+	for _, t := range tails {
+		p.add(chain{c.fixed + t.fixed, c.block + t.block - less, c.passes})
+	}
+}
+
 // holds returns the most blocks that the position can have if the step takes at most t, with unlimited memory.
 func (p *position) holds(t cost.Picoseconds, blocks int) int {
 	n := cost.Picoseconds(blocks)
-	for i := range p.chains {
+	for i := range p.chains[:p.n] {
 		switch c := &p.chains[i]; {
 		case t < c.fixed+c.block:
 			return 0
@@ -295,7 +356,7 @@ func (p *position) holdsWith(t cost.Picoseconds, blocks int, more *again) int {
 		if recomputed == never {
 			return false
 		}
-		for i := range p.chains {
+		for i := range p.chains[:p.n] {
 			if c := &p.chains[i]; c.fixed+cost.Picoseconds(n)*c.block+c.passes*recomputed > t {
 				return false
 			}
@@ -348,10 +409,13 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 //   - through: micro-batch 0 goes forward through all positions and back to i, which then does the work it has left; the
 //     backward pass of micro-batch m-1 goes on to position 0, which updates;
 //   - update: the same, but i itself updates once its work is done;
-//   - busy: all that i does in order;
+//   - drain: the same, but for the last pass of i, which is as long as its stream, with all that this does once;
+//   - busy: all that i does in order, then the update;
 //   - beside: all that the communication stream of i does;
 //   - outlast: all passes of i but the last one, each by what it does in order or by its stream; then the stream of the last
 //     pass, with all that it does once, and the update, which waits for it.
+//
+// Each of those that end with an update does so in all ways that tails has.
 func (s *searcher) positions(p *passage) []position {
 	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
 	split := p.schedule == partition.ZeroBubble
@@ -372,7 +436,7 @@ func (s *searcher) positions(p *passage) []position {
 	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
 	// position: it counts the time at the fastest.
 	first, last := p.at(0)
-	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, p.finish(last[inBlock].update)
+	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, p.finish(0, 1)
 	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
 	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
 	for at := range p.pp {
@@ -384,7 +448,8 @@ func (s *searcher) positions(p *passage) []position {
 		sentBack += p.sent[whole][at].returned()
 	}
 	each[rest] = min(each[whole], each[rest])
-	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + min(back(&first[afterBlocks]), back(&last[afterBlocks])) + sentBack
+	head := min(back(&first[afterBlocks]), back(&last[afterBlocks]))
+	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + head + sentBack
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
 	s.scratch = slices.Grow(s.scratch[:0], p.pp)[:p.pp]
 	all := s.scratch
@@ -401,7 +466,7 @@ func (s *searcher) positions(p *passage) []position {
 			x.flights = rooms[at][0].Slots
 		}
 		late := cost.Picoseconds(m - earlyForwards(p.schedule, m, p.pp, at)) // forward passes that are left after that
-		through, update, busy, beside, outlast := &x.chains[0], &x.chains[1], &x.chains[2], &x.chains[3], &x.chains[4]
+		var through, update, drain, busy, beside chain
 		// At least so many blocks, besides its own, are not before the position; for the first position all blocks.
 		after := cost.Picoseconds(p.pp - 1 - at)
 		if at == 0 {
@@ -411,6 +476,7 @@ func (s *searcher) positions(p *passage) []position {
 			start -= p.sent[whole][at].returned() // the position goes on meanwhile
 		}
 		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
+		drain.fixed = update.fixed
 		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
 		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
 			var left cost.Picoseconds // what is left to do after the first backward pass
@@ -424,13 +490,20 @@ func (s *searcher) positions(p *passage) []position {
 			if late > 0 {
 				left += (late-1)*first.forward + last.forward
 			}
-			*to(through) += left
-			*to(update) += left
-			*to(busy) += m1*first.all + last.all
-			*to(beside) += m1*first.streams() + last.streams()
-			if split { // weight gradients that come before the last backward pass, and all of them
-				*to(through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
-				*to(update) += m1*first.weight + last.weight
+			*to(&through) += left
+			*to(&update) += left
+			*to(&drain) += left + last.reduces + last.once
+			*to(&busy) += m1*first.all + last.all
+			*to(&beside) += m1*first.streams() + last.streams()
+			switch {
+			case split: // weight gradients that come before the last backward pass, and all of them
+				*to(&through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
+				*to(&update) += m1*first.weight + last.weight
+				*to(&drain) += m1 * first.weight
+			case m > 1:
+				*to(&drain) += last.regathers - back(last)
+			default:
+				*to(&drain) += last.regathers
 			}
 		}
 		fixed := func(c *chain) *cost.Picoseconds { return &c.fixed }
@@ -451,30 +524,39 @@ func (s *searcher) positions(p *passage) []position {
 		if at > 0 {
 			through.block += each[whole] - each[rest]
 			update.block += each[whole]
+			drain.block += each[whole]
+		}
+		if m == 1 && !split { // its last pass is the one of micro-batch 0, which its stream has beside it
+			drain.block -= each[whole]
+			if at == p.pp-1 {
+				drain.fixed -= head
+			}
+			if !p.posts {
+				drain.fixed -= p.sent[whole][at].returned()
+			}
 		}
 		if !p.posts {
 			start -= p.sent[whole][at].returned()
 		}
 		sentOn += p.sent[rest][at].returned()
 		through.fixed += update0 // the first position updates one block at least
-		update.block += last[inBlock].update
-		busy.block += last[inBlock].update
-		switch at {
-		case 0:
-			update.fixed += p.ends.first
-			busy.fixed += p.ends.first
-		case p.pp - 1:
-			update.fixed += p.ends.last
-			busy.fixed += p.ends.last
-		}
-		through.passes, update.passes, busy.passes = m2, m2, m1
+		through.passes, update.passes, drain.passes, busy.passes = m2, m2, m2, m1
 		if sameTimes := *first == *last; sameTimes {
 			through.passes, update.passes, busy.passes = m1, m1, cost.Picoseconds(m)
+			if split {
+				drain.passes = m1
+			}
 		}
 		exposed := p.exposed(last, at)
 		update.fixed += exposed
 		busy.fixed += exposed
-		*outlast = p.outlast(at, busy.passes)
+		tails, closing := p.tails(at), last[inBlock].closing
+		x.addEnding(update, &tails, 0)
+		x.addEnding(busy, &tails, 0)
+		x.addEnding(drain, &tails, closing)
+		x.addEnding(p.outlast(at, busy.passes), &tails, closing)
+		x.add(through)
+		x.add(beside)
 	}
 	return all
 }
@@ -510,12 +592,12 @@ func (p *passage) outlast(at int, recomputing cost.Picoseconds) chain {
 		_, final := completes(b)
 		return cost.Picoseconds(p.m-1)*(others(a)+each) + others(b) + final + b.once
 	}
-	c := chain{block: sum(inBlock) + last[inBlock].update - last[inBlock].closing}
+	c := chain{block: sum(inBlock)}
 	switch at {
 	case 0:
-		c.fixed = sum(beforeBlocks) + p.ends.first
+		c.fixed = sum(beforeBlocks)
 	case p.pp - 1:
-		c.fixed = sum(afterBlocks) + p.ends.last
+		c.fixed = sum(afterBlocks)
 	}
 	switch {
 	case split:

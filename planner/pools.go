@@ -197,6 +197,8 @@ func (t *workTimes) fastest(u *workTimes) {
 		after := min(a.update-a.closing, b.update-b.closing)
 		a.closing = min(a.closing, b.closing)
 		a.update, a.gathers, a.once = a.closing+after, min(a.gathers, b.gathers), min(a.once, b.once)
+		a.normed, a.after = min(a.normed, b.normed), min(a.after, b.after)
+		a.renews = min(a.renews, b.renews)
 		a.delays = max(a.delays, b.delays)
 		a.regathers, a.reduces = min(a.regathers, b.regathers), min(a.reduces, b.reduces)
 	}

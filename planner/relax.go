@@ -315,6 +315,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 	ranks, tp := s.shardedOver(o), trunk.mesh.Axis(partition.AxisTP)
 	groups := s.groups(o)
 	var once [modelParts]struct{ whole, cut, shares int64 } // bytes that are summed once, in one bucket at most
+	var renewed [modelParts]int64                           // bytes of new weights, likewise
 	for _, v := range trunk.persistentOf(s.batch).ends {
 		bytes, cut := v.bytes, partition.ReplicaDim(ranks, v.value.Spec, v.value.Type.Shape) >= 0
 		if v.value.Spec[tp].Kind != ir.Shard {
@@ -329,6 +330,14 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 		}
 		if v.frozen {
 			continue
+		}
+		if cut && (o.zero == 1 || o.zero == 2) {
+			if v.first {
+				renewed[beforeBlocks] += bytes
+			}
+			if v.again && (!v.first || o.pp > 1) {
+				renewed[afterBlocks] += bytes
+			}
 		}
 		if cut && o.zero >= 2 {
 			reduce := collective(ir.OpReduceScatter)
@@ -366,12 +375,20 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 		if x.shares > 0 && groups > 1 {
 			t[part].once += way.further(x.shares, groups)
 		}
+		if renewed[part] > 0 {
+			t[part].renews = s.collective(o, trunk, way, ir.OpAllGather, renewed[part])
+		}
 	}
 }
 
-// ends are lower bounds of what the ends of a pipeline do in their update for tables outside of blocks, whose gradients
-// data-parallel ranks sum, in order at the first and at the last position.
-type ends struct{ first, last cost.Picoseconds }
+// ends are lower bounds of what the ends of a pipeline do in their update, in order, for tables outside of blocks whose
+// gradients data-parallel ranks sum, and of how long positions wait for the norm of all gradients. That is added up from the first
+// position to the last and sent back, or two positions exchange what they have of it.
+type ends struct {
+	first, last struct{ before, after cost.Picoseconds } // the norm is known
+	up, down    []cost.Picoseconds                       // by position: how long it is on its way from there, and on the way there; nil without a norm
+	summed      cost.Picoseconds                         // then the ranks of a position add up their parts of it
+}
 
 // endsKey is what ends depend on besides the degrees.
 type endsKey struct {
@@ -396,6 +413,10 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 	if way.at != nil {
 		first, last = way.places[way.at[0]], way.places[way.at[o.pp-1]]
 	}
+	var transfers *cost.Program // nil where they are left out, as in sends
+	if way.plan != nil && !s.rates.Crowded(o.pp) {
+		transfers = s.transfers(o, way, trunk.meshOf(s.batch, s.batch))
+	}
 	for _, v := range trunk.persistentOf(s.batch).ends {
 		if v.frozen {
 			continue
@@ -405,43 +426,82 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 			bytes /= int64(o.tp)
 		}
 		both := v.first && v.again
-		sum := func(at *ways) cost.Picoseconds {
+		sums := func(at *ways) (sum, gather cost.Picoseconds) {
 			collective := func(op ir.Op) cost.Picoseconds { return s.collective(o, trunk, at, op, bytes) }
-			switch {
-			case !summed || o.overlap && !both:
-				return 0
-			case o.zero == 0:
-				return collective(ir.OpAllReduce)
-			case cut && o.zero == 1:
-				time := collective(ir.OpReduceScatter)
-				if groups := s.groups(o); groups > 1 {
-					time += at.further(bytes/int64(ranks), groups)
-				}
-				if !o.overlap {
-					time += collective(ir.OpAllGather)
-				}
-				return time
-			case cut && o.zero == 2 && !o.overlap:
-				return collective(ir.OpAllGather)
+			if !summed || o.overlap && !both {
+				return 0, 0
 			}
-			return 0
+			switch {
+			case o.zero == 0:
+				sum = collective(ir.OpAllReduce)
+			case cut && o.zero == 1:
+				sum = collective(ir.OpReduceScatter)
+			}
+			if groups := s.groups(o); cut && groups > 1 && (o.zero == 1 || o.zero > 1 && both) {
+				sum += at.further(bytes/int64(ranks), groups)
+			}
+			if cut && (o.zero == 1 || o.zero == 2) && !o.overlap {
+				gather = collective(ir.OpAllGather)
+			}
+			return sum, gather
 		}
-		hand := cost.Picoseconds(0) // a position does nothing else while it sends
-		if both && way.plan != nil && !s.rates.Crowded(o.pp) {
+		if v.first {
+			sum, gather := sums(first)
+			x.first.before += sum
+			x.first.after += gather
+		}
+		if v.again {
+			sum, gather := sums(last)
+			x.last.after += gather
+			if both {
+				x.last.after += sum // what it was handed counts in the norm of the first position
+			} else {
+				x.last.before += sum
+			}
+		}
+		if both && transfers != nil { // a position does nothing else while it sends
 			shared := bytes
 			if o.zero >= 2 {
 				shared /= int64(ranks)
 			}
-			hand = s.transfers(o, way, trunk.meshOf(s.batch, s.batch)).Hand(shared, 0, o.pp-1)
-		}
-		if v.first {
-			x.first += hand + sum(first)
-		}
-		if v.again {
-			x.last += hand + sum(last)
+			hand := transfers.Hand(shared, 0, o.pp-1)
+			x.first.before += hand
+			x.last.before += hand
 		}
 	}
+	if slices.ContainsFunc(trunk.of.progs[kept].Graph.Nodes, func(n *ir.Node) bool { return n.Op == ir.OpClipScale }) {
+		s.passNorm(o, trunk, way, transfers, x)
+	}
 	return x
+}
+
+// passNorm notes how long the norm of all gradients is on its way (see partition's sums over positions), if blocks have gradients.
+func (s *searcher) passNorm(o outline, trunk *work, way *ways, transfers *cost.Program, x *ends) {
+	params := trunk.persistentOf(s.batch).params
+	if !slices.ContainsFunc(params, func(v blockParam) bool { return v.gradient }) {
+		return
+	}
+	const bytes = 4
+	x.up, x.down = make([]cost.Picoseconds, o.pp), make([]cost.Picoseconds, o.pp)
+	switch {
+	case transfers == nil:
+	case o.pp == 2: // they exchange their sums
+		x.up[0], x.up[1] = transfers.Hand(bytes, 0, 1), transfers.Hand(bytes, 1, 0)
+	default:
+		for at := o.pp - 2; at >= 0; at-- {
+			x.up[at] = x.up[at+1] + transfers.Hand(bytes, at, at+1)
+			x.down[at] = x.down[at+1] + transfers.Hand(bytes, at+1, at)
+		}
+	}
+	cut := func(v blockParam) bool {
+		return v.gradient && partition.ReplicaDim(s.shardedOver(o), v.like.Spec, v.like.Type.Shape) >= 0
+	}
+	if o.zero > 0 && s.replicas(o)*o.cp > 1 && slices.ContainsFunc(params, cut) {
+		x.summed = never
+		for _, at := range way.places {
+			x.summed = min(x.summed, s.collective(o, trunk, at, ir.OpAllReduce, bytes))
+		}
+	}
 }
 
 // collective is the least time of a collective over context-parallel and data-parallel ranks at a place. The latter have the
@@ -502,8 +562,11 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	once := func(op ir.Op, bytes int64) {
 		if o.pp == 1 {
 			joined[op] += bytes
-		} else {
-			each.update += collective(op, bytes)
+			return
+		}
+		time := collective(op, bytes)
+		if each.update += time; op == ir.OpAllGather {
+			each.after += time
 		}
 	}
 	tp := trunk.mesh.Axis(partition.AxisTP)
@@ -603,11 +666,12 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		each.once += reduce
 		each.update += way.slows(reduce)
 		each.closing += way.slows(reduce)
+		each.normed += way.slows(reduce)
 		each.delays += way.slows(reduce)
 	}
 	if renewed.bytes > 0 {
-		gather := on(ir.OpAllGather, renewed)
-		each.update = max(each.update+way.slows(gather), gather)
+		each.renews = on(ir.OpAllGather, renewed)
+		each.update = max(each.update+way.slows(each.renews), each.renews)
 	}
 	way.moved[key] = &t
 	return &t
@@ -655,10 +719,11 @@ func (w *work) apart(zero, ranks int) workTimes {
 	block := &t[inBlock]
 	if zero >= 1 {
 		near := &w.restNear[inBlock]
-		block.update, block.closing = near.update/cost.Picoseconds(ranks), near.closing/cost.Picoseconds(ranks)
+		share := cost.Picoseconds(ranks)
+		block.update, block.closing, block.normed, block.after = near.update/share, near.closing/share, near.normed/share, near.after/share
 	}
 	if zero >= 2 {
-		*block = partTimes{update: block.update, closing: block.closing}
+		*block = partTimes{update: block.update, closing: block.closing, normed: block.normed, after: block.after}
 	}
 	return t
 }
