@@ -68,7 +68,7 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	case c.NodeRank < 0 || c.NodeRank >= most:
 		return usagef("launch: --node-rank is %d of --nnodes %s, want 0 to %d", c.NodeRank, c.NNodes, most-1)
 	case ranks%procs != 0 || ranks/procs < least || ranks/procs > most:
-		return usagef("launch: %s machines with %d processes each cannot be the %d ranks of the plan: each process is one rank", c.NNodes, procs, ranks)
+		return usagef("launch: --nnodes %s with --nproc %d cannot be the %s of the plan: each process is one rank", c.NNodes, procs, explain.Count(ranks, "rank"))
 	case most > 1 && c.Master == "":
 		return usagef("launch: --nnodes %s needs --master, the address of machine 0", c.NNodes)
 	case c.Master != "" && !hasPort(c.Master):

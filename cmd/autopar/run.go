@@ -12,6 +12,7 @@ import (
 
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/cuda"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/export"
 	"github.com/autopar/autopar/launch"
 	"github.com/autopar/autopar/partition"
@@ -87,7 +88,7 @@ func (c *runCmd) join(ctx context.Context, con *console, plan *partition.Plan) (
 		return nil, nil, usagef("run: --loopback runs all ranks in one process, but the launcher has started %d", place.World)
 	}
 	if place.World != plan.RuntimeNGPUs {
-		return nil, nil, usagef("run: the launcher has started %d processes, the plan has %d ranks: each process is one rank", place.World, plan.RuntimeNGPUs)
+		return nil, nil, usagef("run: the launcher has started %d processes, the plan has %s: each process is one rank", place.World, explain.Count(plan.RuntimeNGPUs, "rank"))
 	}
 	con.quiet, con.progress = con.quiet || place.Rank > 0, con.progress && place.Rank == 0
 	bounded, cancel := context.WithTimeout(ctx, c.Timeout)
