@@ -169,9 +169,10 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 
 // checkpointImportCmd makes a checkpoint from the weights of other programs.
 type checkpointImportCmd struct {
-	File   string `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's, or of a Llama, by HuggingFace's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
-	Config string `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`
-	Out    toDir  `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
+	File   string   `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's, or of a Llama, by HuggingFace's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
+	Config string   `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`
+	Set    []string `with:"config" sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of that configuration. May be repeated."`
+	Out    toDir    `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
 }
 
 // Example is shown by --help.
@@ -207,7 +208,7 @@ func (c *checkpointImportCmd) Run(con *console) error {
 
 func (c *checkpointImportCmd) config() (*config.Config, error) {
 	if c.Config != "" {
-		cfg, err := config.Load(c.Config, nil)
+		cfg, err := config.Load(c.Config, c.Set)
 		if err != nil {
 			return nil, err
 		}

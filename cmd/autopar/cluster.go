@@ -10,10 +10,11 @@ import (
 
 // clusterCmd shows the built-in clusters.
 type clusterCmd struct {
-	Name      string `arg:"" optional:"" help:"Print this one as YAML."`
-	Galvatron string `placeholder:"DIR" help:"Take layer times and links from the profile files in a checkout of Galvatron, the rest from the cluster named."`
-	ProfileOf string `with:"galvatron" default:"llama2-7b" placeholder:"NAME" help:"The model in the names of those files."`
-	Model     string `with:"galvatron" placeholder:"gpt.yaml" help:"Configuration of that model, with the sequences that it was measured with."`
+	Name      string   `arg:"" optional:"" help:"Print this one as YAML."`
+	Galvatron string   `placeholder:"DIR" help:"Take layer times and links from the profile files in a checkout of Galvatron, the rest from the cluster named."`
+	ProfileOf string   `with:"galvatron" default:"llama2-7b" placeholder:"NAME" help:"The model in the names of those files."`
+	Model     string   `with:"galvatron" placeholder:"gpt.yaml" help:"Configuration of that model, with the sequences that it was measured with."`
+	Set       []string `with:"model" sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of that configuration. May be repeated."`
 	format
 }
 

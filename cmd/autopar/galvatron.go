@@ -22,7 +22,7 @@ func (c *clusterCmd) measured(con *console) error {
 	if base.Device.Shared {
 		return usagef("cluster: --galvatron is for clusters of accelerators, but %s is one machine that all ranks share", c.Name)
 	}
-	cfg, err := config.Load(c.Model, nil)
+	cfg, err := config.Load(c.Model, c.Set)
 	if err != nil {
 		return err
 	}
