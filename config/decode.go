@@ -25,6 +25,8 @@ func Override(c *Config, flag, assignment string) error {
 	section, leaf, dotted := strings.Cut(name, ".")
 	k, known := findKey(section, leaf)
 	switch {
+	case strings.Trim(name, ".") == "":
+		return &Error{File: flag, Msg: fmt.Sprintf("wants section.key=value, got %q", assignment)}
 	case !dotted && slices.Contains(sectionNames(), name):
 		return at.Refuse(name, "is a section; set one of its keys, such as %s", nearestKey(section, ""))
 	case !known && !dotted:
