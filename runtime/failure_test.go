@@ -155,4 +155,5 @@ func TestMemoryComesFirst(t *testing.T) {
 	_, err = runtime.New(prog, b, runtime.Options{})
 	var short *runtime.MemoryError
 	require.ErrorAs(t, err, &short)
+	require.EqualError(t, err, short.Error(), "it names the rank")
 }

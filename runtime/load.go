@@ -7,6 +7,7 @@ package runtime
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -168,7 +169,11 @@ func (e *Executor) alloc(prog *codegen.Program, hosted bool) error {
 		}
 		stage := prog.Stages[prog.Schedules[r.id].Stage]
 		for space, bytes := range [...]int64{OnDevice: stage.Arena(), OnHost: stage.Host} {
-			if err := r.device.Alloc(Space(space), bytes); err != nil {
+			err := r.device.Alloc(Space(space), bytes)
+			if short, ok := errors.AsType[*MemoryError](err); ok { // which names the rank
+				return short
+			}
+			if err != nil {
 				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
 			}
 		}
