@@ -65,6 +65,9 @@ func (c *runCmd) directory(command string, doc *planner.Document) (string, error
 	if out == "" {
 		out, named = doc.Config.Train.OutDir, command+": train.out_dir"
 	}
+	if doc.Config.Train.EvalOnly && c.Steps != nil {
+		return "", usagef("%s: --steps is %d, but by train.eval_only the plan makes no updates", command, *c.Steps)
+	}
 	if doc.Config.Train.EvalOnly { // nothing is written, and a checkpoint may be evaluated
 		return out, mayBeDirectory(named, out)
 	}
