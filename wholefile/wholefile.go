@@ -13,6 +13,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 )
 
@@ -121,8 +122,16 @@ func (f *File) Discard() error {
 }
 
 // Obstacle says what keeps dir from being made: dir itself or a path above it that is a file, or a
-// link to nothing. It returns "" if nothing does.
+// link to nothing, or a link before "..", which is above what the link names for the system, but above
+// the link where paths are joined. It returns "" if nothing does.
 func Obstacle(dir string) string {
+	words := strings.Split(filepath.ToSlash(dir), "/")
+	for i, word := range words {
+		before := filepath.Clean(strings.Join(words[:i], "/"))
+		if to, err := os.Readlink(before); word == ".." && err == nil {
+			return fmt.Sprintf("%s is a link to %s, after which .. may not lead back; leave both out", before, to)
+		}
+	}
 	for at := filepath.Clean(dir); ; at = filepath.Dir(at) {
 		info, err := os.Stat(at)
 		to, noLink := os.Readlink(at)

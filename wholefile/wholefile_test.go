@@ -84,7 +84,9 @@ func TestObstacle(t *testing.T) {
 	for path, want := range map[string]string{
 		dir: "", filepath.Join(dir, "a", "b"): "", file: file + " is a file", filepath.Join(file, "a", "b"): file + " is a file", "": "", "/": "",
 		link: link + " is a link to gone, which leads nowhere", filepath.Join(link, "a"): link + " is a link to gone, which leads nowhere",
-		loop: loop + " is a link to loop, which leads nowhere", good: "", filepath.Join(good, "a"): "",
+		link + "/../a": link + " is a link to gone, after which .. may not lead back; leave both out", dir + "/a/../b": "",
+		good + "//../a/": good + " is a link to " + dir + ", after which .. may not lead back; leave both out",
+		loop:             loop + " is a link to loop, which leads nowhere", good: "", filepath.Join(good, "a"): "",
 	} {
 		require.Equal(t, want, Obstacle(path), path)
 	}

@@ -76,7 +76,8 @@ func mayBeFile(flag, out string) error {
 	if info, err := os.Stat(out); err == nil && info.IsDir() {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
 	}
-	if why := wholefile.Obstacle(filepath.Dir(out)); why != "" {
+	dir, _ := filepath.Split(out) // unlike Dir it does not clean
+	if why := wholefile.Obstacle(dir); why != "" {
 		return usagef("%s %s cannot be written: %s", flag, out, why)
 	}
 	return nil
