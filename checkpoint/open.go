@@ -78,6 +78,14 @@ func lastOf(root, but string) string {
 // file that names the newest one, so it also finds those that saving would remove though that file is damaged or missing.
 func Holds(dir string) string { return lastOf(filepath.Join(dir, rootDir), "") }
 
+// RunOf returns the DIR of the run whose checkpoints are in a directory, "" if there are none.
+func RunOf(root string) string {
+	if lastOf(root, "") == "" {
+		return ""
+	}
+	return filepath.Join(root, "..")
+}
+
 // Beside returns the last of the other checkpoints beside one, "" if there is none.
 func Beside(dir string) string { return lastOf(filepath.Split(dir)) }
 
@@ -144,7 +152,9 @@ func locate(path string) (string, error) {
 	name, err := readLatest(root)
 	if errors.Is(err, fs.ErrNotExist) {
 		err = &Error{File: path, Msg: "holds no checkpoint (neither " + manifestFile + " nor " + LatestFile + ")", Err: fs.ErrNotExist}
-		if file := weightsIn(path); file != "" {
+		if run := RunOf(path); run != "" {
+			err = fmt.Errorf("%w; name the directory of the run, %s", err, run)
+		} else if file := weightsIn(path); file != "" {
 			err = fmt.Errorf("%w; name the file of weights in it, %s", err, file)
 		}
 	}

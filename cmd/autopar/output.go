@@ -91,11 +91,18 @@ func mayBeDirectory(flag, dir string) error {
 	return nil
 }
 
-// mayBeRun refuses the directory of a run if it cannot be a directory, or is a checkpoint. Checkpoints that a run saved in it would
-// not be found again, because the one that it is comes first, and would be removed together with it.
+// mayBeRun refuses the directory of a run if it cannot be a directory, is a checkpoint, or holds those of another run. Checkpoints
+// that a run saved in a checkpoint would not be found again, because the one that it is comes first, and would be removed together
+// with it.
 func mayBeRun(flag, dir string) error {
-	if err := mayBeDirectory(flag, dir); err != nil || !checkpoint.Is(dir) {
+	if err := mayBeDirectory(flag, dir); err != nil {
 		return err
+	}
+	if run := checkpoint.RunOf(dir); run != "" {
+		return usagef("%s %s holds the checkpoints of a run, want the directory of a run, such as that one's, %s", flag, dir, run)
+	}
+	if !checkpoint.Is(dir) {
+		return nil
 	}
 	return usagef("%s %s is a checkpoint, want the directory of a run: autopar checkpoint merge %s -o DIR makes one to go on from", flag, dir, export.Quote(dir))
 }
