@@ -196,7 +196,7 @@ func Newest(dir string) (path string, step int, err error) {
 	root := filepath.Join(dir, rootDir)
 	name, err := readLatest(root)
 	if err != nil {
-		return "", 0, err
+		return "", 0, beside(root+string(filepath.Separator), err)
 	}
 	s, _ := parseName(name)
 	return filepath.Join(root, name), s.step, nil
