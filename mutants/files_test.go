@@ -230,7 +230,7 @@ func inFiles() []mutant {
 	}, {
 		bug:  "files are for all to read, whatever the umask says",
 		file: "wholefile/wholefile.go",
-		old:  "func (f *File) Finish() error { return f.Sync() }", new: "func (f *File) Finish() error { _ = f.Chmod(0o644); return f.Sync() }",
+		old:  "func (f *File) Finish() error { return naming(f.path, \"sync\", f.Sync()) }", new: "func (f *File) Finish() error { _ = f.Chmod(0o644); return naming(f.path, \"sync\", f.Sync()) }",
 		pkg: "./wholefile", run: "^TestUmask$",
 	}, {
 		bug:  "checkpoints are for their user alone, whatever the umask says",

@@ -32,13 +32,27 @@ func Create(path string) (*File, error) {
 	}
 	sweep(path)
 	f, err := createTemp(path)
-	if at, ok := errors.AsType[*fs.PathError](err); ok {
-		return nil, &fs.PathError{Op: "create", Path: path, Err: at.Err}
-	}
 	if err != nil {
-		return nil, err
+		return nil, naming(path, "create", err)
 	}
 	return &File{File: f, path: path}, nil
+}
+
+// naming makes an error about a temporary file one about the file that it was to become.
+func naming(path, op string, err error) error {
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		return &fs.PathError{Op: op, Path: path, Err: at.Err}
+	}
+	if at, ok := errors.AsType[*os.LinkError](err); ok {
+		return &fs.PathError{Op: op, Path: path, Err: at.Err}
+	}
+	return err
+}
+
+// Write is that of [os.File], with an error that names the file.
+func (f *File) Write(b []byte) (int, error) {
+	n, err := f.File.Write(b)
+	return n, naming(f.path, "write", err)
 }
 
 // tempForm returns the beginning of the temporary names of a file. It is short, as the name of the
@@ -93,12 +107,12 @@ func sweep(path string) {
 
 // Finish makes everything written durable, still under the temporary name. Nothing may be written
 // after it.
-func (f *File) Finish() error { return f.Sync() }
+func (f *File) Finish() error { return naming(f.path, "sync", f.Sync()) }
 
 // Commit gives a finished file its name. It replaces an existing file.
 func (f *File) Commit() error {
 	if err := os.Rename(f.Name(), f.path); err != nil {
-		return err
+		return naming(f.path, "create", err)
 	}
 	f.done = true
 	if err := f.Close(); err != nil { // releases the lock

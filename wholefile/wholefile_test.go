@@ -55,6 +55,16 @@ func TestErrorsNameTheFile(t *testing.T) {
 	require.EqualError(t, err, "create "+missing+": no such file or directory")
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "file"), nil, 0o600))
 	require.Error(t, Write(filepath.Join(dir, "file", "a"), nil))
+
+	long := filepath.Join(dir, strings.Repeat("a", 1000))
+	require.EqualError(t, Write(long, nil), "create "+long+": file name too long")
+	path := filepath.Join(dir, "a")
+	f, err := Create(path)
+	require.NoError(t, err)
+	require.NoError(t, f.Close())
+	_, err = f.Write([]byte("a"))
+	require.EqualError(t, err, "write "+path+": file already closed")
+	require.EqualError(t, f.Finish(), "sync "+path+": file already closed")
 }
 
 // TestLongNames: a file may have the longest name that the file system allows.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"unicode/utf8"
 
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/wholefile"
 )
 
@@ -75,7 +76,7 @@ func Create(path string, infos []Info, metadata map[string]string) (*Writer, err
 		w.missing[e.Name] = true
 	}
 	if _, err := temp.Write(text); err != nil {
-		return nil, errors.Join(fmt.Errorf("safetensors: %s: write header: %w", path, err), w.Close())
+		return nil, errors.Join(fmt.Errorf("safetensors: %s: write header: %w", path, infile.WithoutPath(err)), w.Close())
 	}
 	return w, nil
 }
@@ -98,7 +99,7 @@ func (w *Writer) Write(t Tensor) error {
 		return formatErrorf(w.path, t.Name, "%v", err)
 	}
 	if _, err := w.temp.WriteAt(t.Data, w.dataStart+e.begin); err != nil {
-		return fmt.Errorf("safetensors: %s: tensor %q: %w", w.path, t.Name, err)
+		return fmt.Errorf("safetensors: %s: tensor %q: %w", w.path, t.Name, infile.WithoutPath(err))
 	}
 	delete(w.missing, t.Name)
 	return nil
