@@ -109,6 +109,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 100}),
 		kong.Help(printHelp),
 		kong.ValueFormatter(helpOf),
+		kong.KindMapper(reflect.String, kong.MapperFunc(asItIs)),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(con),
 	)
@@ -145,6 +146,15 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return launch.ExitStatus(status(err), final(err))
+}
+
+// asItIs reads a text from the command line. Kong's own replaces what is not UTF-8, but files may have such names.
+func asItIs(ctx *kong.DecodeContext, target reflect.Value) error {
+	text, err := ctx.Scan.PopValue("string")
+	if err == nil {
+		target.SetString(text.String())
+	}
+	return err
 }
 
 // idleFlag refuses a flag that has no effect: one that is given without a value, as by --versus "$FILE" with FILE unset, or without

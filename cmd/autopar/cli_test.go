@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +90,20 @@ func TestIdleFlags(t *testing.T) {
 		require.Equal(t, statusInput, execute(t.Context(), args, &bytes.Buffer{}, &stderr), args)
 		require.Contains(t, stderr.String(), want)
 	}
+}
+
+// TestNamesAsTheyAre: files may have names that are not UTF-8; values of the YAML may not.
+func TestNamesAsTheyAre(t *testing.T) {
+	dir := t.TempDir()
+	name := filepath.Join(dir, "caf\xe9")
+	if err := os.WriteFile(name+".yaml", []byte("model: {n_layer: 1, n_head: 1, n_embd: 4, block_size: 4, vocab_size: 4}\nbatch: {global: 1}"), 0o600); err != nil {
+		t.Skip(err)
+	}
+	require.Equal(t, statusDone, execute(t.Context(), []string{"plan", name + ".yaml", "-o", name + ".json", "-q"}, io.Discard, io.Discard))
+	require.FileExists(t, name+".json")
+	var stderr bytes.Buffer
+	require.Equal(t, statusInput, execute(t.Context(), []string{"size", name + ".yaml", "--set", "data.dir=caf\xe9"}, io.Discard, &stderr))
+	require.Equal(t, "autopar: --set: data.dir: is not UTF-8\n", stderr.String())
 }
 
 // TestFlagsAreNamed: an error about the value of a flag names that flag, and not --set.
