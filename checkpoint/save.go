@@ -24,6 +24,7 @@ const (
 	rootDir    = "ckpt" // under the DIR of a run
 	latestFile = "latest"
 	nextFile   = "latest.next" // renamed to latest
+	filePrefix = "rank-"       // of the files of a checkpoint
 	tempPrefix = ".tmp-"       // of directories that are being written
 )
 
@@ -292,7 +293,7 @@ func (m *Manifest) assign(shards []Shard) (map[string][]Shard, error) {
 		if taken || s.Slab.Elems() == 0 {
 			continue
 		}
-		file := fmt.Sprintf("rank-%05d.safetensors", s.Rank)
+		file := fmt.Sprintf(filePrefix+"%05d.safetensors", s.Rank)
 		t.Parts = append(t.Parts, Part{File: file, Offset: slices.Clone(s.Slab.Offset), Shape: slices.Clone(s.Slab.Local)})
 		files[file] = append(files[file], s)
 	}

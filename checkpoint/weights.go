@@ -81,6 +81,9 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 
 func openWeights(path string, cfg gpt.Config) (*Weights, error) {
 	w := &Weights{path: path, cfg: cfg, layout: gpt.NanoGPT}
+	if dir := filepath.Dir(path); strings.HasPrefix(filepath.Base(path), filePrefix) && whole(dir) {
+		return nil, errorf(path, "", "is a part of the checkpoint %s; autopar checkpoint export makes a file of weights of that", dir)
+	}
 	if isIndex(path) {
 		f, err := openShards(path)
 		if err != nil {
