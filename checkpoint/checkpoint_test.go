@@ -436,6 +436,29 @@ func TestWayBack(t *testing.T) {
 	require.NoError(t, c.Close())
 }
 
+// TestWritable: what would keep checkpoints from being saved is found before, and nothing is left behind.
+func TestWritable(t *testing.T) {
+	dir := t.TempDir()
+	root := filepath.Join(dir, rootDir)
+	require.NoError(t, Writable(dir))
+	require.NoDirExists(t, root)
+	require.NoError(t, os.Symlink("gone", root))
+	require.ErrorAs(t, Writable(dir), new(*Error))
+	require.NoError(t, os.Remove(root))
+	require.NoError(t, os.WriteFile(root, nil, 0o600))
+	require.EqualError(t, Writable(dir), "checkpoint: "+root+": cannot be a directory: "+root+" is a file")
+	require.NoError(t, os.Remove(root))
+	require.NoError(t, os.Mkdir(root, 0o700))
+	require.NoError(t, Writable(dir))
+	there, err := os.ReadDir(root)
+	require.NoError(t, err)
+	require.Empty(t, there)
+	if os.Geteuid() > 0 { // whom permissions bind
+		require.NoError(t, os.Chmod(root, 0o500))
+		require.EqualError(t, Writable(dir), "checkpoint: nothing can be saved in "+root+": permission denied")
+	}
+}
+
 // TestCorruption: every kind of damage to a checkpoint is an *Error that says where and what.
 func TestCorruption(t *testing.T) {
 	file := "rank-00000.safetensors"

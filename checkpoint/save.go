@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/checkpoint/safetensors"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/wholefile"
 )
 
 const (
@@ -95,6 +97,20 @@ type Retention struct {
 // DIR/ckpt/latest leads to the checkpoint before.
 func Save(dir string, s Snapshot, keep Retention) (string, error) {
 	return (&saver{root: filepath.Join(dir, rootDir), keep: keep}).save(s)
+}
+
+// Writable returns an error if [Save] could not write to the DIR of a run, which it would do after hours of training.
+func Writable(dir string) error {
+	root := filepath.Join(dir, rootDir)
+	if why := wholefile.Obstacle(root); why != "" {
+		return errorf(root, "", "cannot be a directory: %s", why)
+	}
+	temp, err := os.MkdirTemp(root, tempPrefix)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // which Save makes
+		return fmt.Errorf("checkpoint: nothing can be saved in %s: %w", root, infile.WithoutPath(err))
+	}
+	os.Remove(temp) // or the next Save does
+	return nil
 }
 
 // A StaleError says that checkpoints which are not retained could not be removed: permissions

@@ -174,7 +174,10 @@ func (r *run) begin(ctx context.Context) error {
 	}
 	evaluates := r.Config.Train.EvalOnly
 	if r.opts.Out != "" && first && !evaluates {
-		var err error
+		err := checkpoint.Writable(r.opts.Out)
+		if err != nil {
+			return err
+		}
 		if r.metrics, err = openMetrics(r.opts.Out, r.result.Steps); err != nil {
 			return err
 		}
