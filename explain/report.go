@@ -163,7 +163,7 @@ func modelName(cfg *config.Config) string {
 	if m.Preset != "" {
 		return m.Preset
 	}
-	return fmt.Sprintf("GPT with %d layers, %s, C %d, T %d, V %d", m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
+	return fmt.Sprintf("GPT with %s, %s, C %d, T %d, V %d", Count(m.NLayer, "layer"), m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 }
 
 // JSON writes the report as indented JSON. See the package documentation.

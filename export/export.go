@@ -14,6 +14,7 @@ import (
 	"unicode"
 
 	"github.com/autopar/autopar/config"
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
@@ -99,8 +100,9 @@ func (p *plan) nodes() {
 func (p *plan) header(o Options, lines ...string) string {
 	m, each := &p.Config.Model, p.Predicted
 	text := []string{
-		fmt.Sprintf("%s for %d ranks of %s, %s: autopar predicts %.4g s per step,", o.Plan, p.RuntimeNGPUs, p.Cluster.Name, p.Cluster.Device.Name, each.StepSeconds),
-		fmt.Sprintf("%.0f tokens/s. %d blocks, %s, width %d, %d tokens, %d sequences per step.", each.TokensPerSecond, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, p.Config.Batch.Global),
+		fmt.Sprintf("%s for %s of %s, %s: autopar predicts %.4g s per step,", o.Plan, explain.Count(p.RuntimeNGPUs, "rank"), p.Cluster.Name, p.Cluster.Device.Name, each.StepSeconds),
+		fmt.Sprintf("%.0f tokens/s. %s, %s, width %d, %s, %s per step.", each.TokensPerSecond,
+			explain.Count(m.NLayer, "block"), m.HeadsText(), m.NEmbd, explain.Count(m.BlockSize, "token"), explain.Count(p.Config.Batch.Global, "sequence")),
 	}
 	text = append(text, lines...)
 	for _, n := range p.notes {

@@ -361,7 +361,7 @@ func TestUneven(t *testing.T) {
 		{"block_size: 8196", "64", cp, "8196 tokens", "8196 tokens"},
 		{"block_size: 8200", "64", cp, "", ""},
 		{"", "192", pp, "3 micro-batches interleaved over 2 positions", "3 micro-batches interleaved over 2 positions"},
-		{"", "64", few, "", "1 micro-batches in a pipeline of 4"},
+		{"", "64", few, "", "1 micro-batch in a pipeline of 4"},
 	} {
 		text := strings.NewReplacer("llama-3-8b", "llama-3-8b, "+c.keys, "global: 64", "global: "+c.batch).Replace(llama)
 		for format, want := range map[string]string{export.Megatron: c.megatron, export.Torchtitan: c.titan} {

@@ -5,6 +5,7 @@ import (
 	"math"
 	"strings"
 
+	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
 )
@@ -57,7 +58,7 @@ func (p *plan) torchtitan(o Options) string {
 		f.set("pipeline_parallel_microbatch_size", p.MicroBatch)
 		f.set("module_fqns_per_model_part", p.parts())
 		local = cfg.Batch.Global / dp
-		p.lack(p.Chunks() == 1 && local/p.MicroBatch < p.PP(), "%d micro-batches in a pipeline of %d: plan with a smaller --micro-batch or --pp", local/p.MicroBatch, p.PP())
+		p.lack(p.Chunks() == 1 && local/p.MicroBatch < p.PP(), "%s in a pipeline of %d: plan with a smaller --micro-batch or --pp", explain.Count(local/p.MicroBatch, "micro-batch"), p.PP())
 	}
 	p.lack(m.BlockSize%(2*p.TP*p.ContextParallel()) != 0, "%d tokens, which 2 x tp x cp ranks do not divide: plan with a --tp and --cp that do", m.BlockSize)
 	f.section("training")

@@ -193,7 +193,7 @@ func (h *host) gather() error {
 			if call != nil {
 				return nil
 			}
-			return fmt.Errorf("launch: %d of at least %d machines have come to machine 0 at %s after %.1f s: machines %v",
+			return fmt.Errorf("launch: %d of at least %d machines came to machine 0 at %s after %.1f s: machines %v",
 				len(h.members), h.Least, h.Addr, time.Since(began).Seconds(), slices.Sorted(maps.Keys(h.members)))
 		}
 	}

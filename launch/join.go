@@ -258,7 +258,7 @@ func (p *Peers) receiveAll(ctx context.Context, start time.Time) error {
 					ranks = append(ranks, rank)
 				}
 			}
-			return fmt.Errorf("launch: of %d ranks %d have not come to rank 0 at %s after %.1f s, the first of them %d: %w",
+			return fmt.Errorf("launch: of %d ranks %d did not come to rank 0 at %s after %.1f s, the first of them %d: %w",
 				p.place.World, missing, p.place.Addr, time.Since(start).Seconds(), ranks[0], cmp.Or(ctx.Err(), err)) // the end of ctx has closed the listener
 		}
 		conn := newLink(tcp)

@@ -405,7 +405,7 @@ func TestLate(t *testing.T) {
 	require.Regexp(t, "has no answer of rank 0 at "+mute.Addr().String()+` after \d+\.\d s: context deadline exceeded: who is there has taken the connection and says nothing: `, err)
 	_, err = launch.Join(short(), launch.Place{World: 3, Addr: addr})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Regexp(t, "of 3 ranks 2 have not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)
+	require.Regexp(t, "of 3 ranks 2 did not come to rank 0 at "+addr+` after \d+\.\d s, the first of them 1: context deadline exceeded$`, err)
 	_, err = launch.Join(short(), launch.Place{World: 2, Addr: "203.0.113.1:1"})
 	require.Error(t, err)
 	other, err := net.Listen("tcp", "127.0.0.1:0") // the port is taken

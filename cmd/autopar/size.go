@@ -107,7 +107,7 @@ func (c *sizeCmd) Run(con *console) error {
 	if name == "" {
 		name = c.Config
 	}
-	con.heading("%s: %d layers, %s, C %d, T %d, V %d", name, m.NLayer, m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
+	con.heading("%s: %s, %s, C %d, T %d, V %d", name, explain.Count(m.NLayer, "layer"), m.HeadsText(), m.NEmbd, m.BlockSize, m.VocabSize)
 	share := func(part int64) string { return percentText(float64(part) / float64(s.FLOPs.ForwardPerSequence)) }
 	con.heading("parameters")
 	parameters := [][]string{

@@ -197,7 +197,10 @@ func (c Config) heads() []int {
 
 // HeadsText returns the number of heads, and that of key and value heads if there are fewer.
 func (c Config) HeadsText() string {
-	if c.QueryGroup() == 1 {
+	switch {
+	case c.NHead == 1:
+		return "1 head"
+	case c.QueryGroup() == 1:
 		return fmt.Sprintf("%d heads", c.NHead)
 	}
 	return fmt.Sprintf("%d heads (%d of keys and values)", c.NHead, c.KVHeads())
