@@ -62,14 +62,20 @@ func OpenWeights(path string, cfg gpt.Config) (*Weights, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
-	if _, err := cfg.InTransformers(); err != nil {
+	own, err := cfg.InTransformers()
+	if err != nil {
 		return nil, err
 	}
 	w, err := openWeights(path, cfg)
 	if err != nil {
 		return nil, err
 	}
-	if err = cfg.Fits(w.layout); err == nil {
+	switch llama := w.layout == gpt.Llama; {
+	case llama && own != gpt.Llama:
+		err = errorf(path, "", "holds the weights of a Llama, but the model is a GPT-2")
+	case !llama && own == gpt.Llama:
+		err = errorf(path, "", "holds no weights of a Llama, which the model is")
+	default:
 		err = w.check()
 	}
 	if err != nil {
