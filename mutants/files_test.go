@@ -248,6 +248,31 @@ func inFiles() []mutant {
 		old:  "case noLink == nil && ", new: "case noLink == nil && err == nil && ",
 		pkg: "./wholefile", run: "^TestObstacle$",
 	}, {
+		bug:  "what is above a link is taken for what is above its target",
+		file: "wholefile/wholefile.go",
+		old:  "word == \"..\" && err == nil", new: "word == \"..\" && err == nil && false",
+		pkg: "./wholefile", run: "^TestObstacle$",
+	}, {
+		bug:  "an error of writing names the temporary file",
+		file: "wholefile/wholefile.go",
+		old:  "return n, naming(f.path, \"write\", err)", new: "return n, err",
+		pkg: "./wholefile", run: "^TestErrorsNameTheFile$",
+	}, {
+		bug:  "a run that cannot save trains",
+		file: "train/run.go",
+		old:  "err := checkpoint.Writable(r.opts.Out)", new: "var err error",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^run$",
+	}, {
+		bug:  "a run writes among the checkpoints of another",
+		file: "checkpoint/open.go",
+		old:  "if lastOf(root, \"\") == \"\" {", new: "if true {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^run$",
+	}, {
+		bug: "a file whose name is not UTF-8 is not found", how: "the parser of the command line replaces it",
+		file: "cmd/autopar/cli.go",
+		old:  "kong.KindMapper(reflect.String, kong.MapperFunc(asItIs)),", new: "kong.KindMapper(reflect.Complex64, kong.MapperFunc(asItIs)),",
+		pkg: "./cmd/autopar", run: "^TestNamesAsTheyAre$",
+	}, {
 		bug:  "a pin that splits two dimensions over one axis is refused as one that names another",
 		file: "planner/options.go",
 		old:  "if seen[axis] {", new: "if seen[axis+axis] {",
