@@ -187,7 +187,12 @@ func (c *runCmd) Run(ctx context.Context, con *console) (err error) {
 	if con.progress {
 		opts.Progress = p.update
 	}
-	context.AfterFunc(ctx, func() { con.note("\ninterrupted: finishing the step and saving; once more to stop at once") })
+	context.AfterFunc(ctx, func() {
+		if con.progress { // after the ^C that the terminal shows
+			con.note("")
+		}
+		con.note("interrupted: finishing the step and saving; once more to stop at once")
+	})
 	result, err := job.Run(ctx, opts)
 	if err != nil {
 		return err
