@@ -9,6 +9,17 @@ func inTheDeviceCode() []mutant {
 		old:  "		copy_wait<0>();\n		show_copies();\n", new: "		if (j0 > 0) copy_wait<1>();\n		show_copies();\n",
 		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
 	}, {
+		bug: "device code: values are overwritten while others read them", how: "the next ones are copied before a barrier, but awaited after it",
+		file: "cuda/kernel/attention_mma.cu",
+		old:  "		sync_block(); // keys have arrived, and no warp reads the ones before\n		if (j0 + step <= last) load(j0 + step);\n",
+		new:  "		if (j0 + step <= last) load(j0 + step);\n		sync_block();\n",
+		pkg:  pkg, run: "^TestWatched$/^attention$/^0$",
+	}, {
+		bug: "device code: a warp overwrites rows that its other lanes read", how: "no barrier of the warp before results go through a tile",
+		file: "cuda/kernel/tiles.cu",
+		old:  "	const int chunks = width / 8;\n	sync_warp();\n", new: "	const int chunks = width / 8;\n",
+		pkg: pkg, run: "^TestWatchedWithoutWarpgroups$/^attention_grad$/^9$",
+	}, {
 		bug: "device code: scores are read before they are done", how: "the product of a warpgroup is not awaited",
 		file: "cuda/kernel/attention_mma.cu",
 		old:  "		settled<0>(score);\n", new: "",
@@ -18,6 +29,11 @@ func inTheDeviceCode() []mutant {
 		file: "cuda/kernel/attention_mma_grad.cu",
 		old:  "		show_copies();\n		sync_block(); // queries", new: "		sync_block(); // queries",
 		pkg: pkg, run: "^TestTensorCores$/^attention_grad$/^3$",
+	}, {
+		bug: "device code: products read what was in a tile before", how: "copies are shown to warpgroups after the barrier",
+		file: "cuda/kernel/attention_mma.cu",
+		old:  "		show_copies();\n		sync_block(); // keys", new: "		sync_block();\n		show_copies(); // keys",
+		pkg: pkg, run: "^TestTensorCores$/^attention$/^0$",
 	}, {
 		bug: "device code: without warpgroups products have other columns", how: "those of the first rows of a tile",
 		file: "cuda/kernel/tiles.cu",
@@ -63,6 +79,11 @@ func inTheDeviceCode() []mutant {
 		file: "cuda/kernel/sum.cu",
 		old:  "narrow(y[c], add ? wide(y[c]) + sum : sum);", new: "narrow(y[c], sum);",
 		pkg: pkg, run: "^TestOps$/^ops$/^sum_to$",
+	}, {
+		bug: "device code: memory after a tensor is read", how: "four ids at a time, where fewer are left; what is read has no effect",
+		file: "cuda/kernel/embedding.cu",
+		old:  "packed && at + 4 <= n", new: "packed && at < n",
+		pkg: pkg, run: "^TestWatched$/^ops$/^embedding_grad$",
 	}, {
 		bug: "device code: ids are looked up before all are noted", how: "no barrier between",
 		file: "cuda/kernel/embedding.cu",

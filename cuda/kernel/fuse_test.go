@@ -21,7 +21,7 @@ import (
 func TestFused(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
-	backendtest.RunFused(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
+	backendtest.RunFused(t, func(t *testing.T) runtime.Backend { return backend{t: t, path: path} },
 		func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul })
 }
 

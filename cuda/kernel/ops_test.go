@@ -17,14 +17,15 @@ import (
 
 // backend runs launches on workers. Its devices do not communicate.
 type backend struct {
-	t    *testing.T
-	path string
+	t       *testing.T
+	path    string
+	watched bool // it finds races in any order, so each group runs once
 }
 
 func (b backend) Open(w runtime.World) ([]runtime.Device, error) {
 	var all []runtime.Device
 	for range w.Ranks {
-		all = append(all, &device{Worker: kerneltest.Start(b.t, b.path), turned: map[string]bool{}})
+		all = append(all, &device{Worker: kerneltest.Start(b.t, b.path), turned: map[string]bool{}, watched: b.watched})
 	}
 	return all, nil
 }
@@ -38,6 +39,7 @@ type device struct {
 	sizes          [2]int64
 	groups         map[*runtime.Kernel]kernel.Group // by their first kernels; the other kernels have no group
 	turned         map[string]bool                  // groups that have run in both orders
+	watched        bool
 }
 
 const spaceBytes = 1 << 30
@@ -101,7 +103,7 @@ func (d *device) Launch(k *runtime.Kernel) error {
 	if len(g) == 0 {
 		return nil
 	}
-	if k.Results[0].DType == ir.F16 {
+	if d.watched || k.Results[0].DType == ir.F16 {
 		return d.once(g)
 	}
 	name := fmt.Sprint(overwrites(g))
@@ -189,7 +191,15 @@ func (d *device) once(g kernel.Group) error {
 			return fmt.Errorf("%s is of program %s, which there is not", l.Name, l.Program)
 		}
 	}
-	if err := d.Worker.Launch(all...); err != nil {
+	within := []kerneltest.Range{{At: scratch, Bytes: n, Writes: true}}
+	for _, k := range g {
+		for _, list := range [][]runtime.Tensor{k.Args, k.Results} {
+			for _, t := range list {
+				within = append(within, kerneltest.Range{At: int64(d.at(t) - d.Base), Bytes: t.Bytes(), Writes: len(list) > 0 && &list[0] == &k.Results[0]})
+			}
+		}
+	}
+	if err := d.LaunchWithin(within, all...); err != nil {
 		return err
 	}
 	after := make([]byte, guard)
@@ -218,7 +228,7 @@ func leftToOthers(op ir.Op) bool {
 func TestOps(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
-	backendtest.RunOps(t, func(t *testing.T) runtime.Backend { return backend{t, path} },
+	backendtest.RunOps(t, func(t *testing.T) runtime.Backend { return backend{t: t, path: path} },
 		func(op ir.Op, attr ir.Attr) bool { return leftToOthers(op) })
 }
 
@@ -226,14 +236,37 @@ func TestOps(t *testing.T) {
 func TestTensorCores(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.Build(t)
-	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
+	backendtest.RunWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t: t, path: path} })
 }
 
 // TestWithoutWarpgroups is the same for devices before Hopper, which multiply tiles otherwise.
 func TestWithoutWarpgroups(t *testing.T) {
 	t.Parallel()
 	path := kerneltest.BuildWithout(t)
-	backendtest.RunSomeWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path} })
+	backendtest.RunSomeWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t: t, path: path} })
+}
+
+// TestWatched runs some of the samples, of each op the first and then every twelfth, and fused ones, with a worker that sees races and
+// accesses out of bounds whatever the results are.
+func TestWatched(t *testing.T) {
+	t.Parallel()
+	path := kerneltest.BuildWatched(t)
+	open := func(t *testing.T) runtime.Backend { return backend{t, path, true} }
+	samples := map[ir.Op]int{}
+	backendtest.RunOps(t, open, func(op ir.Op, attr ir.Attr) bool {
+		n := samples[op]
+		samples[op]++
+		return leftToOthers(op) || n%12 > 0
+	})
+	backendtest.RunSomeWideHeads(t, open)
+	backendtest.RunFused(t, open, func(op ir.Op, _ ir.Attr) bool { return leftToOthers(op) || op == ir.OpMatMul })
+}
+
+// TestWatchedWithoutWarpgroups is the same for attention on tensor cores before Hopper.
+func TestWatchedWithoutWarpgroups(t *testing.T) {
+	t.Parallel()
+	path := kerneltest.BuildWatchedWithout(t)
+	backendtest.RunSomeWideHeads(t, func(t *testing.T) runtime.Backend { return backend{t, path, true} })
 }
 
 // TestEveryOpHasAKernel fails if the CPU has an op that this package lacks.

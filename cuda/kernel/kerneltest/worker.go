@@ -31,6 +31,9 @@ import (
 //go:embed testdata/shim.h
 var shim string // what primitives.cu defines
 
+//go:embed testdata/watch.h
+var watch string // what a watched worker does
+
 //go:embed testdata/worker.cpp
 var source string
 
@@ -41,10 +44,21 @@ var compiling sync.Mutex
 func Build(t *testing.T) string { return build(t) }
 
 // BuildWithout is Build for a device without warpgroups.
-func BuildWithout(t *testing.T) string { return build(t, "-DWITHOUT_WARPGROUPS") }
+func BuildWithout(t *testing.T) string { return build(t, withoutWarpgroups) }
 
-// build gives flags to the compiler for the programs that they make another of.
-func build(t *testing.T, without ...string) string {
+// BuildWatched is Build of a worker that sees all accesses to memory: see watch.h. It is slower.
+func BuildWatched(t *testing.T) string { return build(t, watched) }
+
+// BuildWatchedWithout is BuildWatched for a device without warpgroups.
+func BuildWatchedWithout(t *testing.T) string { return build(t, watched, withoutWarpgroups) }
+
+const (
+	withoutWarpgroups = "-DWITHOUT_WARPGROUPS" // makes another of those programs that have warpgroups
+	watched           = "-DWATCHED"
+)
+
+// build compiles a variant.
+func build(t *testing.T, variant ...string) string {
 	t.Helper()
 	compiler, err := exec.LookPath("g++")
 	if err != nil || goruntime.GOARCH != "amd64" {
@@ -68,7 +82,9 @@ func build(t *testing.T, without ...string) string {
 	forget(t, cache)
 
 	dir := t.TempDir()
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "shim.h"), []byte(shim), 0o644))
+	for name, text := range map[string]string{"shim.h": shim, "watch.h": watch} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644))
+	}
 	// compiled runs the compiler unless its output exists. Its name has a hash of all that it
 	// depends on.
 	compiled := func(name string, depends []string, args ...string) string {
@@ -101,13 +117,24 @@ func build(t *testing.T, without ...string) string {
 	for i, name := range names {
 		require.NoError(t, os.WriteFile(filepath.Join(dir, name+".cpp"), []byte(units[name]), 0o644))
 		args := append(slices.Clone(flags), "-c", name+".cpp")
-		if strings.Contains(units[name], "warpgroups") {
-			args = append(args, without...)
+		if slices.Contains(variant, withoutWarpgroups) && strings.Contains(units[name], "warpgroups") {
+			args = append(args, withoutWarpgroups)
+		}
+		if slices.Contains(variant, watched) {
+			if args = append(args, watched); name == "worker" {
+				args = append(args, "-O2")
+			} else {
+				args = append(args, "-fsanitize=thread") // without its library: the worker defines the calls
+			}
+		}
+		depends := []string{shim, units[name]}
+		if name == "worker" {
+			depends = append(depends, watch)
 		}
 		group.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			objects[i] = compiled(name, []string{shim, units[name]}, args...)
+			objects[i] = compiled(name, depends, args...)
 		})
 	}
 	group.Wait()
@@ -242,6 +269,25 @@ func (w *Worker) Read(all ...Bytes) error {
 		}
 	}
 	return nil
+}
+
+// Range is a part of the arena, and whether launches may write there.
+type Range struct {
+	At, Bytes int64
+	Writes    bool
+}
+
+// LaunchWithin is Launch of functions that access nothing of the arena but these ranges. A watched worker ends if one does.
+func (w *Worker) LaunchWithin(ranges []Range, all ...kernel.Launch) error {
+	w.within(ranges)
+	defer w.within(nil)
+	return w.Launch(all...)
+}
+
+func (w *Worker) within(ranges []Range) {
+	w.put([]byte{'a'})
+	w.put(uint32(len(ranges)))
+	w.put(ranges)
 }
 
 // Launch runs device functions one after another and waits for them.

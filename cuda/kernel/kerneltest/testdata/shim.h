@@ -15,7 +15,7 @@ typedef long long i64;
 
 #define __device__
 #define __global__
-#define __shared__ static
+#define __shared__ static thread_local // so that the worker knows where all of it lies
 #define __launch_bounds__(...)
 #define __forceinline__ inline __attribute__((always_inline))
 #define DEVICE __device__ __forceinline__
@@ -53,6 +53,7 @@ struct Machine {
 	Group block_group, warps[32];
 	Exchange exchange[32];
 	Matrices matrices[32][2]; // of the warps, double-buffered by turn
+	u32 synced[1024][2]; // how often each thread has left sync_block and sync_warp
 };
 extern Machine machine;
 
@@ -67,8 +68,35 @@ inline int block_y() { return machine.block[1]; }
 inline int block_z() { return machine.block[2]; }
 inline int blocks_x() { return machine.blocks[0]; }
 
-inline void sync_block() { wait(machine.block_group, machine.threads); }
-inline void sync_warp() { wait(machine.warps[machine.thread / 32], 32); }
+// Asynchronous copies of a thread, in groups.
+struct Copies {
+	struct Copy {
+		void* to;
+		const void* from;
+	};
+	std::vector<std::vector<Copy>> groups{{}};
+	enum { arrived, fenced, shown } last = shown; // what has arrived is visible to products of warpgroups after a fence and then a barrier
+};
+Copies& copies();
+
+inline void sync_block() {
+	wait(machine.block_group, machine.threads);
+	machine.synced[machine.thread][0]++;
+	if (copies().last == Copies::fenced) copies().last = Copies::shown;
+}
+inline void sync_warp() {
+	wait(machine.warps[machine.thread / 32], 32);
+	machine.synced[machine.thread][1]++;
+}
+// sync_lanes is for what a device does without ordering the warp's accesses to memory.
+inline void sync_lanes() { wait(machine.warps[machine.thread / 32], 32); }
+
+// touch tells a watched worker of an access that it does not see, or not where it may happen first.
+#ifdef WATCHED
+void touch(const void* at, int bytes, bool write);
+#else
+inline void touch(const void*, int, bool) {}
+#endif
 
 // exchange shows a word to the warp and returns those of all lanes.
 inline const u64* exchange(u64 word) {
@@ -126,19 +154,9 @@ inline float wide(f16 x) {
 	return (float)h;
 }
 
-// Asynchronous copies of a thread, in groups.
-struct Copies {
-	struct Copy {
-		void* to;
-		const void* from;
-	};
-	std::vector<std::vector<Copy>> groups{{}};
-	bool shown = true; // what has arrived is visible to products of warpgroups
-};
-Copies& copies();
-
 inline void copy_async(void* to, const void* from, bool valid) {
 	if ((u64)to % 16 || (u64)from % 16 && valid) __builtin_trap();
+	touch(to, 16, true); // a device may copy at once
 	copies().groups.back().push_back({to, valid ? from : nullptr});
 }
 inline void copy_commit() { copies().groups.push_back({}); }
@@ -148,7 +166,7 @@ template <int n> void copy_wait() {
 		for (auto& c : groups[0]) {
 			if (c.from) memcpy(c.to, c.from, 16);
 			else memset(c.to, 0, 16);
-			copies().shown = false;
+			copies().last = Copies::arrived;
 		}
 		groups.erase(groups.begin());
 	}
@@ -156,13 +174,14 @@ template <int n> void copy_wait() {
 
 inline void load_matrices(u32 (&r)[4], const void* row, bool transposed) {
 	if ((u64)row % 16) __builtin_trap();
+	touch(row, 16, false);
 	auto rows = exchange((u64)row);
 	int lane = machine.thread % 32, i = lane / 4, j = lane % 4 * 2;
 	for (int m = 0; m < 4; m++) {
 		auto at = [&](int row, int column) { return (u32)((const u16*)rows[8 * m + row])[column]; };
 		r[m] = transposed ? at(j, i) | at(j + 1, i) << 16 : at(i, j) | at(i, j + 1) << 16;
 	}
-	sync_warp(); // nobody may overwrite what others still read
+	sync_lanes(); // nobody may overwrite what others still read
 }
 inline void load_matrices(u32 (&r)[4], const void* row) { load_matrices(r, row, false); }
 inline void load_transposed(u32 (&r)[4], const void* row) { load_matrices(r, row, true); }
@@ -212,7 +231,7 @@ inline u32 element(const void* tile, int panels, int row, int column) {
 
 // start_product adds p, of c[64,8*n8], to the last group. p.run has the product.
 inline void start_product(float (*c)[4], int n8, bool add, std::function<void()> run) {
-	if (!products().begun || !copies().shown) __builtin_trap(); // a device would read what was there before
+	if (!products().begun || copies().last != Copies::shown) __builtin_trap(); // a device would read what was there before
 	Product p{&c[0][0], n8, {}, true, add, run};
 	for (auto& g : products().groups) {
 		for (auto& other : g) p.first = p.first && other.c != p.c;
@@ -234,7 +253,7 @@ template <int panels, int first, int n8, class H> void grouped_mma(H, float (&c)
 			for (int i = 0; i < 2; i++) b[i] = element(tile, panels, row + 8 * i, column + 8 * n) | element(tile, panels, row + 8 * i + 1, column + 8 * n) << 16;
 			mma(H(), *(float(*)[4])to[n], a, b[0], b[1]);
 		}
-		sync_warp();
+		sync_lanes();
 	});
 }
 template <int panels, int n8, class H> void grouped_mma_of_tiles(float (&c)[n8][4], const H* a, const H* b, int k, bool add) {
@@ -246,7 +265,7 @@ template <int panels, int n8, class H> void grouped_mma_of_tiles(float (&c)[n8][
 		u32 left[4];
 		for (int i = 0; i < 4; i++) left[i] = two(a, group + lane / 4 + i % 2 * 8, column + i / 2 * 8);
 		for (int n = 0; n < n8; n++) mma(H(), *(float(*)[4])to[n], left, two(b, 8 * n + lane / 4, column), two(b, 8 * n + lane / 4, column + 8));
-		sync_warp();
+		sync_lanes();
 	});
 }
 inline void grouped_begin() { products().begun = true; }
@@ -262,7 +281,9 @@ template <int n> void grouped_wait() {
 		groups.erase(groups.begin());
 	}
 }
-inline void show_copies() { copies().shown = true; }
+inline void show_copies() {
+	if (copies().last == Copies::arrived) copies().last = Copies::fenced;
+}
 template <class X> void settle(X&) {}
 
 // A device function, as the worker calls it.

@@ -1,13 +1,50 @@
 // Runs device functions on the CPU as its standard input says: see worker.go for the commands.
 #include <cstdio>
 #include <cstdlib>
+#include <elf.h>
 #include <string>
+#include <sys/auxv.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
 #include "shim.h"
+#include "watch.h"
 
 Machine machine;
+
+#ifdef WATCHED
+Watch watch;
+
+void touch(const void* at, int bytes, bool write) { watch.touch(at, bytes, write); }
+#define SEE(bytes) \
+	extern "C" void __tsan_read##bytes(void* at) { watch.touch(at, bytes, false); } \
+	extern "C" void __tsan_write##bytes(void* at) { watch.touch(at, bytes, true); } \
+	extern "C" void __tsan_unaligned_read##bytes(void* at) { watch.touch(at, bytes, false); } \
+	extern "C" void __tsan_unaligned_write##bytes(void* at) { watch.touch(at, bytes, true); }
+SEE(1)
+SEE(2)
+SEE(4)
+SEE(8)
+SEE(16)
+extern "C" void __tsan_read_range(void* at, long bytes) { watch.touch(at, bytes, false); }
+extern "C" void __tsan_write_range(void* at, long bytes) { watch.touch(at, bytes, true); }
+extern "C" void __tsan_vptr_update(void*, void*) {}
+extern "C" void __tsan_func_entry(void*) {}
+extern "C" void __tsan_func_exit() {}
+extern "C" void __tsan_init() {}
+#endif
+
+// statics returns the static shared memory of all functions, which is what this program has of its own for a thread.
+Range statics() {
+	auto headers = (const Elf64_Phdr*)getauxval(AT_PHDR);
+	for (u64 i = 0; i < getauxval(AT_PHNUM); i++) {
+		if (headers[i].p_type != PT_TLS) continue;
+		u64 end, align = headers[i].p_align, bytes = (headers[i].p_memsz + align - 1) / align * align;
+		asm("mov %%fs:0, %0" : "=r"(end));
+		return {end - bytes, bytes, true};
+	}
+	return {};
+}
 
 std::vector<Function>& functions() {
 	static std::vector<Function> all;
@@ -118,6 +155,10 @@ void fiber_main() {
 void run_block() {
 	machine.block_group = Group();
 	for (auto& w : machine.warps) w = Group();
+	memset(machine.synced, 0, sizeof machine.synced);
+#ifdef WATCHED
+	watch.begin_block();
+#endif
 	for (int i = 0; i < machine.threads; i++) {
 		// Offset each stack within its page: otherwise the same variable of all threads would
 		// compete for a few cache sets.
@@ -127,6 +168,7 @@ void run_block() {
 		fibers[i].stack = top - 6;
 		fibers[i].group = nullptr;
 		fibers[i].done = false;
+		fibers[i].copies.last = Copies::shown;
 	}
 	left = machine.threads;
 	machine.thread = direction > 0 ? 0 : machine.threads - 1;
@@ -149,7 +191,7 @@ void reply(const std::string& message) {
 }
 
 // launch: name, grid, block, shared memory, arguments and their sizes, and whether blocks and threads run in reverse.
-std::string launch(char* shared_end) {
+std::string launch(char* shared_end, const std::vector<Range>& within) {
 	std::string name(read_one<u32>(), 0);
 	for (auto& c : name) c = read_one<char>();
 	u32 grid[3], block[3];
@@ -174,12 +216,20 @@ std::string launch(char* shared_end) {
 	machine.threads = block[0];
 	u64 all = (u64)grid[0] * grid[1] * grid[2];
 	for (int d = 0; d < 3; d++) machine.blocks[d] = grid[d];
+	const Range fixed = statics();
+	u32 aligned = shared > 8 << 10 ? 1024 : 128; // large ones hold tiles
+	machine.shared = shared_end - (shared + aligned - 1) / aligned * aligned;
+#ifdef WATCHED
+	watch.begin_launch(running->name, within);
+	for (auto& r : watch.regions) {
+		if (r.at <= (u64)machine.shared && (u64)machine.shared <= r.at + r.bytes) r.usable = (u64)machine.shared + shared - r.at;
+	}
+#endif
 	for (u64 i = 0; i < all; i++) {
 		u64 at = reverse ? all - 1 - i : i;
 		machine.block[0] = at % grid[0], machine.block[1] = at / grid[0] % grid[1], machine.block[2] = at / grid[0] / grid[1];
-		u32 aligned = shared > 8 << 10 ? 1024 : 128; // large ones hold tiles
-		machine.shared = shared_end - (shared + aligned - 1) / aligned * aligned;
 		memset(machine.shared, 0xff, shared_end - (char*)machine.shared); // NaN
+		memset((void*)fixed.at, 0xff, fixed.bytes);
 		run_block();
 	}
 	return "";
@@ -194,13 +244,25 @@ int main() {
 	};
 	char *arena = reserve(arena_bytes), *shared = reserve(shared_bytes);
 	stacks = reserve((size_t)most * stack_bytes);
+#ifdef WATCHED
+	watch.own = {(u64)stacks, (size_t)most * stack_bytes, true};
+	watch.add("global", arena, arena_bytes, false);
+	watch.add("dynamic shared", shared, shared_bytes, true);
+	watch.add("static shared", (void*)statics().at, statics().bytes, true);
+#endif
+	std::vector<Range> within; // the tensors of the next launches, if they are told
 	u64 base = (u64)arena;
 	fwrite(&base, 8, 1, stdout);
 	fflush(stdout);
 	for (;;) {
 		char command = read_one<char>();
 		if (command == 'l') {
-			reply(launch(shared + shared_bytes));
+			reply(launch(shared + shared_bytes, within));
+			continue;
+		}
+		if (command == 'a') {
+			within.resize(read_one<u32>());
+			for (auto& r : within) r.at = read_one<u64>(), r.bytes = read_one<u64>(), r.writes = read_one<u8>();
 			continue;
 		}
 		u64 at = read_one<u64>(), n = read_one<u64>();
