@@ -33,12 +33,12 @@ type passage struct {
 	short  bool
 }
 
-// at returns the times of a whole micro-batch and of the last one at a position.
-func (p *passage) at(position int) (first, last *workTimes) {
+// position returns the times of a whole micro-batch and of the last one at a position.
+func (p *passage) position(at int) (first, last *workTimes) {
 	if p.each == nil {
 		return &p.first, &p.last
 	}
-	x := &p.each[p.places[position]]
+	x := &p.each[p.places[at]]
 	return &x[whole], &x[rest]
 }
 
@@ -80,7 +80,7 @@ type tail struct{ fixed, block cost.Picoseconds }
 // tails returns the tails of a position of several: its update in order; what comes before the norm of all gradients is known,
 // then the gathers of its stream; or the norm goes on, and what the positions at the ends do with it.
 func (p *passage) tails(at int) [3]tail {
-	_, last := p.at(at)
+	_, last := p.position(at)
 	block, before, after, renews := &last[inBlock], cost.Picoseconds(0), cost.Picoseconds(0), cost.Picoseconds(0)
 	switch at {
 	case 0:
@@ -101,7 +101,7 @@ func (p *passage) tails(at int) [3]tail {
 
 // afterNorm is what a position at an end does when it has the norm of all gradients. It has a block at least.
 func (p *passage) afterNorm(at int) cost.Picoseconds {
-	_, last := p.at(at)
+	_, last := p.position(at)
 	block, after, renews := &last[inBlock], p.ends.first.after, last[beforeBlocks].renews
 	if at > 0 {
 		after, renews = p.ends.last.after, last[afterBlocks].renews
@@ -195,7 +195,7 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 	blocks := s.graphs.blocks
 	bound := s.alone(p) - cost.Picoseconds(even.stages)*ahead
 	for at, its := range even.at {
-		first, last := p.at(at)
+		first, last := p.position(at)
 		stream := s.streamed(p, &first[inBlock])
 		within := stream.within(false, false) // of the stages between the first and the last
 		recomputed := p.more.time(its.blocks, its.flights)
@@ -246,7 +246,7 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 // backward passes, the last of which completes gradients. more is what a micro-batch adds to the work in order.
 func (p *passage) beyondOrder(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
 	m := cost.Picoseconds(p.m - 1)
-	first, last := p.at(at)
+	first, last := p.position(at)
 	add := func(part int, n cost.Picoseconds) {
 		x, y := &first[part], &last[part]
 		forward += n * (m*(x.gathers-x.forward) + y.gathers - y.forward)
@@ -271,7 +271,7 @@ func (p *passage) outlastEven(at, some, blocks int, more cost.Picoseconds) cost.
 		return 0
 	}
 	const one = cost.Picoseconds(1)
-	first, last := p.at(at)
+	first, last := p.position(at)
 	late, n, stages := cost.Picoseconds((p.m-1)%p.pp+1), cost.Picoseconds(some), p.stages()
 	least, most := late*n-(late-1)*cost.Picoseconds((blocks+stages-1)/stages), late*n-(late-1)*cost.Picoseconds(blocks/stages) // blocks that they go through
 	order, stream := late*(more+p.sent[whole][at].all), cost.Picoseconds(0)
@@ -435,12 +435,12 @@ func (s *searcher) positions(p *passage) []position {
 	// start is how chains through all positions begin: micro-batch 0 goes forward through all of them, and back through the
 	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
 	// position: it counts the time at the fastest.
-	first, last := p.at(0)
+	first, last := p.position(0)
 	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, p.finish(0, 1)
 	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
 	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
 	for at := range p.pp {
-		first, last = p.at(at)
+		first, last = p.position(at)
 		block = min(block, forward(&first[inBlock], &last[inBlock]))
 		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
 		start -= aheadOf(first, last)
@@ -461,7 +461,7 @@ func (s *searcher) positions(p *passage) []position {
 	sentOn := cost.Picoseconds(0) // the transfers back of the last micro-batch from positions before the one in hand
 	for at := range all {
 		x := &all[at]
-		first, last := p.at(at)
+		first, last := p.position(at)
 		if p.more != nil {
 			x.flights = rooms[at][0].Slots
 		}
@@ -478,7 +478,14 @@ func (s *searcher) positions(p *passage) []position {
 		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
 		drain.fixed = update.fixed
 		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
-		does := func(first, last *partTimes, to func(*chain) *cost.Picoseconds) {
+		does := func(first, last *partTimes, block bool) {
+			add := func(to *chain, t cost.Picoseconds) {
+				if block {
+					to.block += t
+				} else {
+					to.fixed += t
+				}
+			}
 			var left cost.Picoseconds // what is left to do after the first backward pass
 			if m > 1 {
 				whole := first.all - first.forward
@@ -490,34 +497,33 @@ func (s *searcher) positions(p *passage) []position {
 			if late > 0 {
 				left += (late-1)*first.forward + last.forward
 			}
-			*to(&through) += left
-			*to(&update) += left
-			*to(&drain) += left + last.reduces + last.once
-			*to(&busy) += m1*first.all + last.all
-			*to(&beside) += m1*first.streams() + last.streams()
+			add(&through, left)
+			add(&update, left)
+			add(&drain, left+last.reduces+last.once)
+			add(&busy, m1*first.all+last.all)
+			add(&beside, m1*first.streams()+last.streams())
 			switch {
 			case split: // weight gradients that come before the last backward pass, and all of them
-				*to(&through) += cost.Picoseconds(max(0, m-1-at)) * first.weight
-				*to(&update) += m1*first.weight + last.weight
-				*to(&drain) += m1 * first.weight
+				add(&through, cost.Picoseconds(max(0, m-1-at))*first.weight)
+				add(&update, m1*first.weight+last.weight)
+				add(&drain, m1*first.weight)
 			case m > 1:
-				*to(&drain) += last.regathers - back(last)
+				add(&drain, last.regathers-back(last))
 			default:
-				*to(&drain) += last.regathers
+				add(&drain, last.regathers)
 			}
 		}
-		fixed := func(c *chain) *cost.Picoseconds { return &c.fixed }
-		does(&first[inBlock], &last[inBlock], func(c *chain) *cost.Picoseconds { return &c.block })
+		does(&first[inBlock], &last[inBlock], true)
 		if p.posts { // beside what it has left to do
 			through.fixed += p.sent[rest][at].returned()
 		} else {
-			does(&p.sent[whole][at], &p.sent[rest][at], fixed)
+			does(&p.sent[whole][at], &p.sent[rest][at], false)
 		}
 		switch {
 		case at == 0:
-			does(&first[beforeBlocks], &last[beforeBlocks], fixed)
+			does(&first[beforeBlocks], &last[beforeBlocks], false)
 		case at == p.pp-1:
-			does(&first[afterBlocks], &last[afterBlocks], fixed)
+			does(&first[afterBlocks], &last[afterBlocks], false)
 		}
 		stream := s.streamed(p, &first[inBlock])
 		busy.fixed += cost.Picoseconds(m) * stream.within(at == 0, at == p.pp-1)
@@ -564,7 +570,7 @@ func (s *searcher) positions(p *passage) []position {
 // outlast is the chain of a position that outlasts its passes: see positions. recomputing says in how many backward passes
 // recomputation counts beside all work in order.
 func (p *passage) outlast(at int, recomputing cost.Picoseconds) chain {
-	first, last := p.at(at)
+	first, last := p.position(at)
 	split := p.schedule == partition.ZeroBubble
 	// completes is the pass that completes gradients, in order and on the stream; others is the rest of the work of a micro-batch.
 	completes := func(t *partTimes) (order, stream cost.Picoseconds) {

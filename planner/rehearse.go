@@ -17,48 +17,72 @@ const mostRehearsed = 4096
 // rehearsal is a schedule that is rehearsed.
 type rehearsal struct {
 	*passage
+	orders  [][]codegen.Task      // by position
 	blocks  []int                 // by stage
-	streams []streamed            // by position
 	arrives [2][]cost.Picoseconds // by stage and micro-batch: when it has what it goes forward with, and back; 0 until it is sent
-	ahead   []cost.Picoseconds    // by position: see aheadOf
-	free    []cost.Picoseconds    // by position: when it has done its tasks so far
+	at      []rehearsing          // by position
+}
+
+// rehearsing is a position in a rehearsal.
+type rehearsing struct {
+	streamed
+	ahead cost.Picoseconds // see aheadOf
+	free  cost.Picoseconds // when it has done its tasks so far
+	done  int              // number of those
 }
 
 // rehearse returns the least time of a step of an interleaved outline, without what it may have to recompute. It is 0 where the
 // schedule is not rehearsed.
 func (s *searcher) rehearse(p *passage) cost.Picoseconds {
-	stages := p.stages()
-	if p.chunks == anyChunks || 2*p.m*stages > mostRehearsed {
+	if p.chunks == anyChunks || 2*p.m*p.stages() > mostRehearsed {
 		return 0
 	}
-	r := &rehearsal{passage: p, free: make([]cost.Picoseconds, p.pp)}
+	r := s.rehearsal(p)
+	r.passage = p
+	for way := range r.arrives {
+		clear(r.arrives[way])
+	}
+	for at := range r.at {
+		first, last := p.position(at)
+		r.at[at] = rehearsing{streamed: s.streamed(p, &first[inBlock]), ahead: aheadOf(first, last)}
+	}
+	for moved := true; moved; {
+		moved = false
+		for at := range r.at {
+			for r.run(at, r.orders[at][r.at[at].done]) {
+				r.at[at].done++
+				moved = true
+			}
+		}
+	}
+	var bound cost.Picoseconds
+	for at := range r.at {
+		bound = max(bound, r.end(at))
+	}
+	return bound
+}
+
+// rehearsal returns that of all outlines with as many positions, chunks and micro-batches.
+func (s *searcher) rehearsal(p *passage) *rehearsal {
+	key := roomsKey{p.schedule, p.pp, p.chunks, p.m}
+	r := s.rehearsals[key]
+	if r != nil {
+		return r
+	}
+	stages := p.stages()
+	r = &rehearsal{at: make([]rehearsing, p.pp)}
 	for k := range stages {
 		r.blocks = append(r.blocks, evenShare(s.graphs.blocks, stages, k))
 	}
 	for way := range r.arrives {
 		r.arrives[way] = make([]cost.Picoseconds, stages*p.m)
 	}
-	orders := make([][]codegen.Task, p.pp)
 	plan := &partition.Plan{Schedule: p.schedule, Interleave: p.chunks, Stages: make([]partition.Stage, stages)}
 	for at := range p.pp {
-		first, last := p.at(at)
-		r.streams = append(r.streams, s.streamed(p, &first[inBlock]))
-		r.ahead = append(r.ahead, aheadOf(first, last))
-		orders[at] = codegen.Order(plan, at, p.m, true)
+		r.orders = append(r.orders, codegen.Order(plan, at, p.m, true))
 	}
-	for moved := true; moved; {
-		moved = false
-		for at := range orders {
-			for r.run(at, orders[at][0]) {
-				orders[at], moved = orders[at][1:], true
-			}
-		}
-	}
-	var bound cost.Picoseconds
-	for at := range orders {
-		bound = max(bound, r.end(at))
-	}
-	return bound
+	s.rehearsals[key] = r
+	return r
 }
 
 // run does a task if what it needs is there.
@@ -75,7 +99,7 @@ func (r *rehearsal) run(at int, t codegen.Task) bool {
 	if arrived == 0 && (way == 1 || stage > 0) {
 		return false
 	}
-	of, last := r.at(at)
+	of, last := r.position(at)
 	size := whole
 	if t.MicroBatch == r.m-1 {
 		of, size = last, rest
@@ -100,27 +124,27 @@ func (r *rehearsal) run(at int, t codegen.Task) bool {
 	if stage == stages-1 {
 		add(&of[afterBlocks], 1)
 	}
-	x := &r.streams[at]
+	x := &r.at[at]
 	var lead, late, ahead cost.Picoseconds // the first gather, and the last reduction, which nothing hides
 	switch {
 	case way == 0 && stage > 0:
 		lead = max(0, x.gather-2*x.slow.gather)
 	case way == 1:
-		if ahead = r.ahead[at]; stage < stages-1 {
+		if ahead = x.ahead; stage < stages-1 {
 			lead = max(0, x.regather-2*x.slow.regather)
 		}
 		if stage > 0 {
 			late = max(0, x.reduce-x.slow.reduce-x.late)
 		}
 	}
-	began := r.free[at]
+	began := x.free
 	from := max(began+lead, arrived-ahead)
 	out := from + sends
-	r.free[at] = max(from+ends+late, began+stream)
+	x.free = max(from+ends+late, began+stream)
 	if next >= 0 && next < stages {
 		transfer := r.transfer(at, size, way)
 		if out += transfer; !r.posts {
-			r.free[at] = max(r.free[at], from+ends+transfer)
+			x.free = max(x.free, from+ends+transfer)
 		}
 	} else if next == stages { // the last stage goes back at once
 		next, way = stage, 1
@@ -146,10 +170,10 @@ func (r *rehearsal) transfer(at, size, way int) cost.Picoseconds {
 // end is when a step ends by what a position has left to do after its passes. What of its update may run in passes already may have
 // been done while the position waited.
 func (r *rehearsal) end(at int) cost.Picoseconds {
-	_, last := r.at(at)
+	_, last := r.position(at)
 	n := 0
 	for stage := at; stage < len(r.blocks); stage += r.pp {
 		n += r.blocks[stage]
 	}
-	return r.free[at] + r.finish(at, n) - cost.Picoseconds(n)*last[inBlock].closing
+	return r.at[at].free + r.finish(at, n) - cost.Picoseconds(n)*last[inBlock].closing
 }

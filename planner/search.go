@@ -81,8 +81,9 @@ type searcher struct {
 	works   map[workKey]*work
 	trunks  map[trunkKey]*work
 	finals
-	allRooms map[roomsKey][][]codegen.Chunk
-	evens    map[roomsKey]evenShares
+	allRooms   map[roomsKey][][]codegen.Chunk
+	evens      map[roomsKey]evenShares
+	rehearsals map[roomsKey]*rehearsal
 
 	// First floors.
 	families   map[family]*floors
@@ -262,7 +263,7 @@ func newSearcher(g *ir.Graph, batch int, c *cost.Cluster, opts Options) *searche
 	s := &searcher{
 		opts: opts, cluster: c, contexts: contexts{tokens: sequenceTokens(g)}, refusals: map[outline]error{},
 		blueprints: newBlueprints(graphs, batch), rates: cost.NewModel(c, max(1, opts.RuntimeNGPUs)), finals: newFinals(),
-		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{},
+		works: map[workKey]*work{}, trunks: map[trunkKey]*work{}, allRooms: map[roomsKey][][]codegen.Chunk{}, evens: map[roomsKey]evenShares{}, rehearsals: map[roomsKey]*rehearsal{},
 		families: map[family]*floors{}, parted: map[int]bool{}, busyTrunks: map[family][]sized{},
 		orders: map[waysKey]*ways{}, permuted: map[degrees][]string{}, groupPlaces: map[groupPlacesKey]*groupPlaces{},
 		passage: passage{enough: never},
