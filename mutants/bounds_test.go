@@ -525,5 +525,10 @@ func inTheBounds() []mutant {
 		file: "planner/blueprint.go",
 		old:  "cp > 2 && b.even(p, 2) != b.even(p, cp)", new: "b.even(p, 2) && !b.even(p, cp)",
 		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what a plan takes", how: "the first position of an interleaved schedule waits for the update of the last",
+		file: "planner/passage.go",
+		old:  "ending = max(ending, before*p.last[inBlock].returned()+", new: "ending += max(0, before*p.last[inBlock].returned()+0*",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}}
 }

@@ -264,6 +264,8 @@ func TestFloorsOfEnds(t *testing.T) {
 		{plan: 24, dp: 4, cp: 1, tp: 3, pp: 2}, {plan: 24, dp: 2, cp: 1, tp: 4, pp: 3}, {plan: 24, dp: 6, cp: 1, tp: 1, pp: 4}, {plan: 12, dp: 1, cp: 1, tp: 3, pp: 4},
 		{plan: 24, dp: 2, cp: 2, tp: 1, pp: 6}, {plan: 12, dp: 3, cp: 1, tp: 2, pp: 2}, {plan: 24, dp: 2, cp: 2, tp: 3, pp: 2}, {plan: 2, dp: 1, cp: 1, tp: 1, pp: 2},
 	}
+	// Its last position is done long before the first, which does not wait for the update of the last.
+	requireInterleavedBounded(t, searchers[6], outline{degrees: units[6], chunks: 2}, 3)
 	looked := 0
 	for looked < plans {
 		s, o := searchers[random.IntN(len(searchers))], outline{degrees: units[random.IntN(len(units))], chunks: 1}

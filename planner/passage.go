@@ -204,7 +204,8 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		own := func(part int) cost.Picoseconds { return cost.Picoseconds(p.m-1)*first[part].all + last[part].all }
 		n := cost.Picoseconds(its.blocks)
-		time := p.recomputing()*recomputed + n*own(inBlock) + p.way(inBlock, its.before) - cost.Picoseconds(at+1)*ahead + p.finish(at, its.blocks)
+		before := cost.Picoseconds(its.before)
+		time := p.recomputing()*recomputed + n*own(inBlock) + before*p.last[inBlock].forward - cost.Picoseconds(at+1)*ahead
 		time += cost.Picoseconds(p.m-1)*p.sent[whole][at].all + p.sent[rest][at].all
 		tasks := p.chunks // of a micro-batch, in each direction
 		if tasks == anyChunks {
@@ -212,7 +213,12 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		more := recomputed + cost.Picoseconds(tasks)*within
 		forward, backward := p.beyondOrder(at, its.blocks, more)
-		time += forward + max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))
+		ending := max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more)) + p.finish(at, its.blocks)
+		if at > 0 { // or its last backward pass goes on to position 0, which may have begun to update
+			n := even.at[0].blocks
+			ending = max(ending, before*p.last[inBlock].returned()+p.finish(0, n)-cost.Picoseconds(n)*p.last[inBlock].closing)
+		}
+		time += forward + ending
 		switch at {
 		case 0:
 			time, tasks = time+own(beforeBlocks), tasks-1
