@@ -33,7 +33,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor that rules out little", how: "interleaved passes take what they do in order",
 		file: "planner/passage.go",
-		old:  "time += forward + max(backward, ", new: "time += 0*forward + max(0*backward, ",
+		old:  "ending := max(backward, p.exposed", new: "ending := max(0*backward, p.exposed",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "a floor that rules out little", how: "tensor-parallel ranks gather nothing of what they share",
@@ -530,5 +530,25 @@ func inTheBounds() []mutant {
 		file: "planner/passage.go",
 		old:  "ending = max(ending, before*p.last[inBlock].returned()+", new: "ending += max(0, before*p.last[inBlock].returned()+0*",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "a floor above what a plan takes", how: "gradients of adapters that are summed in order are summed on the stream, too",
+		file: "planner/floor.go",
+		old:  "w.sums = w.sums || ", new: "w.sums = w.sums && ",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "no micro-batch waits for one before it to leave a stage",
+		file: "planner/bound.go",
+		old:  "max(o.passes, around)+b.end", new: "max(o.passes, 0*around)+b.end",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "backward passes follow each other though the stream has sums to make",
+		file: "planner/bound.go",
+		old:  "m1*waits.backward + max(0,", new: "0*waits.backward + max(0,",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a stage is taken to have room that has none", how: "what a zero-bubble schedule keeps for gradients of weights counts once",
+		file: "planner/slices.go",
+		old:  "if c.pipe.template.Schedule == partition.ZeroBubble { // it may be kept", new: "if false { // it may be kept",
+		pkg: "./planner", run: "^FuzzCosts$",
 	}}
 }

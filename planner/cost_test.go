@@ -231,6 +231,8 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(40098), uint64(0x2cd281f824539739), uint64(0xdeb30ef474eb780c), false, false, true, uint8(7), uint8(1))             // what a stage does with reduced gradients of 16 bits before it adds them up follows what it sends
 	f.Add(uint64(40066), uint64(0x66b410b6697d6e52), uint64(0xb630160a648a2a1f), false, false, true, uint8(12), uint8(1))            // with more slices of the loss tensor-parallel ranks share the products of a head that is whole
 	f.Add(uint64(100351), uint64(0xc7e8a227ef321425), uint64(0x5afe31a98155fb81), true, true, false, uint8(11), uint8(1))            // the head's gradient of 16 bits is moved before it is reduced, not with a block's
+	f.Add(uint64(54001), uint64(0xadca9e78a2f184fe), uint64(0x5dbffc034271c53b), false, true, false, uint8(29), uint8(1))            // some adapters' gradients are summed in order, beside a stream
+	f.Add(uint64(5010), uint64(0x334e58d91a7fc64c), uint64(0xb325cc504bf78c74), false, false, false, uint8(9), uint8(1))             // a stage keeps for gradients of weights what others have in one pass
 	f.Add(uint64(501007), uint64(0xb7877cee508bcd78), uint64(0x1a302a5f3afec44d), true, true, true, uint8(25), uint8(1))             // three context-parallel ranks may share sequences evenly that two would not
 	f.Add(uint64(softwareSeeds+22), uint64(softwareSeeds+22), uint64(0), false, false, true, uint8(0), uint8(3))                     // the gradient with which the last block begins is gathered as other blocks' are
 	f.Add(uint64(softwareSeeds+42), uint64(softwareSeeds+42), uint64(0), false, false, true, uint8(0), uint8(2))                     // software hides as much of a pass that is in two

@@ -27,19 +27,22 @@ import (
 // data-parallel rank, so most of it takes the same time with any number of data-parallel ranks: it is priced once for all
 // outlines.
 type work struct {
-	of         *blueprint
-	instrs     []workInstr
-	shared     []workInstr                     // instructions whose time depends on the number of data-parallel ranks
-	prices     []*cost.Program                 // one for each place in the network that its groups may have
-	kinds      []cost.Kinds                    // of devices, for each of prices
-	mesh       ir.Mesh                         // of one data-parallel rank
-	spots      map[*spotGroups][]*cost.Program // prices where the groups lie so
-	known      map[sizeOn]*workTimes
-	kernels    map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
-	trunk      bool                  // it has only what [searcher.trunk] says
-	piped      bool                  // it stands for stages of a pipeline, whose update does not bucket collectives
-	sliced     bool                  // outside of blocks it has only what any number of loss slices does
-	persistent *persistent           // of a trunk, nil until it is asked for
+	of      *blueprint
+	instrs  []workInstr
+	shared  []workInstr                     // instructions whose time depends on the number of data-parallel ranks
+	prices  []*cost.Program                 // one for each place in the network that its groups may have
+	kinds   []cost.Kinds                    // of devices, for each of prices
+	mesh    ir.Mesh                         // of one data-parallel rank
+	spots   map[*spotGroups][]*cost.Program // prices where the groups lie so
+	known   map[sizeOn]*workTimes
+	kernels map[sizeOn]*workTimes // the part of known that is not collectives: the same for any order of ranks
+	trunk   bool                  // it has only what [searcher.trunk] says
+	piped   bool                  // it stands for stages of a pipeline, whose update does not bucket collectives
+	sliced  bool                  // outside of blocks it has only what any number of loss slices does
+	// sums is set if it sums gradients of blocks over data-parallel or context-parallel ranks in order: shares of those that all
+	// tensor-parallel ranks hold whole (ZeRO), or some of adapters.
+	sums       bool
+	persistent *persistent // of a trunk, nil until it is asked for
 	recomputed map[recomputeKey]*recomputeTimes
 	slots      map[int]*slots // by micro-batch size
 	passes     [extents]*work // by extent of recomputation: see passOf
@@ -126,8 +129,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 	return sum
 }
 
-// stream takes over what the communication stream does; of reductions only if all are there. (ZeRO may take shares of gradients that all
-// tensor-parallel ranks hold whole, and reduce these in order.)
+// stream takes over what the communication stream does; of reductions only if all are there: see [work.sums].
 func (t *workTimes) stream(of *workTimes, reduces bool) {
 	for i := range t {
 		x, y := &t[i], &of[i]
@@ -314,6 +316,7 @@ func (w *work) collect(instrs []codegen.Instr, phase ir.Phase, trunk bool) {
 		}
 		x.near = w.mayLieInCache(&x)
 		ofBatch, shared := w.shares(all)
+		w.sums = w.sums || x.part == inBlock && !ofBatch && (n.Op == ir.OpAllReduce || n.Op == ir.OpReduceScatter) && !ofTP(n)
 		switch {
 		case trunk:
 			w.addToTrunk(&x, instrs, i, phase, ofBatch)
@@ -617,7 +620,7 @@ func (s *searcher) refined(p *pending, size int, schedule partition.Schedule, mo
 	return s.leastOn(p.outline, s.waysOf(p.outline), size, schedule, more, true, func(size, place int, at spot) workTimes {
 		t := of.work.at(sizeOn{size, at, inOrder(schedule), 0, false}, s.batch).plus(&of.shared[place])
 		if o := p.outline; o.overlap && s.trunkFor(o, lone) != nil {
-			t.stream(s.moved(o, s.waysOf(o).places[place], lone), o.zero == 0 || o.replicate == "" || o.batch)
+			t.stream(s.moved(o, s.waysOf(o).places[place], lone), !of.work.sums)
 		}
 		return t
 	}), nil

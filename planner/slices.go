@@ -333,6 +333,10 @@ func (c *cutter) roomy(t tried) bool {
 			bytes *= int64(t.blocks)
 		}
 		switch b.Region {
+		case codegen.Temp:
+			if c.pipe.template.Schedule == partition.ZeroBubble { // it may be kept for the pass for weight gradients
+				bytes *= int64(room.Slots)
+			}
 		case codegen.Slot:
 			bytes *= int64(room.Slots)
 		case codegen.Inbox:
