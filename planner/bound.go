@@ -36,6 +36,7 @@ type bounds struct {
 	ahead   []cost.Picoseconds // by stage: see gathersAhead
 	end     cost.Picoseconds   // what follows the last backward pass of stage 0
 	back    cost.Picoseconds   // a block in the backward pass of micro-batch 0, at the fastest stage
+	pair    cost.Picoseconds   // a block forward and back, at the fastest stage
 	before  []cost.Picoseconds // by stage: through of the stages before, without blocks
 	each    cost.Picoseconds   // a block of those, at the fastest stage
 	overall cost.Picoseconds   // see ofAll, 0 until it is asked for
@@ -51,11 +52,51 @@ type stageBounds struct {
 	// flow adds the last micro-batch back to stage 0, with all blocks as if it alone went back through them.
 	start, flow cost.Picoseconds
 	posted      cost.Picoseconds
+	rounds      rounds
 	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest stage
 	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest stage
+	pair, end   cost.Picoseconds    // see bounds
 	fit         int                 // the most blocks that may fit
 	floor       []cost.Picoseconds  // by number of blocks less one: with so many or more, whatever is recomputed
 	known       []*stageBlockBounds // by number of blocks less one; nil until asked for
+}
+
+// rounds are a chain of events through the stages from one on. Where a stage has k micro-batches in flight, it goes forward with
+// micro-batch j+k when it has gone back with j (see [codegen.Order]). So micro-batches 0, k, 2k and so on go through these stages and
+// back one after the other; when the last of them is back, the stage has the backward passes of the others left.
+type rounds struct {
+	number  int
+	fixed   cost.Picoseconds // all of them without blocks, and what follows
+	weights int              // passes for weight gradients between them and the last backward pass
+	left    int              // backward passes after the last round
+}
+
+// roundsOf returns the rounds of stage i.
+func (p *pipeline) roundsOf(i int, c *chainTimes) rounds {
+	m, k := p.microBatches, p.early[i]
+	if p.template.Schedule == partition.GPipe {
+		return rounds{}
+	}
+	last := (m - 1) / k * k // the micro-batch of the last round
+	r := rounds{number: last/k + 1, left: m - 1 - last}
+	if last == m-1 && p.size(last) != c.first { // of it only the backward pass counts
+		r.number, r.left = r.number-1, 1
+	}
+	for j := range p.stages[i:] {
+		r.fixed += p.ahead(i+j).fixed + c.backFixed[c.first][i+j]
+	}
+	r.fixed = cost.Picoseconds(r.number) * (r.fixed - p.body(i, ir.Backward, c.first).posted())
+	if i > 0 {
+		r.fixed += p.body(i, ir.Backward, rest).posted()
+	}
+	if p.template.Schedule == partition.ZeroBubble {
+		for j := range m - 1 {
+			if (j%k == 0 || j > last) && j >= i {
+				r.weights++
+			}
+		}
+	}
+	return r
 }
 
 // stageBlockBounds are those of one number of blocks.
@@ -79,7 +120,7 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	for i := range p.stages {
 		b.stages = append(b.stages, b.ofStage(i, c, tails))
 	}
-	b.back, b.each = c.block[c.first], never
+	b.back, b.each, b.pair = c.block[c.first], never, c.forward.block[kept]+c.block[c.first]
 	before := cost.Picoseconds(0)
 	for i := range b.through {
 		l := &b.through[i]
@@ -153,7 +194,7 @@ func (b *bounds) chain() *chainTimes {
 // ofStage prepares bounds of plans by what stage i has.
 func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], known: make([]*stageBlockBounds, blocks-stages+1)}
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], pair: c.forward.block[kept] + c.block[first], end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
 	x.start = c.forward.at(blocks, recomputation{})
 	x.flow = x.start + cost.Picoseconds(blocks)*c.block[rest] + b.end
 	for j := range stages {
@@ -175,6 +216,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 		x.posted = p.body(i, ir.Backward, rest).posted()
 	}
 	x.slower = p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].least() - c.block[first]
+	x.rounds = p.roundsOf(i, c)
 	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
 	least := x.works.least()
 	for n := range x.known {
@@ -193,13 +235,31 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	if x.stage == 0 {
 		from = p.skel.blocks
 	}
-	own := cost.Picoseconds(n)*x.slower + w.left(p, x.stage, n, r)
-	late := x.start + own - x.posted + w.weights.at(n, r) + tail
+	m1, m := cost.Picoseconds(p.microBatches-1), cost.Picoseconds(p.microBatches)
+	waits := w.waiting(n, r)
+	own := cost.Picoseconds(n)*x.slower + w.left(p, x.stage, n, r) + m1*waits.backward + max(0, m1-cost.Picoseconds(p.early[x.stage]))*waits.forward
+	late := x.start + own - x.posted + w.weights.at(n, r) + m1*waits.weight + tail
+	passes := w.passes.at(n, r) + m1*(waits.forward+waits.backward)
+	around := x.around(w, n, r, waits)
 	return option{r, max(
 		x.flow+cost.Picoseconds(from)*(x.back-x.last)+own,
-		w.all.at(n, r)+w.waits(cost.Picoseconds(p.microBatches), n, r)+tail,
+		w.all.at(n, r)+w.waits(m, n, r, waits)+tail,
 		late+cost.Picoseconds(from)*x.back,
-	), late}
+		around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end,
+	), late, around, passes}
+}
+
+// around bounds the rounds of the stage, but for blocks that take as long as at the fastest stage.
+func (x *stageBounds) around(w *stageWork, n int, r recomputation, waits waiting) cost.Picoseconds {
+	time := x.rounds.fixed + cost.Picoseconds(max(0, x.rounds.number-1+x.rounds.left))*waits.backward + cost.Picoseconds(x.rounds.weights)*waits.weight
+	time += cost.Picoseconds(x.rounds.number*n) * x.slower
+	if left := x.rounds.left; left > 0 {
+		time += cost.Picoseconds(left-1)*w.backward[whole].at(n, r) + w.last.at(n, r)
+	}
+	if x.rounds.weights > 0 {
+		time += cost.Picoseconds(x.rounds.weights) * (w.weight[whole].at(n, r) - cost.Picoseconds(n)*w.weight[whole].spares())
+	}
+	return time
 }
 
 // blocks returns the bounds of n blocks of a stage.
@@ -241,9 +301,10 @@ func (b *bounds) front(stage, n int) []option {
 	if of.front != nil {
 		return of.front
 	}
-	passes := func(o *option) cost.Picoseconds { return b.passes[stage].at(n, o.recomputation) }
 	for _, o := range b.options(stage, n) {
-		if !slices.ContainsFunc(of.front, func(x option) bool { return x.time <= o.time && x.late <= o.late && passes(&x) <= passes(&o) }) {
+		if !slices.ContainsFunc(of.front, func(x option) bool {
+			return x.time <= o.time && x.late <= o.late && x.around <= o.around && x.passes <= o.passes
+		}) {
 			of.front = append(of.front, o)
 		}
 	}
@@ -408,17 +469,28 @@ func (l *line) lower() {
 	l.early = [extents]cost.Picoseconds{}
 }
 
-// waits is how long a stage waits in its passes: for what they gather first, or for all that they give to the stream, as each
-// ends only when that is done. The last backward pass may end earlier (see outlast).
-func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation) cost.Picoseconds {
-	wait := func(stream, order *line, lead cost.Picoseconds) cost.Picoseconds {
-		return max(lead, stream.at(n, r)-order.at(n, r))
-	}
+// waiting is how long a stage waits in its passes over a whole micro-batch.
+type waiting struct{ forward, backward, weight cost.Picoseconds }
+
+// waiting returns how long a stage waits: for what its passes gather first, or for all that they give to the stream, as each ends
+// only when that is done.
+func (w *stageWork) waiting(n int, r recomputation) waiting {
 	b, l := w.beside, &w.leads
-	return (m-1)*(wait(&b.forward[whole], &w.forward[whole], l.forward[whole])+
-		wait(&b.backward[whole], &w.backward[whole], l.backward[whole])+
-		wait(&b.weight[whole], &w.weight[whole], l.weight[whole])) +
-		wait(&b.forward[rest], &w.forward[rest], l.forward[rest]) + l.backward[rest] + l.weight[rest]
+	return waiting{
+		wait(&b.forward[whole], &w.forward[whole], l.forward[whole], n, r),
+		wait(&b.backward[whole], &w.backward[whole], l.backward[whole], n, r),
+		wait(&b.weight[whole], &w.weight[whole], l.weight[whole], n, r),
+	}
+}
+
+func wait(stream, order *line, lead cost.Picoseconds, n int, r recomputation) cost.Picoseconds {
+	return max(lead, stream.at(n, r)-order.at(n, r))
+}
+
+// waits is how long a stage waits in all passes. The last backward pass may end earlier (see outlast).
+func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation, each waiting) cost.Picoseconds {
+	return (m-1)*(each.forward+each.backward+each.weight) +
+		wait(&w.beside.forward[rest], &w.forward[rest], w.leads.forward[rest], n, r) + w.leads.backward[rest] + w.leads.weight[rest]
 }
 
 // left is what stage i has left to do after its first backward pass: the other backward passes, and the forward passes that do
@@ -451,7 +523,8 @@ func (x *stageBounds) most(time cost.Picoseconds) int {
 // from bounds plans in which stage i has n blocks, recomputed by an option, and left is the number of blocks that are not
 // before it, its own included. before is the least time that the stages before add to the chain.
 func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
-	return max(o.time, before+b.passes[i].at(n, o.recomputation)+b.end, o.late+cost.Picoseconds(left)*b.back)
+	around := o.around + cost.Picoseconds(b.stages[i].rounds.number*left)*b.pair
+	return max(o.time, before+max(o.passes, around)+b.end, o.late+cost.Picoseconds(left)*b.back)
 }
 
 // ofAll bounds all plans of the pipeline. It is never where there are none.

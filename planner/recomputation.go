@@ -136,7 +136,9 @@ type option struct {
 	time cost.Picoseconds
 	// late is a lower bound too, without the blocks that do not lie before the stage: see
 	// [bounds.from].
-	late cost.Picoseconds
+	late   cost.Picoseconds
+	around cost.Picoseconds // likewise, of the stage's rounds
+	passes cost.Picoseconds // all its passes, without weight gradients if those have passes of their own
 }
 
 // recomputations lists those with which n blocks may fit a stage and that may be part of the fastest

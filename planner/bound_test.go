@@ -1,0 +1,43 @@
+package planner
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/ir"
+	"github.com/autopar/autopar/partition"
+)
+
+// TestBoundsOfCuts: where nodes share a slow link, bounds of all cuts are near the best one.
+func TestBoundsOfCuts(t *testing.T) {
+	t.Parallel()
+	const batch = 256
+	c := preset(t, "gpt2-medium")
+	c.Float = ir.BF16
+	on := cluster(t, "a10g")
+	opts, err := Options{RuntimeNGPUs: 256}.on(on, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, on, opts)
+	for _, x := range []struct {
+		name     string
+		degrees  degrees
+		sharding sharding
+		size     int
+		schedule partition.Schedule
+		share    float64 // of the time of the cut that the bounds lead to
+	}{
+		{"micro-batches wait for those before them", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, group: 8, overlap: true}, 1, partition.ZeroBubble, 0.9},
+		{"passes wait for what those before them sum", degrees{plan: 8, dp: 1, cp: 1, tp: 2, pp: 4}, sharding{zero: 2, overlap: true}, 2, partition.OneFOneB, 0.68},
+	} {
+		o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}
+		skel, err := s.skeleton(o)
+		require.NoError(t, err)
+		cut := newCutter(s, skel, x.size, x.schedule)
+		cut.settle()
+		bound := cut.bounds.ofAll()
+		cut.solve(never-1, quick)
+		require.GreaterOrEqual(t, float64(bound), x.share*float64(cut.dived), x.name)
+		require.LessOrEqual(t, bound, cut.dived, x.name)
+	}
+}
