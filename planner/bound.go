@@ -20,7 +20,8 @@ import (
 // stages have. They follow from a chain of events that every schedule without interleaving has: micro-batch 0 goes forward
 // through all stages and backward down to stage i; i then does the work that it has left; the last backward pass goes on to
 // stage 0, which updates, and what waits for that update follows (see tails). Whatever the cut, that chain passes every block
-// once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i.
+// once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i. Another goes
+// through the later stages several times: see rounds.
 //
 // Few numbers of blocks are of interest: those of stages of about equal time. So only these are bounded, when they are asked for;
 // floors, which need no recomputation, tell which.

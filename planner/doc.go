@@ -74,8 +74,8 @@
 //     micro-batches through the positions; held.go, measure.go, updatememory.go and memory.go bound
 //     memory, final.go lays it out, footprint.go adds what training software holds besides; estimate.go
 //     does it for any plan.
-//   - Bounds of outlines: floor.go, relax.go, passage.go, posted.go, waits.go, beside.go, spread.go. Bounds of cuts: bound.go,
-//     outlast.go, tail.go.
+//   - Bounds of outlines: floor.go, relax.go, passage.go, rehearse.go, posted.go, waits.go, beside.go, spread.go. Bounds of cuts:
+//     bound.go, outlast.go, tail.go.
 //   - The search: explore.go over outlines, cut.go over the cuts of one, incumbents.go the best so far.
 //   - Around it: priceable.go refuses steps too long to count; infeasible.go, sketch.go and leanest.go name
 //     the closest plan if none fits; robust.go perturbs the cluster; balance.go fits a plan to

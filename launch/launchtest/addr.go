@@ -5,15 +5,30 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"os"
+	"sync/atomic"
 )
+
+// Each process has ports of its own, of which it takes one after another: tests of several packages run at once, and what one has
+// picked another may not take before it listens there.
+const (
+	firstPort = 10000
+	processes = 64
+	ports     = 300
+)
+
+var picked atomic.Uint32
+
+func init() { picked.Store(rand.Uint32N(ports)) }
 
 // FreeAddr returns host:port of this machine where nobody listens. The port is below those that
 // systems hand out automatically (from 32768 or 49152 on: RFC 6335, section 6), which another
 // process might get before the test listens there.
 func FreeAddr() (addr string, err error) {
-	for range 100 {
+	for range ports {
+		port := firstPort + os.Getpid()%processes*ports + int(picked.Add(1)%ports)
 		var listener net.Listener
-		if listener, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10000+rand.IntN(20000))); err == nil {
+		if listener, err = net.Listen("tcp", fmt.Sprint("127.0.0.1:", port)); err == nil {
 			return listener.Addr().String(), listener.Close()
 		}
 	}
