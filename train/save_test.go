@@ -175,8 +175,8 @@ func TestDiskFails(t *testing.T) {
 	cfg := tinyConfig(t, textData(t), "train.checkpoint_interval=2")
 	for _, blocking := range []bool{true, false} {
 		out := t.TempDir()
-		require.NoError(t, os.WriteFile(filepath.Join(out, "ckpt"), nil, 0o644))
+		require.NoError(t, os.MkdirAll(filepath.Join(out, "ckpt", "latest.next"), 0o755)) // which is to become a file
 		_, err := newJob(t, cfg, planOf(2, 1, 1)).Run(t.Context(), RunOptions{Out: out, Blocking: blocking})
-		require.ErrorContains(t, err, "not a directory")
+		require.ErrorContains(t, err, "is a directory")
 	}
 }
