@@ -48,24 +48,14 @@ type equivalence struct {
 	prog     *Program
 	code     func(*Schedule, Task) *Stage // the code that a rank runs in a task
 	exprs    *expressions
-	timeAt   int                     // index of the time axis, or -1
-	legal    map[*ir.Node]bool       // nodes for which VerifyNode has passed
-	classes  []*class                // in order of their first rank
-	classOf  []*class                // by rank
-	messages map[messageKey]*content // messages sent so far
-	last     map[*ir.Node]*application
-	args     []*expr // of the instruction that is executed
+	timeAt   int                       // index of the time axis, or -1
+	legal    map[*ir.Node]bool         // nodes for which VerifyNode has passed
+	classes  []*class                  // in order of their first rank
+	classOf  []*class                  // by rank
+	messages map[messageKey]*content   // messages sent so far
+	last     map[*ir.Node]*application // see results
+	args     []*expr                   // of the instruction that is executed
 }
-
-// met notes that a class communicates. to is the stage of the receivers of a send.
-func (c *class) met(n *ir.Node, t Task, x *content, to int) {
-	if !c.alone {
-		c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x.expr, x.spec, to})
-	}
-}
-
-// application is an op applied to operands.
-type application struct{ args, results []*expr }
 
 // class is a set of ranks that run the same instructions in the same tasks. Its first rank stands for all.
 type class struct {
@@ -103,6 +93,13 @@ type event struct {
 	expr  *expr
 	spec  ir.ShardSpec
 	to    int // stage of the receivers of a send
+}
+
+// met notes that a class communicates. to is the stage of the receivers of a send.
+func (c *class) met(n *ir.Node, t Task, x *content, to int) {
+	if !c.alone {
+		c.events = append(c.events, event{n.Name, n.Op, n.Attr, t, x.expr, x.spec, to})
+	}
 }
 
 func checkEquivalent(p *Program, traced *ir.Graph, code func(*Schedule, Task) *Stage) error {
@@ -332,6 +329,9 @@ func (e *equivalence) step(c *class, t Task, in *Instr) (ready bool, err error) 
 	}
 	return true, nil
 }
+
+// application is an op applied to operands.
+type application struct{ args, results []*expr }
 
 // results returns the expressions of all results of a node. From one micro-batch to the next they are mostly the same.
 func (e *equivalence) results(n *ir.Node, args []*expr) []*expr {

@@ -33,7 +33,6 @@ type bounds struct {
 	stages  []stageBounds      // by stage
 	through []line             // by stage: what it adds to the chains of later stages, micro-batch 0 forward and the last one backward
 	work    []line             // by stage: all work, that of the communication stream included
-	passes  []line             // by stage: all passes, without weight gradients if those have passes of their own
 	ahead   []cost.Picoseconds // by stage: see gathersAhead
 	end     cost.Picoseconds   // what follows the last backward pass of stage 0
 	back    cost.Picoseconds   // a block in the backward pass of micro-batch 0, at the fastest stage
@@ -118,10 +117,11 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	c := b.chain()
 	tails := newTails(p)
 	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
+	b.pair = c.forward.block[kept] + c.block[c.first]
 	for i := range p.stages {
 		b.stages = append(b.stages, b.ofStage(i, c, tails))
 	}
-	b.back, b.each, b.pair = c.block[c.first], never, c.forward.block[kept]+c.block[c.first]
+	b.back, b.each = c.block[c.first], never
 	before := cost.Picoseconds(0)
 	for i := range b.through {
 		l := &b.through[i]
@@ -182,7 +182,6 @@ func (b *bounds) chain() *chainTimes {
 		b.ahead = append(b.ahead, ahead)
 		b.through = append(b.through, f)
 		b.work = append(b.work, c.works[i].both)
-		b.passes = append(b.passes, c.works[i].passes)
 	}
 	for size := range c.backFixed {
 		for _, l := range c.back[size] {
@@ -195,7 +194,7 @@ func (b *bounds) chain() *chainTimes {
 // ofStage prepares bounds of plans by what stage i has.
 func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], pair: c.forward.block[kept] + c.block[first], end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], pair: b.pair, end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
 	x.start = c.forward.at(blocks, recomputation{})
 	x.flow = x.start + cost.Picoseconds(blocks)*c.block[rest] + b.end
 	for j := range stages {
@@ -363,7 +362,6 @@ func (b *bounds) like(stage int) {
 	b.ahead = append(b.ahead, b.ahead[stage])
 	b.through = append(b.through, b.through[stage])
 	b.work = append(b.work, b.work[stage])
-	b.passes = append(b.passes, b.passes[stage])
 }
 
 // least is the time of a block, to whatever extent it is recomputed. With more to compute it may take less: other products

@@ -125,16 +125,16 @@ func (r *rehearsal) run(at int, t codegen.Task) bool {
 		add(&of[afterBlocks], 1)
 	}
 	x := &r.at[at]
-	var lead, late, ahead cost.Picoseconds // the first gather, and the last reduction, which nothing hides
+	var lead, late, ahead cost.Picoseconds // see [streamed.within], and aheadOf
 	switch {
 	case way == 0 && stage > 0:
-		lead = max(0, x.gather-2*x.slow.gather)
+		lead = x.firstGather()
 	case way == 1:
 		if ahead = x.ahead; stage < stages-1 {
-			lead = max(0, x.regather-2*x.slow.regather)
+			lead = x.firstRegather()
 		}
 		if stage > 0 {
-			late = max(0, x.reduce-x.slow.reduce-x.late)
+			late = x.lastReduce()
 		}
 	}
 	began := x.free

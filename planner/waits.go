@@ -68,10 +68,14 @@ func (x *streamed) last(t *workTimes, n, recomputed cost.Picoseconds) cost.Picos
 // nothing outside of blocks stands beside them, as the embedding does at the first stage and the head at the last one.
 func (x *streamed) within(first, last bool) (wait cost.Picoseconds) {
 	if !first {
-		wait += max(0, x.gather-2*x.slow.gather) + max(0, x.reduce-x.slow.reduce-x.late)
+		wait += x.firstGather() + x.lastReduce()
 	}
 	if !last {
-		wait += max(0, x.regather-2*x.slow.regather)
+		wait += x.firstRegather()
 	}
 	return wait
 }
+
+func (x *streamed) firstGather() cost.Picoseconds   { return max(0, x.gather-2*x.slow.gather) }
+func (x *streamed) firstRegather() cost.Picoseconds { return max(0, x.regather-2*x.slow.regather) }
+func (x *streamed) lastReduce() cost.Picoseconds    { return max(0, x.reduce-x.slow.reduce-x.late) }
