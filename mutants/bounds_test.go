@@ -413,7 +413,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",
-		old:  "o.late+cost.Picoseconds(left)*b.back", new: "o.late+cost.Picoseconds(left+1)*b.back",
+		old:  "o.late+cost.Picoseconds(left)*x.back", new: "o.late+cost.Picoseconds(left+1)*x.back",
 		pkg: "./planner", run: first,
 	}, {
 		bug: "forward passes of gpipe hide nothing", how: "not even the first, which is on the way",
@@ -468,12 +468,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "floors far below what plans take", how: "the last pass is never as long as its stream after all that comes before it",
 		file: "planner/passage.go",
-		old:  "\t\tx.addEnding(drain, &tails, closing)\n", new: "",
+		old:  "\t\tx.addEnding(drain, &tails, closing, blocks)\n", new: "",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "a floor above what a plan takes", how: "what the stream of a lone backward pass has beside it counts, too",
 		file: "planner/passage.go",
-		old:  "drain.block -= each[whole]", new: "_ = head",
+		old:  "drain.block -= ownBack", new: "_ = head",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "floors far below what plans take", how: "nothing is gathered in the update",

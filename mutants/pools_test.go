@@ -42,5 +42,25 @@ func inThePools() []mutant {
 		file: "planner/pools.go",
 		old:  "slices.Equal(in, kinds[d.order]) }); d.pp == 1 && all {", new: "slices.Equal(in, kinds[d.order]) }); d.pp == 0 && all {",
 		pkg: "./planner", run: "^TestAlternativesDiffer$",
+	}, {
+		bug: "floors of two kinds of devices far below what plans take", how: "blocks at other positions take as long as at the fastest of all",
+		file: "planner/fastest.go",
+		old:  "return f.other", new: "return f.least",
+		pkg: "./planner", run: "^TestFloorsOfKinds$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a chain that gets shorter with each block of a fast position counts the first alone",
+		file: "planner/passage.go",
+		old:  "c.fixed, c.block = c.fixed+most*c.block, 0", new: "_ = most",
+		pkg: "./planner", run: "^TestFloorsOfKinds$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "a block of a slow stage takes as long as of another",
+		file: "planner/bound.go",
+		old:  "x.slower = p.ahead(i).block[kept] + c.back[first][i].least() - x.pair", new: "x.slower = 0",
+		pkg: "./planner", run: "^TestFloorsOfKinds$",
+	}, {
+		bug: "stages with ample memory are laid out", how: "half of the roomiest kind's memory is what others lack, or less",
+		file: "planner/slices.go",
+		old:  "limit -= s.lacks[t.stage]", new: "limit -= 2 * s.lacks[t.stage]",
+		pkg: "./planner", run: "^TestRoomOnKinds$",
 	}}
 }

@@ -35,10 +35,7 @@ type bounds struct {
 	work    []line             // by stage: all work, that of the communication stream included
 	ahead   []cost.Picoseconds // by stage: see gathersAhead
 	end     cost.Picoseconds   // what follows the last backward pass of stage 0
-	back    cost.Picoseconds   // a block in the backward pass of micro-batch 0, at the fastest stage
-	pair    cost.Picoseconds   // a block forward and back, at the fastest stage
-	before  []cost.Picoseconds // by stage: through of the stages before, without blocks
-	each    cost.Picoseconds   // a block of those, at the fastest stage
+	before  []line             // by stage: through of the stages before, a block at the fastest of them
 	overall cost.Picoseconds   // see ofAll, 0 until it is asked for
 }
 
@@ -53,9 +50,10 @@ type stageBounds struct {
 	start, flow cost.Picoseconds
 	posted      cost.Picoseconds
 	rounds      rounds
-	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest stage
-	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest stage
-	pair, end   cost.Picoseconds    // see bounds
+	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest other stage
+	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest other stage
+	pair        cost.Picoseconds    // a block forward and back, at the fastest other stage
+	end         cost.Picoseconds    // see bounds
 	fit         int                 // the most blocks that may fit
 	floor       []cost.Picoseconds  // by number of blocks less one: with so many or more, whatever is recomputed
 	known       []*stageBlockBounds // by number of blocks less one; nil until asked for
@@ -117,28 +115,29 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	c := b.chain()
 	tails := newTails(p)
 	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
-	b.pair = c.forward.block[kept] + c.block[c.first]
 	for i := range p.stages {
 		b.stages = append(b.stages, b.ofStage(i, c, tails))
 	}
-	b.back, b.each = c.block[c.first], never
-	before := cost.Picoseconds(0)
+	before := line{}
 	for i := range b.through {
 		l := &b.through[i]
-		b.before, b.each = append(b.before, before), min(b.each, l.least())
-		before += l.fixed - l.gathersAhead()
+		b.before = append(b.before, before)
+		if before.fixed += l.fixed - l.gathersAhead(); i == 0 || l.least() < before.block[kept] {
+			before.block[kept] = l.least()
+		}
 	}
 	return b
 }
 
 // chainTimes are the times of which the chain of events consists. Blocks are alike, but a stage may have slower links or
-// devices than another: in forward and block they take as long as at the fastest stage.
+// devices than another.
 type chainTimes struct {
 	first     int                   // the size of micro-batch 0: whole, or rest if it is the only one
-	forward   line                  // micro-batch 0 forward through all stages
+	forward   cost.Picoseconds      // micro-batch 0 forward through all stages, without blocks
+	ahead     fastest               // forward through a block
 	back      [2][]line             // by size and stage, a micro-batch backward through the stage
 	backFixed [2][]cost.Picoseconds // what back has outside of blocks
-	block     [2]cost.Picoseconds   // by size, a micro-batch backward through a block
+	block     [2]fastest            // by size, a micro-batch backward through a block
 	works     []stageWork           // by stage
 }
 
@@ -146,26 +145,22 @@ type chainTimes struct {
 func (b *bounds) chain() *chainTimes {
 	p, stages := b.pipe, len(b.pipe.stages)
 	c := &chainTimes{
-		first: p.size(0), back: [2][]line{make([]line, stages), make([]line, stages)}, block: [2]cost.Picoseconds{never, never}, works: make([]stageWork, stages),
+		first: p.size(0), back: [2][]line{make([]line, stages), make([]line, stages)}, works: make([]stageWork, stages),
 	}
 	same := map[*stageTimes]int{} // the first of the stages that take the same times
 	for i, s := range p.stages {
+		f := p.ahead(i)
+		c.forward += f.fixed
+		c.ahead.note(f.block[kept])
 		if k, known := same[s]; known {
 			c.works[i], c.back[c.first][i], c.back[rest][i] = c.works[k], c.back[c.first][k], c.back[rest][k]
-			c.forward.fixed += p.ahead(i).fixed
 			b.like(k)
 			continue
 		}
 		same[s] = i
 		c.works[i] = newStageWork(p, i, cost.Picoseconds(p.microBatches))
-		f := p.ahead(i)
-		c.forward.fixed += f.fixed
-		if i == 0 || f.block[kept] < c.forward.block[kept] {
-			c.forward.block = f.block
-		}
 		for _, size := range []int{c.first, rest} {
 			c.back[size][i] = p.body(i, ir.Backward, size).through()
-			c.block[size] = min(c.block[size], c.back[size][i].least())
 		}
 		f = s.forward[c.first].through()
 		x := &c.back[rest][i]
@@ -186,6 +181,7 @@ func (b *bounds) chain() *chainTimes {
 	for size := range c.backFixed {
 		for _, l := range c.back[size] {
 			c.backFixed[size] = append(c.backFixed[size], l.fixed-l.gathersAhead())
+			c.block[size].note(l.least())
 		}
 	}
 	return c
@@ -194,9 +190,10 @@ func (b *bounds) chain() *chainTimes {
 // ofStage prepares bounds of plans by what stage i has.
 func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first], last: c.block[rest], pair: b.pair, end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
-	x.start = c.forward.at(blocks, recomputation{})
-	x.flow = x.start + cost.Picoseconds(blocks)*c.block[rest] + b.end
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first].besides(i), last: c.block[rest].besides(i), end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
+	ahead := c.ahead.besides(i)
+	x.pair, x.start = ahead+x.back, c.forward+cost.Picoseconds(blocks)*ahead
+	x.flow = x.start + cost.Picoseconds(blocks)*x.last + b.end
 	for j := range stages {
 		size := first
 		if j < i {
@@ -215,7 +212,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 		x.flow -= posted
 		x.posted = p.body(i, ir.Backward, rest).posted()
 	}
-	x.slower = p.stages[i].forward[first].through().block[kept] - c.forward.block[kept] + c.back[first][i].least() - c.block[first]
+	x.slower = p.ahead(i).block[kept] + c.back[first][i].least() - x.pair
 	x.rounds = p.roundsOf(i, c)
 	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
 	least := x.works.least()
@@ -522,8 +519,9 @@ func (x *stageBounds) most(time cost.Picoseconds) int {
 // from bounds plans in which stage i has n blocks, recomputed by an option, and left is the number of blocks that are not
 // before it, its own included. before is the least time that the stages before add to the chain.
 func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
-	around := o.around + cost.Picoseconds(b.stages[i].rounds.number*left)*b.pair
-	return max(o.time, before+max(o.passes, around)+b.end, o.late+cost.Picoseconds(left)*b.back)
+	x := &b.stages[i]
+	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair
+	return max(o.time, before+max(o.passes, around)+b.end, o.late+cost.Picoseconds(left)*x.back)
 }
 
 // ofAll bounds all plans of the pipeline. It is never where there are none.
@@ -563,7 +561,7 @@ func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 	for i, later := stages-1, 0; i >= 0; i-- { // later: the most that later stages have
 		least := max(1, most[i]-spare)
 		for left := max(stages-i, later+most[i]-spare); left <= min(later+most[i], blocks-i); left++ {
-			before := b.before[i] + cost.Picoseconds(blocks-left)*b.each
+			before := b.before[i].at(blocks-left, recomputation{})
 			time := never
 			for n := max(least, left-later); n <= min(most[i], left-(stages-1-i)); n++ {
 				after := all[i+1][left-n]

@@ -179,7 +179,7 @@ func (s *searcher) footprintsOf(p *partition.Plan, how packing) ([]footprint, er
 	all := make([]footprint, p.PP())
 	for at := range all {
 		var err error
-		if all[at], err = s.footprintOf(p, at, how); err != nil {
+		if all[at], err = s.footprintOf(p, at, how, true); err != nil {
 			return nil, err
 		}
 	}
@@ -188,8 +188,8 @@ func (s *searcher) footprintsOf(p *partition.Plan, how packing) ([]footprint, er
 
 // footprintOf returns the memory of one position of a plan: as laid out, or a bound, which is not
 // remembered. It compiles a row of few blocks first, and all blocks only if those do not
-// show it.
-func (s *searcher) footprintOf(p *partition.Plan, at int, how packing) (footprint, error) {
+// show it. With others, those of other positions are asked for, too.
+func (s *searcher) footprintOf(p *partition.Plan, at int, how packing, others bool) (footprint, error) {
 	of, err := s.find(p, s.lone(p.Mesh(s.batch).Size(partition.AxisMB)))
 	if err != nil {
 		return footprint{}, err
@@ -205,7 +205,7 @@ func (s *searcher) footprintOf(p *partition.Plan, at int, how packing) (footprin
 		if known {
 			break
 		}
-		c, err := s.compile(of, p, at, most)
+		c, err := s.compile(of, p, at, most, others)
 		if err != nil {
 			return footprint{}, err
 		}
@@ -229,14 +229,14 @@ func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageK
 	return key
 }
 
-// compile returns the compiled stage that stands for a position of a plan. With it, it compiles
-// stages for other positions whose memory is not known yet.
-func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most row) (*compiledStage, error) {
+// compile returns the compiled stage that stands for a position of a plan. With others, it compiles
+// stages for other positions that are not compiled yet beside it.
+func (s *searcher) compile(of *blueprint, p *partition.Plan, position int, most row, others bool) (*compiledStage, error) {
 	key := stageKeyOf(of, p, position, most)
 	if c, known := s.compiled[key]; known {
 		return c, nil
 	}
-	f := s.fewer(of, p, position, most)
+	f := s.fewer(of, p, position, most, others)
 	blocks := f.plan.Stages[len(f.plan.Stages)-1].Last
 	step, err := draft(s.graphs.with(blocks), &f.plan, s.batch, of.lone)
 	if err != nil {
@@ -311,17 +311,19 @@ func (r row) chunks(p *partition.Plan) int {
 	return few
 }
 
-// fewer returns a pipeline that stands for a position of a plan, and for one other position of each
-// kind whose memory is not known. Of blocks that recompute as much it has at most a row; stages
+// fewer returns a pipeline that stands for a position of a plan and, with others, for one other position of
+// each kind that is not compiled. Of blocks that recompute as much it has at most a row; stages
 // that stand for none have one block.
-func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most row) few {
+func (s *searcher) fewer(of *blueprint, p *partition.Plan, position int, most row, others bool) few {
 	kind, n := standIn(position, p.PP())
 	f := few{plan: *p, of: slices.Repeat([]int{-1}, n), rows: make([][][extents]int, n)}
 	f.of[kind] = position
-	for at := range p.PP() {
-		kind, _ := standIn(at, p.PP())
-		if _, known := s.compiled[stageKeyOf(of, p, at, most)]; f.of[kind] < 0 && !known {
-			f.of[kind] = at
+	if others {
+		for at := range p.PP() {
+			kind, _ := standIn(at, p.PP())
+			if _, known := s.compiled[stageKeyOf(of, p, at, most)]; f.of[kind] < 0 && !known {
+				f.of[kind] = at
+			}
 		}
 	}
 	like := &of.plan
@@ -390,7 +392,7 @@ func (s *searcher) fits(p *partition.Plan, at int) bool {
 	}
 	m := p.Mesh(s.batch).Size(partition.AxisMB)
 	within := func(how packing) bool {
-		f, err := s.footprintOf(p, at, how)
+		f, err := s.footprintOf(p, at, how, false)
 		mustCompile(err)
 		return f.arena(p, at, m) <= s.limitAt(p, at)
 	}

@@ -322,8 +322,12 @@ type position struct {
 // many backward passes.
 type chain struct{ fixed, block, passes cost.Picoseconds }
 
-// add adds a chain, unless another is as long with any number of blocks.
-func (p *position) add(c chain) {
+// add adds a chain, unless another is as long with any number of blocks. most is how many there are: where a chain gets shorter
+// with each, it counts them all.
+func (p *position) add(c chain, most cost.Picoseconds) {
+	if c.block < 0 {
+		c.fixed, c.block = c.fixed+most*c.block, 0
+	}
 	for _, other := range p.chains[:p.n] {
 		if other.block >= c.block && other.fixed+other.block >= c.fixed+c.block && other.passes >= c.passes {
 			return
@@ -334,9 +338,9 @@ func (p *position) add(c chain) {
 }
 
 // addEnding adds a chain that ends with the update, once with each tail. less is what of the update of a block it has already.
-func (p *position) addEnding(c chain, tails *[3]tail, less cost.Picoseconds) {
+func (p *position) addEnding(c chain, tails *[3]tail, less, most cost.Picoseconds) {
 	for _, t := range tails {
-		p.add(chain{c.fixed + t.fixed, c.block + t.block - less, c.passes})
+		p.add(chain{c.fixed + t.fixed, c.block + t.block - less, c.passes}, most)
 	}
 }
 
@@ -439,23 +443,23 @@ func (s *searcher) positions(p *passage) []position {
 		return first.forward
 	}
 	// start is how chains through all positions begin: micro-batch 0 goes forward through all of them, and back through the
-	// head and the transfers as far as the position in hand. Blocks on the way back are added there. A block may be at any
-	// position: it counts the time at the fastest.
+	// head and the transfers as far as the position in hand. Blocks are added there. One of another position may be at any of
+	// those: it counts the time at the fastest.
 	first, last := p.position(0)
-	start, block, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), never, p.finish(0, 1)
-	each := [2]cost.Picoseconds{never, never} // backward through a block, of the first micro-batch and of the last
-	sentBack := cost.Picoseconds(0)           // the transfers back of the first micro-batch
+	start, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), p.finish(0, 1)
+	var ahead, backs, returns fastest // a block forward, back with the first micro-batch and back with the last
+	sentBack := cost.Picoseconds(0)   // the transfers back of the first micro-batch
 	for at := range p.pp {
 		first, last = p.position(at)
-		block = min(block, forward(&first[inBlock], &last[inBlock]))
-		each = [2]cost.Picoseconds{min(each[whole], back(&first[inBlock])), min(each[rest], back(&last[inBlock]))}
+		ahead.note(forward(&first[inBlock], &last[inBlock]))
+		backs.note(back(&first[inBlock]))
+		returns.note(back(&last[inBlock]))
 		start -= aheadOf(first, last)
 		start += forward(&p.sent[whole][at], &p.sent[rest][at])
 		sentBack += p.sent[whole][at].returned()
 	}
-	each[rest] = min(each[whole], each[rest])
 	head := min(back(&first[afterBlocks]), back(&last[afterBlocks]))
-	start += blocks*block + forward(&first[afterBlocks], &last[afterBlocks]) + head + sentBack
+	start += forward(&first[afterBlocks], &last[afterBlocks]) + head + sentBack
 	m1, m2 := cost.Picoseconds(max(0, m-1)), cost.Picoseconds(max(0, m-2))
 	s.scratch = slices.Grow(s.scratch[:0], p.pp)[:p.pp]
 	all := s.scratch
@@ -481,8 +485,21 @@ func (s *searcher) positions(p *passage) []position {
 		if p.posts {
 			start -= p.sent[whole][at].returned() // the position goes on meanwhile
 		}
-		through.fixed, update.fixed = start+sentOn+blocks*each[rest]+after*(each[whole]-each[rest]), start+after*each[whole]
+		there, here := ahead.besides(at), backs.besides(at)
+		returned := min(here, returns.besides(at))
+		through.fixed = start + sentOn + blocks*(there+returned) + after*(here-returned)
+		update.fixed = start + blocks*there + after*here
 		drain.fixed = update.fixed
+		// own is what a block of its own adds to what such a block at another position counts.
+		ownBack := back(&first[inBlock])
+		own := forward(&first[inBlock], &last[inBlock]) - there + ownBack
+		if at == 0 {
+			own -= here
+			through.block = own
+		} else {
+			through.block = own - returned
+		}
+		update.block, drain.block = own, own
 		// does adds to the chains what the position does for a part of the model: to what is fixed, or for every block.
 		does := func(first, last *partTimes, block bool) {
 			add := func(to *chain, t cost.Picoseconds) {
@@ -533,13 +550,8 @@ func (s *searcher) positions(p *passage) []position {
 		}
 		stream := s.streamed(p, &first[inBlock])
 		busy.fixed += cost.Picoseconds(m) * stream.within(at == 0, at == p.pp-1)
-		if at > 0 {
-			through.block += each[whole] - each[rest]
-			update.block += each[whole]
-			drain.block += each[whole]
-		}
 		if m == 1 && !split { // its last pass is the one of micro-batch 0, which its stream has beside it
-			drain.block -= each[whole]
+			drain.block -= ownBack
 			if at == p.pp-1 {
 				drain.fixed -= head
 			}
@@ -563,12 +575,12 @@ func (s *searcher) positions(p *passage) []position {
 		update.fixed += exposed
 		busy.fixed += exposed
 		tails, closing := p.tails(at), last[inBlock].closing
-		x.addEnding(update, &tails, 0)
-		x.addEnding(busy, &tails, 0)
-		x.addEnding(drain, &tails, closing)
-		x.addEnding(p.outlast(at, busy.passes), &tails, closing)
-		x.add(through)
-		x.add(beside)
+		x.addEnding(update, &tails, 0, blocks)
+		x.addEnding(busy, &tails, 0, blocks)
+		x.addEnding(drain, &tails, closing, blocks)
+		x.addEnding(p.outlast(at, busy.passes), &tails, closing, blocks)
+		x.add(through, blocks)
+		x.add(beside, blocks)
 	}
 	return all
 }

@@ -248,3 +248,50 @@ func TestRoomyPoolComesFirst(t *testing.T) {
 	require.ErrorAs(t, err, &none)
 	require.Contains(t, []int64{least, least / 2}, none.Limit, "that of the stage it names")
 }
+
+// TestFloorsOfKinds: the blocks of a micro-batch that are not at one position are at another, of another kind perhaps. Floors and bounds
+// of cuts know that, in either order of the pools: the best cut takes hardly more.
+func TestFloorsOfKinds(t *testing.T) {
+	t.Parallel()
+	const batch, blocks = 3, 8
+	g := step(t, tiny(blocks), batch)
+	c := twoPools([2]float64{1e9, 3e9}, [2]float64{1e12, 1e12})
+	opts, err := Options{RuntimeNGPUs: 2}.on(c, batch)
+	require.NoError(t, err)
+	s := newSearcher(g, batch, c, opts)
+	for order := range 2 {
+		for schedule, share := range map[partition.Schedule]float64{partition.GPipe: 0.98, partition.OneFOneB: 0.98, partition.ZeroBubble: 0.96} {
+			o := outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2, order: order}, chunks: 1}
+			skel, err := s.skeleton(o)
+			require.NoError(t, err)
+			p := newPipeline(skel, skel.memoryOf(1), 1, schedule)
+			p.stages = skel.times(1, schedule)
+			best := never
+			for n := 1; n < blocks; n++ {
+				best = min(best, p.time([]partition.Stage{{Last: n}, {First: n, Last: blocks}}))
+			}
+			for name, floor := range map[string]cost.Picoseconds{
+				"floor":          s.flowing(&pending{outline: o}, 1, schedule, nil),
+				"bounds of cuts": newBounds(p, s.limit, s.opts, nil).ofAll(),
+			} {
+				require.LessOrEqual(t, floor, best, "%s, order %d, %s", name, order, schedule)
+				require.GreaterOrEqual(t, float64(floor), share*float64(best), "%s, order %d, %s", name, order, schedule)
+			}
+		}
+	}
+}
+
+// TestRoomOnKinds: a position surely fits where half of the memory of its own devices has room, however much others have.
+func TestRoomOnKinds(t *testing.T) {
+	t.Parallel()
+	const batch = 3
+	c := twoPools([2]float64{1e9, 1e9}, [2]float64{1e12, 3e11})
+	opts, err := Options{RuntimeNGPUs: 2}.on(c, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, tiny(4), batch), batch, c, opts)
+	for order := range 2 {
+		skel, err := s.skeleton(outline{degrees: degrees{plan: 2, dp: 1, cp: 1, tp: 1, pp: 2, order: order}, chunks: 1})
+		require.NoError(t, err)
+		require.True(t, newCutter(s, skel, 1, partition.OneFOneB).lastRoomy(), "order %d", order)
+	}
+}

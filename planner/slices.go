@@ -312,13 +312,14 @@ func (c *cutter) layLast(time cost.Picoseconds) bool {
 // roomy reports whether a stage surely fits: half of the limit has room for all its buffers, each in a place of its own. That
 // needs no program of so many blocks. (The other half is more than an evaluation needs, whose values a step has, too.)
 func (c *cutter) roomy(t tried) bool {
-	s, limit := c.pipe.skel, c.search.limit/2
+	s, limit := c.pipe.skel, c.search.limit
 	if t.recomputed.counts(t.blocks)[kept] < t.blocks {
 		return false
 	}
 	if s.lacks != nil {
 		limit -= s.lacks[t.stage]
 	}
+	limit /= 2
 	of, room := s.of, &c.pipe.room[t.stage]
 	position, _ := of.plan.Position(s.like[t.stage])
 	mesh := s.mesh(c.pipe.template.MicroBatch)
