@@ -203,7 +203,7 @@ func (a *Agent) come(ctx context.Context, addr string) (*link, error) {
 	ctx, cancel := context.WithTimeout(ctx, a.Patience)
 	defer cancel()
 	start := time.Now()
-	conn, refused, err := reach(ctx, addr, a.hello())
+	conn, refused, err := reach(ctx, addr, a.hello(), nil)
 	switch {
 	case refused:
 		err = &RefusedError{a.Node, addr, err}

@@ -78,13 +78,14 @@ func (l *link) read() (kind byte, message []byte, err error) {
 	return head[0], message, err
 }
 
-// ended reports whether the other side has closed a connection on which it is to say nothing yet.
+// ended reports whether the other side has closed a connection on which it is to say nothing yet, or has said that it was
+// interrupted.
 func (l *link) ended() bool {
 	const moment = 10 * time.Millisecond // for news that are on their way
 	_ = l.SetReadDeadline(time.Now().Add(moment))
 	defer l.SetReadDeadline(time.Time{})
 	_, err := l.in.Peek(1)
-	return err != nil && !errors.Is(err, os.ErrDeadlineExceeded)
+	return !errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // hello identifies a process: a word that distinguishes autopar from other connections, and rank,
@@ -174,9 +175,10 @@ func (p *Peers) takeTable(table []byte) error {
 // pause is the time between two attempts to reach rank 0.
 const pause = 50 * time.Millisecond
 
-// come connects with rank 0.
+// come connects with rank 0. If it is interrupted before rank 0 has answered, it says so: otherwise rank 0 might find it gone, and
+// fail.
 func (p *Peers) come(ctx context.Context, start time.Time) error {
-	conn, refused, err := reach(ctx, p.place.Addr, p.place.hello())
+	conn, refused, err := reach(ctx, p.place.Addr, p.place.hello(), news(p.place.Rank, context.Canceled.Error()))
 	switch {
 	case refused:
 		return fmt.Errorf("launch: rank %d is turned away by rank 0 at %s: %w", p.place.Rank, p.place.Addr, err)
@@ -196,11 +198,11 @@ func (a answer) Error() string { return string(a) }
 
 // reach connects with whoever listens at an address, and tries again while nobody does. refused
 // says that the answer is final. If ctx ends, the error includes the last answer that there was,
-// even if the last attempt got none.
-func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
+// even if the last attempt got none. If ctx is canceled, the other side is sent interrupted, unless that is nil.
+func reach(ctx context.Context, addr string, hello, interrupted []byte) (conn *link, refused bool, err error) {
 	var last answer
 	for {
-		if conn, refused, err = ask(ctx, addr, hello); err == nil || refused {
+		if conn, refused, err = ask(ctx, addr, hello, interrupted); err == nil || refused {
 			return conn, refused, err
 		}
 		if heard := errors.As(err, &last); !heard && last != "" {
@@ -215,24 +217,26 @@ func reach(ctx context.Context, addr string, hello []byte) (conn *link, refused 
 }
 
 // ask makes one attempt.
-func ask(ctx context.Context, addr string, hello []byte) (conn *link, refused bool, err error) {
+func ask(ctx context.Context, addr string, hello, interrupted []byte) (_ *link, refused bool, err error) {
 	var dialer net.Dialer
 	tcp, err := dialer.DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return nil, false, err
 	}
-	defer context.AfterFunc(ctx, func() { tcp.Close() })()
-	conn = newLink(tcp)
+	stop := context.AfterFunc(ctx, func() { _ = tcp.SetReadDeadline(time.Now()) })
+	conn := newLink(tcp)
 	conn.write(kindHello, hello)
 	kind, message, err := conn.read()
-	if err == nil && kind != kindHello {
+	if ended := !stop(); ended && errors.Is(ctx.Err(), context.Canceled) && interrupted != nil {
+		conn.write(kindInterrupted, interrupted)
+		err = ctx.Err()
+	} else if ended && (err == nil || errors.Is(err, os.ErrDeadlineExceeded)) {
+		err = errors.New("who is there has taken the connection and says nothing: it waits for others, or is not of this job")
+	} else if err == nil && kind != kindHello {
 		refused, err = kind == kindFail, answer(message)
 	}
 	if err != nil {
 		tcp.Close()
-		if ctx.Err() != nil && errors.Is(err, net.ErrClosed) { // the end of ctx has closed it
-			err = errors.New("who is there has taken the connection and says nothing: it waits for others, or is not of this job")
-		}
 		return nil, refused, err
 	}
 	return conn, false, nil

@@ -1,6 +1,7 @@
 package launch_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -302,6 +303,48 @@ func TestInterruption(t *testing.T) {
 	}
 }
 
+// TestInterruptedWhileJoining: rank 0 learns that a rank was interrupted which waited for its answer, and does not take it for lost.
+func TestInterruptedWhileJoining(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	waits, interrupt := context.WithCancel(ctx)
+	addr := freeAddr(t)
+	between, err := net.Listen("tcp", "127.0.0.1:0") // passes on what rank 1 says, and interrupts it when it has begun
+	require.NoError(t, err)
+	defer between.Close()
+	go func() {
+		from, err := between.Accept()
+		if err != nil {
+			return
+		}
+		defer from.Close()
+		begun := make([]byte, 1)
+		from.Read(begun)
+		interrupt()
+		for ctx.Err() == nil {
+			if to, err := net.Dial("tcp", addr); err == nil {
+				io.Copy(to, io.MultiReader(bytes.NewReader(begun), from))
+				to.Close()
+				return
+			}
+		}
+	}()
+	errs := make(chan error)
+	for rank, ctx := range []context.Context{ctx, waits, ctx} {
+		place := launch.Place{Rank: rank, World: 3, Addr: addr}
+		if rank == 1 {
+			place.Addr = between.Addr().String()
+		}
+		go func() {
+			_, err := launch.Join(ctx, place)
+			errs <- err
+		}()
+	}
+	for range 3 {
+		require.ErrorIs(t, <-errs, context.Canceled)
+	}
+}
+
 // TestComesAgain: a process that has ended while it waited for others to join can be started again in its place; a second one
 // beside a living one is turned away.
 func TestComesAgain(t *testing.T) {
@@ -325,6 +368,7 @@ func TestComesAgain(t *testing.T) {
 		return conn
 	}
 	come(1).Close()
+	fmt.Fprint(come(1), "i\x00\x00\x00\x04\x00\x00\x00\x01") // it was interrupted
 	again := come(1)
 	said, err := io.ReadAll(come(1))
 	require.NoError(t, err)

@@ -233,7 +233,7 @@ func (p *Peers) fail(err error, rank int, text string) {
 		if errors.Is(err, context.Canceled) {
 			kind = kindInterrupted
 		}
-		message := append(binary.BigEndian.AppendUint32(nil, uint32(rank)), text...)
+		message := news(rank, text)
 		for to, conn := range p.conns {
 			if conn != nil && to != rank {
 				conn.write(kind, message)
@@ -241,6 +241,11 @@ func (p *Peers) fail(err error, rank int, text string) {
 		}
 		close(p.told)
 	})
+}
+
+// news is the message that a rank has failed, or was interrupted.
+func news(rank int, text string) []byte {
+	return append(binary.BigEndian.AppendUint32(nil, uint32(rank)), text...)
 }
 
 // leave is how long Close waits for the others.

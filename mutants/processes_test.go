@@ -62,8 +62,13 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "a port that is mute is not said to be",
 		file: "launch/join.go",
-		old:  "if ctx.Err() != nil && errors.Is(err, net.ErrClosed) {", new: "if ctx.Err() == nil && errors.Is(err, net.ErrClosed) {",
+		old:  "else if ended && (err == nil", new: "else if !ended && (err == nil",
 		pkg: "./launch", run: "^TestLate$",
+	}, {
+		bug:  "a rank that is interrupted while it waits for rank 0 is taken for lost",
+		file: "launch/join.go",
+		old:  "		conn.write(kindInterrupted, interrupted)\n", new: "",
+		pkg: "./launch", run: "^TestInterruptedWhileJoining$",
 	}, {
 		bug:  "a restart leaves a global batch out",
 		file: "train/run.go",
