@@ -15,8 +15,8 @@ type Background struct {
 	Dir    string // of the run
 	Keep   Retention
 	Memory *Memory
-	// Patience bounds how long writing a snapshot may take if it has no bytes. Every 10 MB may take
-	// a second more.
+	// Patience bounds how long writing a snapshot is waited for if it has no bytes. Every 10 MB may
+	// take a second more.
 	Patience time.Duration
 
 	// Done, if set, is called by the methods below for each checkpoint that is on disk. stale is a
@@ -26,7 +26,6 @@ type Background struct {
 	writing chan written // receives the end of the snapshot that is being written; nil if none is
 	step    int          // its step
 	bound   time.Duration
-	begun   time.Time
 }
 
 // written is the result of writing a snapshot.
@@ -52,7 +51,7 @@ func (b *Background) Save(s Snapshot) error {
 func (b *Background) Resume(h *Held, s Snapshot) { b.begin(h.Snapshot(s)) }
 
 func (b *Background) begin(s Snapshot) {
-	b.step, b.begun, b.bound = s.Step, time.Now(), s.bound(b.Patience)
+	b.step, b.bound = s.Step, s.bound(b.Patience)
 	writing := make(chan written, 1)
 	b.writing = writing
 	go func() {
@@ -71,19 +70,21 @@ func (b *Background) Poll() error {
 	}
 }
 
-// Wait is Poll after waiting until nothing is being written. The wait is bounded.
+// Wait is Poll after waiting until nothing is being written. The wait is bounded, in parts: while the process is stopped, as by
+// ^Z, at most one of them ends.
 func (b *Background) Wait() error {
-	if err := b.Poll(); err != nil || b.writing == nil { // a snapshot that is written is not late, whoever asks how late
-		return err
+	const parts = 10
+	for i := 1; b.writing != nil; i++ {
+		select {
+		case w := <-b.writing:
+			return b.end(w)
+		case <-time.After(b.bound / parts):
+			if i == parts {
+				return fmt.Errorf("checkpoint: step %d is not in %s after %v", b.step, b.Dir, b.bound.Round(time.Millisecond))
+			}
+		}
 	}
-	late := time.NewTimer(time.Until(b.begun.Add(b.bound)))
-	defer late.Stop()
-	select {
-	case w := <-b.writing:
-		return b.end(w)
-	case <-late.C:
-		return fmt.Errorf("checkpoint: step %d is not in %s after %v", b.step, b.Dir, b.bound.Round(time.Millisecond))
-	}
+	return nil
 }
 
 func (b *Background) end(w written) error {

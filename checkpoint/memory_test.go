@@ -212,20 +212,7 @@ func TestBackgroundFails(t *testing.T) {
 	require.NoError(t, b.Close())
 
 	slow := &Background{Dir: t.TempDir(), Memory: NewMemory(nil), Patience: time.Minute}
-	slow.writing, slow.step, slow.bound, slow.begun = make(chan written), 7, 10*time.Millisecond, time.Now()
+	slow.writing, slow.step, slow.bound = make(chan written), 7, 10*time.Millisecond
 	require.ErrorContains(t, slow.Wait(), "step 7 is not in "+slow.Dir+" after 10ms")
 	require.Error(t, slow.Close())
-}
-
-// TestWrittenIsNotLate: a snapshot that was written in time is not late because nobody asked for a while, as in a long
-// evaluation.
-func TestWrittenIsNotLate(t *testing.T) {
-	b := &Background{Dir: t.TempDir(), Memory: NewMemory(nil), Patience: time.Minute}
-	for step := range 10 {
-		require.NoError(t, b.Save(snapshot(step+1)))
-		require.Eventually(t, func() bool { return len(b.writing) == 1 }, time.Minute, time.Millisecond)
-		b.begun = b.begun.Add(-time.Hour)
-		require.NoError(t, b.Wait())
-	}
-	require.NoError(t, b.Close())
 }

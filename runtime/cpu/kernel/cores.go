@@ -229,12 +229,12 @@ func (p *Pool) retake() {
 
 // Await returns true when the pool holds a core, for which Enter has queued it or Wake will. It
 // returns false if stop is closed or the time is over before; the caller must then ensure that Wake
-// is not called any more, and call Withdraw. It uses the timer.
+// is not called any more, and call Withdraw. It uses the timer. While the process is stopped, as by ^Z, nobody is late: of such
+// a time at most a tenth of the timeout counts.
 func (p *Pool) Await(stop <-chan struct{}, timeout time.Duration, timer *time.Timer) bool {
-	deadline := time.Now().Add(timeout)
 	defer timer.Stop()
-	for {
-		timer.Reset(min(quantum, time.Until(deadline)))
+	for left, since := timeout, time.Now(); ; {
+		timer.Reset(min(quantum, left))
 		select {
 		case w := <-p.granted:
 			p.core, p.since = w, time.Now()
@@ -242,7 +242,8 @@ func (p *Pool) Await(stop <-chan struct{}, timeout time.Duration, timer *time.Ti
 		case <-stop:
 			return false
 		case now := <-timer.C:
-			if !now.Before(deadline) {
+			left -= min(now.Sub(since), max(quantum, timeout/10))
+			if since = now; left <= 0 {
 				return false
 			}
 			p.again()
