@@ -14,7 +14,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -344,7 +343,12 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	// The system kills the processes when the thread that started them ends.
 	goruntime.LockOSThread()
 	defer goruntime.UnlockOSThread()
-	var mu sync.Mutex
+	printer := startPrinter()
+	defer func() {
+		if lost := printer.end(); lost > 0 {
+			a.note("%d lines of output are left out: those before them were not read in time", lost)
+		}
+	}()
 	var running []*exec.Cmd
 	var pids []int
 	exits := make(chan ended, a.Procs)
@@ -366,7 +370,7 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 	wanted := false // that they are interrupted
 	rank := of.Node * a.Procs
 	for i := range a.Procs {
-		cmd, out, err := a.command(of, args, i, &mu)
+		cmd, out, err := a.command(of, args, i, printer)
 		if err == nil {
 			files, env := memory.of(i)
 			listener := a.listener.Swap(nil)
@@ -521,7 +525,7 @@ func final(err error) bool {
 }
 
 // command returns the command of a process, and the destination of its output.
-func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*exec.Cmd, *output, error) {
+func (a *Agent) command(of Start, args []string, local int, printer *printer) (*exec.Cmd, *output, error) {
 	host, port, err := net.SplitHostPort(of.Addr)
 	if err != nil {
 		return nil, nil, err
@@ -537,10 +541,10 @@ func (a *Agent) command(of Start, args []string, local int, mu *sync.Mutex) (*ex
 	} {
 		cmd.Env = append(cmd.Env, fmt.Sprint(v.name, "=", v.value))
 	}
-	out := &output{err: lineWriter{to: a.Stderr, before: "[rank " + strconv.Itoa(rank) + "] ", mu: mu}}
+	out := &output{err: lineWriter{to: a.Stderr, before: "[rank " + strconv.Itoa(rank) + "] ", printer: printer}}
 	cmd.Stderr = &out.err
 	if cmd.Stdout = cmd.Stderr; rank == 0 {
-		out.out = lineWriter{to: a.Stdout, mu: mu}
+		out.out = lineWriter{to: a.Stdout, printer: printer}
 		cmd.Stdout = &out.out
 	}
 	return cmd, out, nil
@@ -558,25 +562,65 @@ func (o *output) flush() {
 	}
 }
 
-// lineWriter writes whole lines with a prefix. It drops what cannot be written: an error would
-// close the process's pipe, and the process would die of its next output.
+// lineWriter passes whole lines on to be printed, with a prefix.
 type lineWriter struct {
-	to     io.Writer
-	before string
-	mu     *sync.Mutex // shared by all writers to one destination
-	rest   []byte
+	to      io.Writer
+	before  string
+	printer *printer
+	rest    []byte
 }
 
 func (w *lineWriter) Write(b []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
 	w.rest = append(w.rest, b...)
 	for {
 		line, rest, ok := bytes.Cut(w.rest, []byte("\n"))
 		if !ok {
 			return len(b), nil
 		}
-		_, _ = fmt.Fprintf(w.to, "%s%s\n", w.before, line)
+		w.printer.print(w.to, fmt.Sprintf("%s%s\n", w.before, line))
 		w.rest = rest
 	}
+}
+
+// printer prints lines for processes, which do not wait for that: nobody may read them for a while, as after ^S, and a rank that
+// waits keeps the others waiting. It drops what cannot be written: an error would close the process's pipe, and the process would
+// die of its next output.
+type printer struct {
+	lines chan line
+	lost  atomic.Int64
+	ended chan struct{}
+}
+
+type line struct {
+	to   io.Writer
+	text string
+}
+
+// mostLines is how many lines may wait to be printed. Further ones are left out.
+const mostLines = 1 << 16
+
+func startPrinter() *printer {
+	p := &printer{lines: make(chan line, mostLines), ended: make(chan struct{})}
+	go func() {
+		defer close(p.ended)
+		for l := range p.lines {
+			_, _ = io.WriteString(l.to, l.text)
+		}
+	}()
+	return p
+}
+
+func (p *printer) print(to io.Writer, text string) {
+	select {
+	case p.lines <- line{to, text}:
+	default:
+		p.lost.Add(1)
+	}
+}
+
+// end waits until all is printed, and returns how many lines were left out. No process prints any more.
+func (p *printer) end() int64 {
+	close(p.lines)
+	<-p.ended
+	return p.lost.Load()
 }

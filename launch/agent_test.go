@@ -10,6 +10,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"regexp"
 	goruntime "runtime"
 	"strconv"
 	"strings"
@@ -33,6 +35,7 @@ type machines struct {
 	exe         string        // of machine 1, a shell if ""
 	again       int           // how often the job is started anew after it has ended well
 	noPlan      int           // number of machines for which there is no plan
+	unread      chan struct{} // nobody reads the output until it is closed, if not nil
 
 	mu     sync.Mutex
 	output bytes.Buffer // of all agents
@@ -40,6 +43,9 @@ type machines struct {
 }
 
 func (m *machines) Write(b []byte) (int, error) {
+	if m.unread != nil {
+		<-m.unread
+	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.output.Write(b)
@@ -356,6 +362,23 @@ func TestOutputOutlivesProcess(t *testing.T) {
 	require.NoError(t, found)
 	require.NoError(t, process.Kill())
 	require.NoError(t, err)
+}
+
+// TestUnreadOutput: a process does not wait for its output to be read, as it would keep the others waiting. More lines than are kept
+// are left out, and counted.
+func TestUnreadOutput(t *testing.T) {
+	const lines = 1<<16 + 20_000 // half of the rest may be on the way in a pipe
+	done := filepath.Join(t.TempDir(), "done")
+	m := &machines{t: t, addr: freeAddr(t), least: 1, most: 1, unread: make(chan struct{}), script: fmt.Sprintf("seq %d; : > %s", lines, done)}
+	end := m.run(t.Context(), 0, 1)
+	require.Eventually(t, func() bool { _, err := os.Stat(done); return err == nil }, time.Minute, time.Millisecond)
+	close(m.unread)
+	require.NoError(t, <-end)
+	left := regexp.MustCompile(`(?m)^(\d+) lines of output are left out`).FindStringSubmatch(m.text())
+	require.NotNil(t, left)
+	count, err := strconv.Atoi(left[1])
+	require.NoError(t, err)
+	require.Equal(t, lines-count, len(regexp.MustCompile(`(?m)^\d+$`).FindAllString(m.text(), -1)))
 }
 
 // TestComesTooLate: an agent that identifies itself when the job has just ended does not hold its end up.
