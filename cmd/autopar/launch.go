@@ -205,14 +205,14 @@ func (c *launchCmd) planAnew(con *console, doc *planner.Document, ranks int) ([]
 
 // args is the command line of each process.
 func (c *launchCmd) args(con *console, plan string, b brief) []string {
-	args := append([]string{"autopar", "run", plan, "--out", c.Out}, c.flags()...)
+	args := append(give([]string{"autopar", "run", argument(plan)}, "out", c.Out), c.flags()...)
 	args = give(args, "quiet", con.quiet)
 	args = give(args, "verbose", con.verbose)
 	args = give(args, "balance-to", b.Balance)
 	if b.Resume {
 		return append(args, "--resume")
 	}
-	return append(args, "--init-from", c.InitFrom)
+	return give(args, "init-from", c.InitFrom)
 }
 
 // done reports whether the newest checkpoint of a job is that of its last update.

@@ -231,20 +231,31 @@ const defaultTimeout = 5 * time.Minute
 // give adds a flag to arguments, unless its value is the zero value.
 func give[T comparable](args []string, flag string, value T) []string {
 	var zero T
+	text := fmt.Sprint(value)
 	switch {
 	case value == zero:
 		return args
 	case any(value) == any(true):
 		return append(args, "--"+flag)
+	case strings.HasPrefix(text, "-"): // as another argument it is taken for a flag
+		return append(args, "--"+flag+"="+text)
 	}
-	return append(args, "--"+flag, fmt.Sprint(value))
+	return append(args, "--"+flag, text)
+}
+
+// argument is a file as an argument, which is taken for a flag if it begins as one.
+func argument(path string) string {
+	if strings.HasPrefix(path, "-") {
+		return "./" + path
+	}
+	return path
 }
 
 // goOn prints the command that resumes an interrupted run.
 func (c *console) goOn(command, plan, out string, flags []string) {
-	words := []string{"autopar", command, export.Quote(plan), "--resume", "--out", export.Quote(out)}
-	for _, flag := range flags {
-		words = append(words, export.Quote(flag))
+	words := append(give([]string{"autopar", command, argument(plan), "--resume"}, "out", out), flags...)
+	for i, word := range words {
+		words[i] = export.Quote(word)
 	}
 	c.note("go on with: %s", strings.Join(words, " "))
 }
