@@ -3,7 +3,10 @@ package launch_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -40,4 +43,22 @@ func TestGivenListener(t *testing.T) {
 	again, err := net.Listen("tcp", addr)
 	require.NoError(t, err, "it is closed")
 	again.Close()
+}
+
+// TestStoppedJobIsNotLate: processes that are stopped together for longer than they may wait for each other go on.
+func TestStoppedJobIsNotLate(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, errors.Join(each(ctx, freeAddr(t), 2, func(p *launch.Peers) error {
+		if p.Rank() == 1 {
+			stop := fmt.Sprintf("kill -STOP %[1]d; sleep 4; kill -CONT %[1]d", os.Getpid())
+			if err := exec.Command("sh", "-c", stop).Run(); err != nil {
+				return err
+			}
+		}
+		bounded, cancel := context.WithTimeout(ctx, 2*time.Second)
+		defer cancel()
+		_, err := p.Gather(bounded, nil)
+		return err
+	})...))
 }

@@ -90,7 +90,8 @@ func (p *Peers) LocalRank() int { return slices.Index(p.Local(), p.place.Rank) }
 
 // Gather gives every process the bytes of all, by rank. All processes call it, and none returns
 // before the last has called it. After an error, including the end of ctx, the job has failed. If
-// ctx ends by its deadline, other ranks than 0 wait somewhat longer: rank 0 knows who is late.
+// ctx ends by its deadline, other ranks than 0 wait somewhat longer: rank 0 knows who is late. So does
+// a process that was stopped then.
 func (p *Peers) Gather(ctx context.Context, mine []byte) ([][]byte, error) {
 	return p.gather(ctx, kindGather, p.inbox, mine)
 }
@@ -160,6 +161,14 @@ func (p *Peers) receive(ctx context.Context, inbox chan []byte) ([]byte, bool) {
 		return b, true
 	case <-p.failed:
 	case <-ctx.Done():
+		if at, bounded := ctx.Deadline(); bounded && time.Since(at) > newsDelay { // this process was stopped, perhaps with all others
+			select {
+			case b := <-inbox:
+				return b, true
+			case <-p.failed:
+			case <-time.After(grace):
+			}
+		}
 	}
 	return nil, false
 }

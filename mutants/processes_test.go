@@ -162,7 +162,7 @@ func inTheProcesses() []mutant {
 	}, {
 		bug: "a rank waits without end", how: "for a machine that takes nothing of what it sends",
 		file: "runtime/cpu/link.go",
-		old:  "if time.Since(last) >= l.timeout {", new: "if time.Since(last) < 0 {",
+		old:  "if waited >= l.timeout {", new: "if waited < 0 {",
 		pkg: "./runtime/cpu", run: "^TestWhoReadsNothing$",
 	}, {
 		bug: "a failed run waits", how: "for a machine that takes nothing of what it sends",

@@ -62,16 +62,17 @@ const look = 100 * time.Millisecond
 
 // write sends buffers. If it fails after a part was received, the link is closed.
 func (l *link) write(buffers net.Buffers) error {
-	for last := time.Now(); ; {
-		if err := l.conn.SetWriteDeadline(time.Now().Add(min(look, l.timeout))); err != nil {
+	each := min(look, l.timeout)
+	for waited := time.Duration(0); ; { // without the time in which this process is stopped
+		if err := l.conn.SetWriteDeadline(time.Now().Add(each)); err != nil {
 			return err
 		}
 		n, err := buffers.WriteTo(l.conn)
 		if !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
-		if n > 0 {
-			last = time.Now()
+		if waited += each; n > 0 {
+			waited = 0
 		}
 		select {
 		case <-l.stopped:
@@ -79,7 +80,7 @@ func (l *link) write(buffers net.Buffers) error {
 			return runtime.ErrAborted
 		default:
 		}
-		if time.Since(last) >= l.timeout {
+		if waited >= l.timeout {
 			l.end(true)
 			return &runtime.WaitError{Ranks: []int{l.rank}, After: l.timeout}
 		}
