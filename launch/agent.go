@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	goruntime "runtime"
 	"slices"
 	"strconv"
@@ -407,8 +408,12 @@ func (a *Agent) start(text []byte, memory *memories, stop <-chan byte) error {
 			limit, late = d, time.After(d)
 		}
 	}
+	suspended := suspensions()
+	defer signal.Stop(suspended)
 	for left := len(running); left > 0; {
 		select {
+		case <-suspended:
+			suspend(running)
 		case e := <-exits:
 			left--
 			err := exitOf(e)

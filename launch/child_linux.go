@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
+	"os/signal"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -16,6 +18,31 @@ const interrupts = true
 // childAttr makes a process end with its agent, and get interrupts from the agent alone.
 func childAttr() *syscall.SysProcAttr {
 	return &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
+}
+
+// suspensions returns a channel that receives the terminal's ^Z, which processes do not get themselves.
+func suspensions() chan os.Signal {
+	asked := make(chan os.Signal, 1)
+	if !signal.Ignored(syscall.SIGTSTP) {
+		signal.Notify(asked, syscall.SIGTSTP)
+	}
+	return asked
+}
+
+// suspend stops the processes and their agent, until that is continued.
+func suspend(running []*exec.Cmd) {
+	continued := make(chan os.Signal, 1)
+	signal.Notify(continued, syscall.SIGCONT)
+	defer signal.Stop(continued)
+	for _, cmd := range running {
+		_ = cmd.Process.Signal(syscall.SIGSTOP) // an error only says that it has ended
+	}
+	if syscall.Kill(os.Getpid(), syscall.SIGSTOP) == nil {
+		<-continued
+	}
+	for _, cmd := range running {
+		_ = cmd.Process.Signal(syscall.SIGCONT)
+	}
 }
 
 // inherited returns the file of a listener, which a process may be given.

@@ -288,6 +288,32 @@ func TestHangUp(t *testing.T) {
 	}
 }
 
+// TestSuspended suspends a job, as ^Z does: its ranks stop with it, and all go on when it is continued.
+func TestSuspended(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	j := w.launch(t, "--out", "out")
+	w.waitFor(t, "out", 20)
+	all := append(j.pids(t), j.Process.Pid)
+	are := func(stopped bool) {
+		for _, pid := range all {
+			require.Eventually(t, func() bool {
+				stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+				require.NoError(t, err)
+				return bytes.Contains(stat, []byte(") T ")) == stopped
+			}, time.Minute, time.Millisecond)
+		}
+	}
+	for range 2 {
+		require.NoError(t, j.Process.Signal(syscall.SIGTSTP))
+		are(true)
+		require.NoError(t, j.Process.Signal(syscall.SIGCONT))
+		are(false)
+	}
+	require.NoError(t, j.Process.Signal(syscall.SIGINT))
+	requireInterrupted(t, j.Wait())
+}
+
 // TestSignalToAll stops a job as systemd and Slurm do: they signal every process, on some machines later than on others, and the
 // launcher signals its processes as well. All save and end. So does a single process that is signalled twice.
 func TestSignalToAll(t *testing.T) {
