@@ -161,6 +161,10 @@ func (c *Cluster) Clone() *Cluster {
 // Faster returns a cluster on which one resource is faster by a factor: rates are multiplied by it, times divided.
 func (c *Cluster) Faster(r Resource, by float64) *Cluster {
 	d := c.Clone()
+	if r == Launch {
+		d.Software.Host /= by
+		d.Software.Sync /= by
+	}
 	if len(c.Pools) > 0 {
 		for i := range d.Pools {
 			d.Pools[i].Cluster = d.Pools[i].Cluster.Faster(r, by)
