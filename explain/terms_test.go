@@ -95,6 +95,24 @@ func TestWhatBinds(t *testing.T) {
 	require.Greater(t, share(p, memoryCapacity), 0.1)
 }
 
+// TestLinksBindCommunication: if collectives are started in no time, links bind all communication, also that by which
+// collectives delay the kernels beside them.
+func TestLinksBindCommunication(t *testing.T) {
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	c.Device.LaunchOverhead = 0
+	for name, s := range shapes() {
+		if s.offload.Moves() { // to the host, because memory is short
+			continue
+		}
+		r, err := Of(program(t, s), s.config())
+		require.NoError(t, err)
+		require.NoError(t, r.Predict(c))
+		p := r.Prediction
+		require.InDelta(t, p.Communication, p.Binds[cost.IntraLink].Seconds+p.Binds[cost.InterLink].Seconds, 1e-6*p.StepSeconds, name)
+	}
+}
+
 // TestImbalance: two stages with the same computation have none. If one has a block more than the other, it has half a block more
 // than the mean.
 func TestImbalance(t *testing.T) {

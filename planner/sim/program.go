@@ -429,7 +429,11 @@ func (b *builder) body(s *codegen.Schedule, t codegen.Task) (*body, error) {
 			if b.account != nil {
 				o.accounts = make([]float64, b.accounts)
 				b.account(all, at, time, o.accounts)
-				b.account(all, at, o.slows, x.accounts)
+				for i, a := range o.accounts {
+					if a > 0 {
+						x.accounts[i] += a / float64(time) * float64(o.slows)
+					}
+				}
 			}
 		} else {
 			x.spent[kind] += time
