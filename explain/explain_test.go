@@ -370,21 +370,21 @@ func TestCompare(t *testing.T) {
 	r := report(t, shapes()["combined"])
 	loser := report(t, shapes()["data"])
 	p := loser.Prediction
-	other := planner.DocumentAlternative{Plan: loser.prog.Plan, Predicted: planner.Predicted{
-		StepSeconds: p.StepSeconds + 1,
-		Breakdown:   planner.PredictedBreakdown{Compute: p.Compute, Communication: p.Communication, Optimizer: p.Optimizer, Bubble: p.Bubble + 1},
-		PeakBytes:   []int64{1, loser.peak()},
-	}}
+	other := planner.DocumentAlternative{Plan: loser.prog.Plan, Predicted: planner.Predicted{StepSeconds: 1}} // on another cluster
 	require.NoError(t, r.Compare([]planner.DocumentAlternative{other}))
 	x := r.Rejected[0]
 	require.Equal(t, "3 x (dp 1 x tp 1 x pp 1), micro-batch 1, gpipe", x.Plan)
-	require.InDelta(t, 1+p.StepSeconds-r.Prediction.StepSeconds, x.DeltaSeconds, 1e-9)
+	require.InDelta(t, p.StepSeconds-r.Prediction.StepSeconds, x.DeltaSeconds, 1e-12)
 	require.Equal(t, loser.peak()-r.peak(), x.DeltaBytes)
-	require.Contains(t, x.Because, "bubble takes ")
+	require.Contains(t, x.Because, "compute takes ")
 	var text bytes.Buffer
 	require.NoError(t, r.Text(&text))
 	require.Contains(t, text.String(), x.Plan)
 	require.Error(t, (&Report{}).Compare([]planner.DocumentAlternative{other}))
+	astray := *loser.prog.Plan
+	astray.Placements = []partition.Placement{{Match: "wte.weight", Spec: "[nowhere,_]"}}
+	err := r.Compare([]planner.DocumentAlternative{other, {Plan: &astray}})
+	require.ErrorContains(t, err, "search.alternatives[1].plan.placements[0].spec: ")
 }
 
 // TestNew explains a plan that the planner has written to a file.
@@ -419,6 +419,18 @@ func TestNew(t *testing.T) {
 	require.NoError(t, r.Text(&text))
 	require.NotContains(t, text.String(), "plans that lost")
 	require.Contains(t, text.String(), "other plans, some of them faster")
+
+	doc.Cluster, err = cost.Load("v100") // as if the file had been edited
+	require.NoError(t, err)
+	r, err = read(doc)
+	require.NoError(t, err)
+	for i, x := range r.Rejected {
+		require.True(t, i == 0 || r.Rejected[i-1].StepSeconds <= x.StepSeconds, "best first")
+		require.True(t, slices.ContainsFunc(doc.Search.Alternatives, func(a planner.DocumentAlternative) bool {
+			there, err := Price(a.Plan, doc.Cluster, cfg)
+			return err == nil && there.Predicted.StepSeconds == x.StepSeconds && PlanText(a.Plan) == x.Plan
+		}), x.Plan)
+	}
 
 	doc.GraphHash = "0"
 	_, err = read(doc)

@@ -1,9 +1,12 @@
 package explain
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -24,20 +27,27 @@ type Rejected struct {
 	Because string `json:"because"`
 }
 
-// Compare adds plans that lost to the report. They must be sorted, best first. It fails without a prediction.
+// Compare adds plans that lost to the report, best first. They are priced on the cluster of the prediction, as that of a
+// plan.json may have been edited since. It fails without a prediction, and with a *planner.DocumentError if a plan does not
+// apply.
 func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 	if r.Prediction == nil {
 		return fmt.Errorf("explain: %d plans to compare with a plan that has no prediction", len(alternatives))
 	}
 	p := r.Prediction
-	for _, a := range alternatives {
-		x := Rejected{Plan: PlanText(a.Plan), StepSeconds: a.Predicted.StepSeconds}
-		for _, bytes := range a.Predicted.PeakBytes {
-			x.PeakBytes = max(x.PeakBytes, bytes)
+	for i, a := range alternatives {
+		priced, err := Price(a.Plan, p.cluster, r.cfg)
+		var bad *planner.DocumentError
+		if errors.As(err, &bad) {
+			bad.Key = fmt.Sprintf("search.alternatives[%d].%s", i, bad.Key)
 		}
+		if err != nil {
+			return err
+		}
+		x := Rejected{Plan: PlanText(a.Plan), StepSeconds: priced.Predicted.StepSeconds, PeakBytes: slices.Max(priced.Predicted.PeakBytes)}
 		x.DeltaSeconds = x.StepSeconds - p.StepSeconds
 		x.DeltaBytes = x.PeakBytes - r.peak()
-		b := a.Predicted.Breakdown
+		b := priced.Predicted.Breakdown
 		most := 0.0
 		for _, part := range []struct {
 			name        string
@@ -55,6 +65,7 @@ func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 		}
 		r.Rejected = append(r.Rejected, x)
 	}
+	slices.SortStableFunc(r.Rejected, func(a, b Rejected) int { return cmp.Compare(a.StepSeconds, b.StepSeconds) })
 	return nil
 }
 

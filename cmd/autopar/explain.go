@@ -158,6 +158,9 @@ func (c *explainCmd) write(con *console, w io.Writer, report *explain.Report, do
 // study adds other plans to the report: alternatives of the search, and what the flags ask for.
 func (c *explainCmd) study(con *console, report *explain.Report, doc *planner.Document) error {
 	if err := report.Compare(doc.Search.Alternatives[:min(c.Top, len(doc.Search.Alternatives))]); err != nil {
+		if is[*planner.DocumentError](err) {
+			return c.blame(doc, err)
+		}
 		return err
 	}
 	if err := report.Divide(); err != nil {
