@@ -197,11 +197,6 @@ func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes
 func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) cost.Picoseconds {
 	s := r.firstRank(n.Stage)
 	task, _ := r.microBatches(s, n)
-	in := codegen.Instr{Accum: make([]codegen.Accum, len(n.Results))}
-	instrs := r.prog.Stages[s.Stage].Bodies[n.Phase].Instrs
-	if i := slices.IndexFunc(instrs, func(in codegen.Instr) bool { return in.Node == n }); i >= 0 {
-		in = instrs[i]
-	}
 	split := *n
 	split.Args, split.Results = slices.Clone(n.Args), slices.Clone(n.Results)
 	place := func(values []*ir.Value, placed []ir.Placement) {
@@ -213,8 +208,21 @@ func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) 
 	}
 	place(split.Args, args)
 	place(split.Results, results)
-	in.Node = &split
-	time, _ := r.price.Instr(&in, r.prog.Mesh, r.prog.At(s, task))
+	var runs []codegen.Instr // several, if the node is made in parts
+	for _, in := range r.prog.Stages[s.Stage].Bodies[n.Phase].Instrs {
+		if in.Node == n {
+			runs = append(runs, in)
+		}
+	}
+	if len(runs) == 0 {
+		runs = []codegen.Instr{{Accum: make([]codegen.Accum, len(n.Results))}}
+	}
+	var time cost.Picoseconds
+	for _, in := range runs {
+		in.Node = &split
+		t, _ := r.price.Instr(&in, r.prog.Mesh, r.prog.At(s, task))
+		time += t
+	}
 	return time
 }
 

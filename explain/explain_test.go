@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -552,6 +553,27 @@ func TestWhyJSON(t *testing.T) {
 		require.True(t, json.Valid(out.Bytes()))
 	}
 	require.ErrorContains(t, r.WhyJSON(&out, "h.9"), "no tensor or op")
+}
+
+// TestChoicesOfParts: a rule takes what all parts of a kernel take.
+func TestChoicesOfParts(t *testing.T) {
+	r := report(t, shapes()["in parts"])
+	nodes, err := r.find("h.0.mlp.c_fc/matmul")
+	require.NoError(t, err)
+	spans, err := r.Spans(0)
+	require.NoError(t, err)
+	kernel, parts := time.Duration(0), 0
+	for _, s := range spans {
+		if s.Name == nodes[0].Name && s.MicroBatch == 0 {
+			kernel, parts = kernel+s.End-s.Start, parts+1
+		}
+	}
+	require.Equal(t, 3, parts)
+	for _, c := range r.choices(nodes[0]) {
+		if c.Chosen {
+			require.Greater(t, c.Seconds, kernel.Seconds(), "with its collective")
+		}
+	}
 }
 
 // TestWhyFindsEverything: every op and every value of a program is found by its name.
