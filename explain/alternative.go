@@ -56,17 +56,19 @@ func (r *Report) choices(n *ir.Node) []Choice {
 			case dim >= 0 && ir.SequenceParts(n.Attr) > 0 && results[0] == ir.ShardOn(0):
 				c.Not = fmt.Sprintf("every %d are one sequence", ir.SequenceParts(n.Attr))
 			default:
-				bytes, time, err := r.moved(n, axis, args, results)
+				tasks := r.microBatches(r.firstRank(n.Stage), n)
+				bytes, first, err := r.takes(n, axis, args, results, tasks[0])
 				if err != nil {
 					c.Not = err.Error()
 					break
 				}
-				c.Bytes = bytes
-				if r.price != nil {
-					_, runs := r.microBatches(r.firstRank(n.Stage), n)
-					time += r.kernelTime(n, axis, args, results)
-					c.Seconds, c.StepSeconds = time.Seconds(), float64(runs)*time.Seconds()
+				unlike := r.unlike(tasks)
+				all := cost.Picoseconds(len(tasks)-len(unlike)) * first
+				for _, task := range unlike {
+					_, time, _ := r.takes(n, axis, args, results, task)
+					all += time
 				}
+				c.Bytes, c.Seconds, c.StepSeconds = bytes, first.Seconds(), all.Seconds()
 				c.Weight, c.WeightBytes = r.weightIn(n, axis, args)
 			}
 			all = append(all, c)
@@ -127,11 +129,19 @@ func ruleName(sig *ir.Signature, dim int) string {
 	return fmt.Sprintf("split %s of %d", sig.Dims[dim].Name, sig.Dims[dim].Size)
 }
 
-// moved returns the bytes that the first rank communicates over an axis in one run of a node under a rule, and the time
-// that this takes. args and results are the placements that the rule has on the axis.
-func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement) (bytes int64, time cost.Picoseconds, err error) {
+// takes returns the bytes that the first rank communicates over an axis in a task that runs a node under a rule, and with a
+// prediction the time that this and the kernel take. args and results are the placements that the rule has on the axis.
+func (r *Report) takes(n *ir.Node, axis int, args, results []ir.Placement, task codegen.Task) (bytes int64, time cost.Picoseconds, err error) {
+	if bytes, time, err = r.moved(n, axis, args, results, task); err == nil && r.price != nil {
+		time += r.kernelTime(n, axis, args, results, task)
+	}
+	return bytes, time, err
+}
+
+// moved returns the bytes of takes, and the time that moving them takes.
+func (r *Report) moved(n *ir.Node, axis int, args, results []ir.Placement, task codegen.Task) (bytes int64, time cost.Picoseconds, err error) {
 	add := func(v *ir.Value, from, to ir.ShardSpec) error {
-		b, t, err := r.reshard(v, from, to, n)
+		b, t, err := r.reshard(v, from, to, n, task)
 		bytes, time = bytes+b, time+t
 		return err
 	}
@@ -171,14 +181,13 @@ func (r *Report) readAs(v *ir.Value, axis int) ir.Placement {
 }
 
 // reshard returns the bytes of the collectives that lead from one spec of a value to another, as the runtime counts them,
-// and with a prediction their time. They run where node at does.
-func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes int64, time cost.Picoseconds, err error) {
+// and with a prediction their time. They run where and when node at does in a task.
+func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node, task codegen.Task) (bytes int64, time cost.Picoseconds, err error) {
 	steps, err := partition.Path(r.prog.Mesh, from, to)
 	if err != nil {
 		return 0, 0, err
 	}
 	s := r.firstRank(at.Stage)
-	task, _ := r.microBatches(s, at)
 	for _, step := range steps {
 		n := &ir.Node{Op: step.Op, Attr: step.Attr, Stage: at.Stage, Phase: at.Phase, Args: []*ir.Value{{Type: v.Type, Spec: from}}}
 		n.Results = []*ir.Value{{Type: v.Type, Def: n, Spec: step.Spec}}
@@ -192,11 +201,10 @@ func (r *Report) reshard(v *ir.Value, from, to ir.ShardSpec, at *ir.Node) (bytes
 	return bytes, time, nil
 }
 
-// kernelTime is how long the kernel of a node takes on the first rank if a rule splits it over an axis. args and results
-// are as in moved.
-func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement) cost.Picoseconds {
+// kernelTime is how long the kernel of a node takes on the first rank in a task, if a rule splits it over an axis. args and
+// results are as in takes.
+func (r *Report) kernelTime(n *ir.Node, axis int, args, results []ir.Placement, task codegen.Task) cost.Picoseconds {
 	s := r.firstRank(n.Stage)
-	task, _ := r.microBatches(s, n)
 	split := *n
 	split.Args, split.Results = slices.Clone(n.Args), slices.Clone(n.Results)
 	place := func(values []*ir.Value, placed []ir.Placement) {

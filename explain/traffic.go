@@ -20,7 +20,7 @@ func (t Traffic) bytes() int64 { return t.CollectiveBytes + t.TransferBytes + t.
 type exchange struct {
 	node      *ir.Node
 	in        *codegen.Instr
-	tasks     []codegen.Task // the first and the last that run it; if the batch is in shares, all
+	tasks     []codegen.Task // those that run it, without what is as the first: see unlike
 	phase     ir.Phase
 	fused     bool // it is part of a bucket, counted with the bucket's first collective
 	runs      int
@@ -43,10 +43,7 @@ func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
 			if in.Last {
 				tasks = tasks[:1]
 			}
-			x := exchange{node: in.Node, in: in, tasks: tasks, phase: ir.Phase(phase), fused: in.Fused, runs: len(tasks)}
-			if len(r.prog.Plan.BatchShares) == 0 { // all micro-batches have the size of the first, except that the last may be smaller
-				x.tasks = []codegen.Task{tasks[0], tasks[len(tasks)-1]}
-			}
+			x := exchange{node: in.Node, in: in, tasks: r.unlike(tasks), phase: ir.Phase(phase), fused: in.Fused, runs: len(tasks)}
 			x.each = r.prog.CommBytes(s, in, tasks[0])
 			x.all = int64(x.runs-len(x.tasks)) * x.each
 			for _, t := range x.tasks {
@@ -55,6 +52,15 @@ func (r *Report) exchanges(s *codegen.Schedule, visit func(exchange)) {
 			visit(x)
 		}
 	}
+}
+
+// unlike returns the first and the last of some tasks: all micro-batches have the size of the first, except that the last may
+// be smaller. If the batch is in shares, it returns all.
+func (r *Report) unlike(tasks []codegen.Task) []codegen.Task {
+	if len(r.prog.Plan.BatchShares) == 0 {
+		return []codegen.Task{tasks[0], tasks[len(tasks)-1]}
+	}
+	return tasks
 }
 
 // countTraffic counts what every rank communicates in a step. It counts only one of several ranks that communicate the

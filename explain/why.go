@@ -249,8 +249,8 @@ func (r *Report) whyCompute(out io.Writer, n *ir.Node) {
 // of the stage.
 func (r *Report) commText(n *ir.Node) string {
 	s := r.firstRank(n.Stage)
-	first, runs := r.microBatches(s, n)
-	each := r.prog.CommBytes(s, &codegen.Instr{Node: n}, first)
+	tasks := r.microBatches(s, n)
+	each := r.prog.CommBytes(s, &codegen.Instr{Node: n}, tasks[0])
 	text := n.Op.String()
 	switch attr := n.Attr.(type) {
 	case ir.CommAttr:
@@ -268,19 +268,15 @@ func (r *Report) commText(n *ir.Node) string {
 		text += " to host memory"
 	}
 	if each > 0 {
-		text += fmt.Sprintf(" (%s bytes, %d per step)", Grouped(each), runs)
+		text += fmt.Sprintf(" (%s bytes, %d per step)", Grouped(each), len(tasks))
 	}
 	return text
 }
 
-// microBatches returns the first task that runs a node, and how many tasks of a rank run it.
-func (r *Report) microBatches(s *codegen.Schedule, n *ir.Node) (first codegen.Task, runs int) {
+// microBatches returns the tasks of a rank that run a node.
+func (r *Report) microBatches(s *codegen.Schedule, n *ir.Node) []codegen.Task {
 	_, chunk := r.prog.Plan.Position(n.Stage)
-	tasks := tasksOf(s, n.Phase, chunk)
-	if len(tasks) == 0 {
-		return codegen.Task{}, 0
-	}
-	return tasks[0], len(tasks)
+	return tasksOf(s, n.Phase, chunk)
 }
 
 func (r *Report) firstRank(stage int) *codegen.Schedule {
