@@ -30,6 +30,7 @@ func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, sample
 		return nil, err
 	}
 	all := append([]planner.Alternative{{Plan: found.Plan, Prediction: found.Prediction}}, found.Alternatives...)
+	searched := len(all) // then come the best of policies
 	if o.Policy == "autodist" || o.Policy == planner.AutoDist {
 		for _, policy := range []planner.Policy{planner.DP, planner.FSDP, planner.Megatron} {
 			o.Policy, o.TopK = policy, 0
@@ -59,7 +60,9 @@ func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, sample
 	chosen := all[r.Least]
 	found.Stats.Optimal = found.Stats.Optimal && r.Least == 0
 	found.Plan, found.Prediction = chosen.Plan, chosen.Prediction
-	all = slices.Delete(all, r.Least, r.Least+1)
+	if all = all[:searched]; r.Least < searched {
+		all = slices.Delete(all, r.Least, r.Least+1)
+	}
 	found.Alternatives = all[:min(len(all), max(show, min(r.Least, 1)))]
 	doc := planner.NewDocument(cfg, training, cluster, found)
 	doc.Search.Robust = r
