@@ -180,6 +180,6 @@ func (r *Recost) verdict() string {
 	case r.Now.Fits:
 		return fmt.Sprintf("it fits: stage %d, which leaves the least, leaves %s bytes of a rank's %s", stage, Grouped(left), Grouped(memory))
 	}
-	return fmt.Sprintf("it does not fit: stage %d needs %s bytes, %s more than the %s that a rank has; plan again with --cluster %s",
-		stage, Grouped(memory-left), Grouped(-left), Grouped(memory), r.Now.Cluster)
+	return fmt.Sprintf("it does not fit: stage %d needs %s bytes, %s more than the %s that a rank has; plan again",
+		stage, Grouped(memory-left), Grouped(-left), Grouped(memory))
 }
