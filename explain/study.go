@@ -73,8 +73,8 @@ func NewStudy(doc *planner.Document, r *Report) *Study {
 	return s
 }
 
-// Limit is the memory that a rank may use, in bytes.
-func (s *Study) Limit() int64 { return s.limit }
+// Limit is the memory that each of a number of ranks may use, in bytes.
+func (s *Study) Limit(ranks int) int64 { return s.memory(s.doc.Cluster, ranks) }
 
 // memory is what each of a number of ranks of a cluster may use, in bytes, under the limit of the document if it has one.
 func (s *Study) memory(c *cost.Cluster, ranks int) int64 {

@@ -217,6 +217,6 @@ func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *
 	if other.GraphHash != doc.GraphHash {
 		return nil, usagef("explain: --versus: %s is a plan for another model or batch than %s", c.Versus, c.Plan)
 	}
-	v, err := report.Against(c.Versus, other.Plan, study.Limit())
+	v, err := report.Against(c.Versus, other.Plan, study.Limit(other.Plan.RuntimeNGPUs))
 	return v, planArg{Plan: c.Versus}.misplaced(other, err)
 }
