@@ -97,5 +97,25 @@ func inTheAnswers() []mutant {
 		file: "measured/predict.go",
 		old:  "case r.Experts > 1:", new: "case r.Experts > 1000:",
 		pkg: "./measured", run: "^TestSkipsExperts$",
+	}, {
+		bug: "what binds is told wrong", how: "a host that starts kernels faster waits for them as long",
+		file: "planner/cost/constants.go",
+		old:  "d.Software.Sync /= by", new: "d.Software.Sync *= 1",
+		pkg: "./planner/cost", run: "^TestFaster$",
+	}, {
+		bug: "what binds is told wrong", how: "links do not bind the time by which collectives delay kernels",
+		file: "planner/sim/program.go",
+		old:  "x.accounts[i] += a / float64(time) * float64(o.slows)", new: "x.accounts[min(i, 0)] += a / float64(time) * float64(o.slows)",
+		pkg: "./explain", run: "^TestLinksBindCommunication$",
+	}, {
+		bug:  "a kernel in parts takes what one of them takes",
+		file: "explain/alternative.go",
+		old:  "t, _ := r.price.Instr(&in, r.prog.Mesh, r.prog.At(s, task))\n\t\ttime += t", new: "t, _ := r.price.Instr(&in, r.prog.Mesh, r.prog.At(s, task))\n\t\ttime = t",
+		pkg: "./explain", run: "^TestChoicesOfParts$",
+	}, {
+		bug:  "plans of policies are alternatives of the robust choice",
+		file: "cmd/autopar/robust.go",
+		old:  "if all = all[:searched]; r.Least < searched {", new: "if searched = len(all); r.Least < searched {",
+		pkg: "./cmd/autopar", run: "^TestRobustAlternatives$",
 	}}
 }
