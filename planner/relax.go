@@ -347,7 +347,6 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 			if v.again {
 				t[afterBlocks].reduces = max(t[afterBlocks].reduces, reduce)
 			}
-			continue
 		}
 		if v.first && v.again && o.pp > 1 {
 			continue
@@ -356,11 +355,14 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 		if v.first {
 			part = beforeBlocks
 		}
-		if x := &once[part]; o.zero == 0 || !cut {
+		switch x := &once[part]; {
+		case o.zero == 0 || !cut:
 			x.whole += bytes
 			x.shares += bytes
-		} else {
+		case o.zero == 1:
 			x.cut += bytes
+			fallthrough
+		default: // groups sum their shares, which are reduced in every micro-batch
 			x.shares += bytes / int64(ranks)
 		}
 	}
@@ -702,7 +704,11 @@ func (w *work) over(name string, op ir.Op, bytes int64, at spot) cost.Picosecond
 	}
 	least := never
 	for _, price := range w.on(at) {
-		least = min(least, price.Replicas(op, bytes, price.Group(axis)))
+		time := price.Replicas
+		if name == partition.AxisTP {
+			time = price.Sharers
+		}
+		least = min(least, time(op, bytes, price.Group(axis)))
 	}
 	return least
 }

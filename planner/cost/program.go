@@ -502,6 +502,11 @@ func (m *Model) Replicas(op ir.Op, bytes int64, g Group) Picoseconds {
 	return m.collective(m.replicas(op), bytes, own(op, bytes, g.Size), g, m.crossing(bytes))
 }
 
+// Sharers returns the least time of a collective of a parameter or gradient over ranks that share the work of a data-parallel one.
+func (m *Model) Sharers(op ir.Op, bytes int64, g Group) Picoseconds {
+	return m.collective(op, bytes, own(op, bytes, g.Size), g, crossing{hops: 1, network: 1})
+}
+
 // Nearest is a lower bound of [Model.Replicas] over so many ranks, wherever they lie, on a cluster with one kind of
 // device.
 func (m *Model) Nearest(op ir.Op, bytes int64, ranks int) Picoseconds {
