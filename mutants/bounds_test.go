@@ -550,5 +550,30 @@ func inTheBounds() []mutant {
 		file: "planner/slices.go",
 		old:  "if c.pipe.template.Schedule == partition.ZeroBubble { // it may be kept", new: "if false { // it may be kept",
 		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "floors far below what plans take", how: "a pass that reduces gradients does not wait for its stream",
+		file: "planner/passage.go",
+		old:  "all.fixed+all.block > 0 {", new: "all.fixed+all.block > never {",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor above what a plan takes", how: "more passes wait for their streams than there are",
+		file: "planner/passage.go",
+		old:  "longer.times(p.m - 1)", new: "longer.times(p.m + 1)",
+		pkg: "./planner", run: "^TestFloorsOfEnds$",
+	}, {
+		bug: "floors far below what plans take", how: "groups do not sum their shares of tables' gradients that are reduced in every micro-batch",
+		file: "planner/relax.go",
+		old:  "\t\tdefault: // groups sum", new: "\t\tcase o.zero == 0: // groups sum",
+		pkg: "./planner", run: "^TestFloorsOfStreams$",
+	}, {
+		bug: "a floor above what a plan takes", how: "software is as slow to sum what tensor-parallel ranks share",
+		file: "planner/relax.go",
+		old:  "time = price.Sharers", new: "time = price.Replicas",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a bound of cuts above another of fewer blocks", how: "passes for weight gradients are spared twice what recomputation has gathered",
+		file: "planner/bound.go",
+		old:  "cost.Picoseconds(x.rounds.weights) * w.weight[whole].at(n, r)", new: "cost.Picoseconds(x.rounds.weights) * (w.weight[whole].at(n, r) - cost.Picoseconds(n)*w.weight[whole].spares())",
+		pkg: "./planner", run: "^FuzzCosts$",
 	}}
 }

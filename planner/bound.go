@@ -246,7 +246,7 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	), late, around, passes}
 }
 
-// around bounds the rounds of the stage, but for blocks that take as long as at the fastest stage.
+// around bounds the rounds of the stage, but for blocks that take as long as at the fastest other stage.
 func (x *stageBounds) around(w *stageWork, n int, r recomputation, waits waiting) cost.Picoseconds {
 	time := x.rounds.fixed + cost.Picoseconds(max(0, x.rounds.number-1+x.rounds.left))*waits.backward + cost.Picoseconds(x.rounds.weights)*waits.weight
 	time += cost.Picoseconds(x.rounds.number*n) * x.slower
@@ -254,7 +254,7 @@ func (x *stageBounds) around(w *stageWork, n int, r recomputation, waits waiting
 		time += cost.Picoseconds(left-1)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
 	if x.rounds.weights > 0 {
-		time += cost.Picoseconds(x.rounds.weights) * (w.weight[whole].at(n, r) - cost.Picoseconds(n)*w.weight[whole].spares())
+		time += cost.Picoseconds(x.rounds.weights) * w.weight[whole].at(n, r)
 	}
 	return time
 }

@@ -313,7 +313,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [14]chain
+	chains  [21]chain
 	n       int // number of chains
 	flights int // micro-batches in flight
 }
@@ -425,7 +425,8 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 //   - outlast: all passes of i but the last one, each by what it does in order or by its stream; then the stream of the last
 //     pass, with all that it does once, and the update, which waits for it.
 //
-// Each of those that end with an update does so in all ways that tails has.
+// Each of those that end with an update does so in all ways that tails has. Through, update and drain also count passes by their
+// streams: see waiting.
 func (s *searcher) positions(p *passage) []position {
 	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
 	split := p.schedule == partition.ZeroBubble
@@ -575,14 +576,59 @@ func (s *searcher) positions(p *passage) []position {
 		update.fixed += exposed
 		busy.fixed += exposed
 		tails, closing := p.tails(at), last[inBlock].closing
-		x.addEnding(update, &tails, 0, blocks)
 		x.addEnding(busy, &tails, 0, blocks)
-		x.addEnding(drain, &tails, closing, blocks)
 		x.addEnding(p.outlast(at, busy.passes), &tails, closing, blocks)
-		x.add(through, blocks)
 		x.add(beside, blocks)
+		x.addEnding(update, &tails, 0, blocks)
+		x.addEnding(drain, &tails, closing, blocks)
+		x.add(through, blocks)
+		if before, all := p.waiting(at); all.fixed+all.block > 0 {
+			if !split {
+				through.passes, update.passes, drain.passes = 0, 0, 0 // recomputation may run beside the stream
+			}
+			x.addEnding(update.plus(all), &tails, 0, blocks)
+			x.addEnding(drain.plus(all), &tails, closing, blocks)
+			x.add(through.plus(before), blocks)
+		}
 	}
 	return all
+}
+
+// waiting is how much longer than in order passes of a position take by its stream, in a chain that goes through the position and in
+// one that ends with its update: a pass that reduces gradients ends only when all is done that it has given to the stream. These are
+// the passes but the last one, or under a zero-bubble schedule those for weight gradients.
+func (p *passage) waiting(at int) (through, update chain) {
+	first, _ := p.position(at)
+	split := p.schedule == partition.ZeroBubble
+	var longer chain
+	add := func(to *cost.Picoseconds, t *partTimes) {
+		if *to += t.reduces - t.weight; !split {
+			*to += t.regathers - (t.all - t.forward - t.weight)
+		}
+	}
+	add(&longer.block, &first[inBlock])
+	add(&longer.fixed, &p.sent[whole][at])
+	switch at {
+	case 0:
+		add(&longer.fixed, &first[beforeBlocks])
+	case p.pp - 1:
+		add(&longer.fixed, &first[afterBlocks])
+	}
+	throughs := p.m - 1
+	if split {
+		throughs = max(0, p.m-1-at)
+	}
+	return longer.times(throughs), longer.times(p.m - 1)
+}
+
+// plus adds to a chain what another takes besides.
+func (c chain) plus(d chain) chain {
+	return chain{c.fixed + d.fixed, c.block + d.block, c.passes}
+}
+
+// times is a chain so many times.
+func (c chain) times(n int) chain {
+	return chain{c.fixed * cost.Picoseconds(n), c.block * cost.Picoseconds(n), 0}
 }
 
 // outlast is the chain of a position that outlasts its passes: see positions. recomputing says in how many backward passes
