@@ -220,8 +220,7 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 	p := openPipeline(skel, size, schedule)
 	c := &cutter{search: s, pipe: p, learned: map[tried]bool{}, laid: map[int]bool{}, cut: make([]partition.Stage, len(skel.plan.Stages)), choice: make([]int, p.template.PP()), least: never, dived: never, head: never}
 	if c.chunks() > 1 {
-		p.remember(skel.memoryOf(size))
-		p.stages = skel.times(size, schedule)
+		p.most, p.stages = skel.most, skel.times(size, schedule)
 		c.rough, c.least = true, p.time(p.interleavedCut(c.recompute(), c.choice))
 		p.frame = nil
 		return c
@@ -333,8 +332,18 @@ func (c *cutter) known() {
 	if c.chunks() == 1 {
 		c.settle()
 	}
+	c.remember()
 	if c.shell {
 		c.complete()
+	}
+}
+
+// remember makes known the memory of the stages of an interleaved schedule, which nobody asks for while it is rough.
+func (c *cutter) remember() {
+	if p := c.pipe; c.chunks() > 1 && p.memory == nil {
+		size := p.template.MicroBatch
+		p.remember(p.skel.memoryOf(size))
+		p.stages = p.skel.times(size, p.template.Schedule)
 	}
 }
 
@@ -344,6 +353,7 @@ func (c *cutter) settle() {
 		return
 	}
 	c.rough, c.least, c.bare = false, never, 0
+	c.remember()
 	p := c.pipe
 	kept := p.stages
 	p.stages = nil // times with recomputation are not priced before it is known to fit

@@ -181,7 +181,9 @@ func (p *pipeline) upTo(e extent) {
 	}
 	p.skel.upTo(e)
 	size := p.template.MicroBatch
-	p.most, p.memory = p.skel.most, p.skel.memoryOf(size)
+	if p.most = p.skel.most; p.memory != nil {
+		p.memory = p.skel.memoryOf(size)
+	}
 	if p.headless {
 		p.memory = slices.Clone(p.memory)
 		p.leaveHead()
