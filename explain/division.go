@@ -39,7 +39,7 @@ func (r *Report) Divide() error {
 	var all []Division
 	divided := false
 	for _, plan := range planner.Divisions(r.prog.Plan, g, r.prog.Batch, c) {
-		x := &Report{Tokens: r.Tokens, prog: r.prog, Prediction: r.Prediction}
+		x := &Report{Tokens: r.Tokens, cfg: r.cfg, prog: r.prog, Prediction: r.Prediction}
 		chosen := plan.TPPieces == r.prog.Plan.TPPieces
 		if !chosen {
 			if x.prog, err = codegen.Compile(g, &plan, r.prog.Batch, nil); err != nil {

@@ -128,7 +128,7 @@ func program(t testing.TB, s shape) *codegen.Program {
 
 func report(t testing.TB, s shape) *Report {
 	t.Helper()
-	r, err := Of(program(t, s), s.config())
+	r, err := Of(program(t, s), nil, s.config())
 	require.NoError(t, err)
 	cluster, err := cost.Load("h100")
 	require.NoError(t, err)
@@ -153,7 +153,7 @@ func golden(t *testing.T, name string, got []byte) {
 
 // TestGolden compares reports with golden files. They have no predictions, so that a change of prices does not rewrite them.
 func TestGolden(t *testing.T) {
-	r, err := Of(program(t, shapes()["combined"]), testConfig())
+	r, err := Of(program(t, shapes()["combined"]), nil, testConfig())
 	require.NoError(t, err)
 	var text, dot bytes.Buffer
 	require.NoError(t, r.Text(&text))
@@ -451,7 +451,7 @@ func read(doc *planner.Document) (*Report, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := Of(prog, doc.Config)
+	r, err := Of(prog, nil, doc.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -477,7 +477,7 @@ func TestJSON(t *testing.T) {
 func TestReasons(t *testing.T) {
 	cfg := testConfig()
 	cfg.Parallel.Pins = []config.Pin{{Match: `c_fc\.weight`, Placement: []string{"tp", "_"}}}
-	r, err := Of(program(t, shapes()["tensor"]), cfg)
+	r, err := Of(program(t, shapes()["tensor"]), nil, cfg)
 	require.NoError(t, err)
 	why := map[string]string{}
 	for _, x := range r.Stages[0].Tensors {

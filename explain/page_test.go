@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/codegen"
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 )
 
@@ -24,7 +25,8 @@ func answered(t *testing.T) *Report {
 	t.Helper()
 	r := report(t, shapes()["combined"])
 	other := report(t, shapes()["data"])
-	v, err := r.Against("dp", other.prog.Plan, other.peak()-1)
+	r.cfg.Parallel.MemoryLimit = config.Bytes(other.peak() - 1)
+	v, err := r.Against("dp", other.prog.Plan)
 	require.NoError(t, err)
 	r.Versus = []*Versus{v}
 	option := func(change string, x *Report) Option {
@@ -86,7 +88,7 @@ func TestPage(t *testing.T) {
 	require.Contains(t, page, "Against dp")
 	require.Contains(t, page, "Does not fit: stage 0 over by 1 B")
 	require.NotContains(t, page, "<script>alert")
-	bare, err := Of(program(t, shapes()["single"]), testConfig())
+	bare, err := Of(program(t, shapes()["single"]), nil, testConfig())
 	require.NoError(t, err)
 	require.ErrorContains(t, bare.HTML(io.Discard), "nothing was predicted")
 }
@@ -101,7 +103,7 @@ func TestDiagram(t *testing.T) {
 	require.NoError(t, err)
 	prog, err = codegen.Compile(g, prog.Plan, cfg.Batch.Global, nil)
 	require.NoError(t, err)
-	r, err := Of(prog, cfg)
+	r, err := Of(prog, nil, cfg)
 	require.NoError(t, err)
 	drawing := string(r.blockDrawing())
 	scatters := 0

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -30,7 +29,7 @@ func (r *Report) stageDevices(c *cost.Cluster) []StageDevices {
 		first := r.Prediction.Ranks[p.WorldRank(i, 0)]
 		all = append(all, StageDevices{
 			Stage: i, Devices: c.KindText(p, i), Blocks: len(st.Blocks), Busy: 1 - first.Bubble/r.Prediction.StepSeconds,
-			Peak: st.Memory.Arena, Limit: limitAt(c, p, i, c.MemoryUnder(int64(r.cfg.Parallel.MemoryLimit), p.RuntimeNGPUs)),
+			Peak: st.Memory.Arena, Limit: r.Prediction.at(i),
 		})
 	}
 	return all
@@ -50,24 +49,4 @@ func (p *Prediction) devicesText(out io.Writer) {
 		})
 	}
 	table(out, "stages on their devices: blocks, time, peak memory of a rank and what it may take", rows, 1, 2, 3, 4)
-}
-
-// limitAt is the memory that a rank of a stage may use, in bytes: at most limit, which holds for all ranks.
-func limitAt(c *cost.Cluster, p *partition.Plan, stage int, limit int64) int64 {
-	if len(c.Pools) == 0 {
-		return limit
-	}
-	return min(limit, c.MemoryAt(p, stage))
-}
-
-// tightest returns the stage with the least memory left under a limit for all ranks, and the bytes that its ranks may
-// use.
-func (r *Report) tightest(limit int64) (*Stage, int64) {
-	at, most := r.Stages[0], int64(0)
-	for i, st := range r.Stages {
-		if l := limitAt(r.Prediction.cluster, r.prog.Plan, i, limit); i == 0 || l-st.Memory.Arena < most-at.Memory.Arena {
-			at, most = st, l
-		}
-	}
-	return at, most
 }

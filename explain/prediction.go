@@ -35,6 +35,9 @@ type Prediction struct {
 	Ranks     []RankTime `json:"ranks"`
 	// Devices says what each stage runs on, if the cluster has several kinds of devices.
 	Devices []StageDevices `json:"devices,omitempty"`
+	// PeakBytes is what a rank of each stage needs: the larger of the arenas of a training step and of an evaluation.
+	PeakBytes []int64 `json:"peak_bytes"`
+	Room
 
 	cluster *cost.Cluster
 	like    []int // by rank, the first rank that does the same at the same times
@@ -69,7 +72,10 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	if err != nil {
 		return fmt.Errorf("explain: %w", err)
 	}
-	p := &Prediction{Cluster: c.Name, StepSeconds: line.Step.Seconds(), cluster: c}
+	peaks := r.peaks()
+	p := &Prediction{
+		Cluster: c.Name, StepSeconds: line.Step.Seconds(), PeakBytes: peaks, Room: room(c, r.cfg, r.prog.Plan, peaks), cluster: c,
+	}
 	if line.Step > 0 {
 		p.TokensPerSecond = float64(r.Tokens) / p.StepSeconds
 	}
@@ -94,6 +100,21 @@ func (r *Report) Predict(c *cost.Cluster) error {
 	p.Devices = r.stageDevices(c)
 	return nil
 }
+
+// peaks lists what a rank of each stage needs, in bytes.
+func (r *Report) peaks() []int64 {
+	peaks := make([]int64, len(r.prog.Stages))
+	for i, st := range r.prog.Stages {
+		peaks[i] = st.Arena()
+		if r.eval != nil {
+			peaks[i] = max(peaks[i], r.eval.Stages[i].Arena())
+		}
+	}
+	return peaks
+}
+
+// Verdict says whether the plan fits into the memory that its ranks may use.
+func (p *Prediction) Verdict() string { return p.verdict(p.PeakBytes) }
 
 // Spans simulates the step again and returns the timeline of the given ranks, or of all ranks if none is given. It
 // fails without a prediction.
@@ -135,6 +156,7 @@ func duration(p cost.Picoseconds) time.Duration { return time.Duration(p / 1000)
 
 func (p *Prediction) text(out io.Writer) {
 	fmt.Fprintf(out, "predicted on %s: %s per step, %s tokens/s\n", p.Cluster, Seconds(p.StepSeconds), Grouped(int64(p.TokensPerSecond)))
+	fmt.Fprintln(out, p.Verdict())
 	share := func(s float64) string { return fmt.Sprintf("%.1f%%", 100*s/p.StepSeconds) }
 	rows := [][]string{
 		{"compute", Seconds(p.Compute), share(p.Compute)},

@@ -25,10 +25,7 @@ type Priced struct {
 	Batch     int               `json:"batch"`    // sequences per step
 	Sequence  int               `json:"sequence"` // tokens
 	Predicted planner.Predicted `json:"predicted"`
-	Memory    int64             `json:"memory"` // bytes that a rank may use
-	// Memories has the same for each stage, if the cluster has several kinds of devices; Memory is then the largest.
-	Memories []int64 `json:"memories,omitempty"`
-	Fits     bool    `json:"fits"`
+	Room
 }
 
 // NewRecost prices the plan of a document on a cluster and for a configuration, either of which may be the document's own.
@@ -81,37 +78,10 @@ func Price(p *partition.Plan, c *cost.Cluster, cfg *config.Config) (*Priced, err
 	if err != nil {
 		return nil, fmt.Errorf("explain: %w", err)
 	}
-	priced := &Priced{
+	return &Priced{
 		Cluster: c.Name, Batch: cfg.Batch.Global, Sequence: cfg.Model.BlockSize,
-		Predicted: planner.NewPredicted(cfg, c, p, x), Memory: c.MemoryUnder(int64(cfg.Parallel.MemoryLimit), p.RuntimeNGPUs),
-	}
-	if len(c.Pools) > 0 {
-		for stage := range p.PP() {
-			priced.Memories = append(priced.Memories, limitAt(c, p, stage, priced.Memory))
-		}
-	}
-	_, left := priced.tightest()
-	priced.Fits = left >= 0
-	return priced, nil
-}
-
-// memory is what a rank of a stage may use.
-func (p *Priced) memory(stage int) int64 {
-	if p.Memories == nil {
-		return p.Memory
-	}
-	return p.Memories[stage]
-}
-
-// tightest returns the stage with the least memory left, and how many bytes are left. The number is negative if the stage
-// does not fit.
-func (p *Priced) tightest() (stage int, left int64) {
-	for i, peak := range p.Predicted.PeakBytes {
-		if l := p.memory(i) - peak; i == 0 || l < left {
-			stage, left = i, l
-		}
-	}
-	return stage, left
+		Predicted: planner.NewPredicted(cfg, c, p, x), Room: room(c, cfg, p, x.PeakBytes),
+	}, nil
 }
 
 // JSON writes the comparison as indented JSON.
@@ -162,24 +132,10 @@ func (r *Recost) Text(w io.Writer) error {
 		size("bytes a rank may use", r.Was.Memory, r.Now.Memory)
 	} else {
 		for stage := range was.PeakBytes {
-			size(fmt.Sprintf("bytes a rank of stage %d may use", stage), r.Was.memory(stage), r.Now.memory(stage))
+			size(fmt.Sprintf("bytes a rank of stage %d may use", stage), r.Was.at(stage), r.Now.at(stage))
 		}
 	}
 	table(w, r.Plan, rows, 1, 2, 3)
-	_, err := fmt.Fprintln(w, r.verdict())
+	_, err := fmt.Fprintln(w, r.Now.verdict(now.PeakBytes))
 	return err
-}
-
-// verdict says whether the plan fits now.
-func (r *Recost) verdict() string {
-	stage, left := r.Now.tightest()
-	memory := r.Now.memory(stage)
-	switch {
-	case r.Now.Fits && r.Now.Memories == nil:
-		return fmt.Sprintf("it fits: stage %d, which needs the most, leaves %s bytes of a rank's %s", stage, Grouped(left), Grouped(memory))
-	case r.Now.Fits:
-		return fmt.Sprintf("it fits: stage %d, which leaves the least, leaves %s bytes of a rank's %s", stage, Grouped(left), Grouped(memory))
-	}
-	return fmt.Sprintf("it does not fit: stage %d needs %s bytes, %s more than the %s that a rank has; plan again",
-		stage, Grouped(memory-left), Grouped(-left), Grouped(memory))
 }

@@ -53,6 +53,7 @@ type Report struct {
 
 	cfg  *config.Config
 	prog *codegen.Program
+	eval *codegen.Program // nil if the plan is held to the memory of a training step alone
 	why  *reasons
 	// price gives the time of single instructions on the prediction's cluster; nil without a prediction.
 	price *cost.Program
@@ -106,8 +107,9 @@ type Traffic struct {
 	HostBytes       int64 `json:"host_bytes,omitempty"` // fetched and stashed
 }
 
-// Of returns the report of a program that was compiled from a configuration, without a prediction.
-func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
+// Of returns the report of a program that was compiled from a configuration, without a prediction. eval is the evaluation,
+// which runs in the arenas of prog, or nil.
+func Of(prog, eval *codegen.Program, cfg *config.Config) (*Report, error) {
 	why, err := newReasons(prog, cfg)
 	if err != nil {
 		return nil, err
@@ -117,7 +119,7 @@ func Of(prog *codegen.Program, cfg *config.Config) (*Report, error) {
 		Schema: Schema, Model: modelName(cfg), Batch: prog.Batch, Mesh: prog.Mesh.String(),
 		PlanNGPUs: p.PlanNGPUs, RuntimeNGPUs: p.RuntimeNGPUs, Units: p.Units(), DP: p.DataParallel(), CP: p.CP, TP: p.TP, PP: p.PP(),
 		MicroBatch: p.MicroBatch, MicroBatches: prog.Mesh.Size(partition.AxisMB), Schedule: string(p.Schedule),
-		cfg: cfg, prog: prog, why: why,
+		cfg: cfg, prog: prog, eval: eval, why: why,
 	}
 	for _, n := range prog.Graph.Nodes {
 		if attr, ok := n.Attr.(ir.ParamAttr); ok && !attr.State && n.Name == partition.BaseName(n.Name) {

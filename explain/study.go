@@ -73,9 +73,6 @@ func NewStudy(doc *planner.Document, r *Report) *Study {
 	return s
 }
 
-// Limit is the memory that each of a number of ranks may use, in bytes.
-func (s *Study) Limit(ranks int) int64 { return s.memory(s.doc.Cluster, ranks) }
-
 // memory is what each of a number of ranks of a cluster may use, in bytes, under the limit of the document if it has one.
 func (s *Study) memory(c *cost.Cluster, ranks int) int64 {
 	return c.MemoryUnder(int64(s.doc.Config.Parallel.MemoryLimit), ranks)
@@ -198,7 +195,7 @@ func (s *Study) Policy(policy planner.Policy) (*Versus, error) {
 	if o.plan == nil {
 		return s.report.Infeasible(string(policy), o.cause)
 	}
-	return s.report.Against(string(policy), o.plan, s.limit)
+	return s.report.Against(string(policy), o.plan)
 }
 
 // Policies compares the plan with the best of every policy: three searches.

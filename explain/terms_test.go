@@ -18,7 +18,7 @@ func TestTermsAddUp(t *testing.T) {
 			if s.offload != "" && c.Host == nil {
 				continue
 			}
-			r, err := Of(program(t, s), s.config())
+			r, err := Of(program(t, s), nil, s.config())
 			require.NoError(t, err)
 			require.NoError(t, r.Predict(c))
 			p := r.Prediction
@@ -77,7 +77,7 @@ func TestWhatBinds(t *testing.T) {
 		return 0
 	}
 	s := shapes()["data"]
-	r, err := Of(program(t, s), s.config())
+	r, err := Of(program(t, s), nil, s.config())
 	require.NoError(t, err)
 	for resource := cost.Arithmetic; resource <= cost.IntraLink; resource++ {
 		c, err := cost.Load("h100")
@@ -105,7 +105,7 @@ func TestLinksBindCommunication(t *testing.T) {
 		if s.offload.Moves() { // to the host, because memory is short
 			continue
 		}
-		r, err := Of(program(t, s), s.config())
+		r, err := Of(program(t, s), nil, s.config())
 		require.NoError(t, err)
 		require.NoError(t, r.Predict(c))
 		p := r.Prediction

@@ -68,10 +68,10 @@ type Breaks struct {
 	Text string `json:"text"`
 }
 
-// Against compares the reported plan with another one for the same model, batch and cluster. limit is the memory of a rank
-// in bytes: if the other plan exceeds it, the result says so in Breaks and has the comparison all the same. Against fails
-// without a prediction, or if the other plan does not apply to the model or cluster.
-func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versus, error) {
+// Against compares the reported plan with another one for the same model, batch and cluster. If the other plan exceeds the
+// memory that its ranks may use, the result says so in Breaks and has the comparison all the same. Against fails without a
+// prediction, or if the other plan does not apply to the model or cluster.
+func (r *Report) Against(name string, plan *partition.Plan) (*Versus, error) {
 	other, err := r.sibling(plan)
 	if err != nil {
 		return nil, err
@@ -92,8 +92,9 @@ func (r *Report) Against(name string, plan *partition.Plan, limit int64) (*Versu
 			v.Memory = append(v.Memory, PartDifference{ours[i].Kind, ours[i].Bytes, theirs[i].Bytes})
 		}
 	}
-	if st, most := other.tightest(limit); st.Memory.Arena > most {
-		v.Breaks = &Breaks{st.Index, st.Memory.Arena, most, st.overText(st.Memory.Arena, most)}
+	if stage, _ := q.tightest(q.PeakBytes); !q.Fits {
+		needs, most := q.PeakBytes[stage], q.at(stage)
+		v.Breaks = &Breaks{stage, needs, most, other.Stages[stage].overText(needs, most)}
 	}
 	return v, nil
 }
@@ -136,15 +137,19 @@ func (r *Report) sibling(plan *partition.Plan) (*Report, error) {
 	if r.Prediction == nil {
 		return nil, fmt.Errorf("explain: a plan to compare with one that has no prediction")
 	}
-	g, err := r.cfg.TrainStep()
+	training, evaluation, err := r.cfg.Steps()
 	if err != nil {
 		return nil, err
 	}
-	prog, err := codegen.Compile(g, plan, r.prog.Batch, nil)
+	prog, err := codegen.Compile(training, plan, r.prog.Batch, nil)
 	if err != nil {
 		return nil, err
 	}
-	other, err := Of(prog, r.cfg)
+	eval, err := codegen.Compile(evaluation, plan, r.prog.Batch, prog)
+	if err != nil {
+		return nil, err
+	}
+	other, err := Of(prog, eval, r.cfg)
 	if err != nil {
 		return nil, err
 	}

@@ -19,11 +19,11 @@ import (
 // TestAgainst: the differences of terms add up to those of the steps and arenas.
 func TestAgainst(t *testing.T) {
 	ours := shapes()["combined"]
-	r, err := Of(program(t, ours), testConfig())
+	r, err := Of(program(t, ours), nil, testConfig())
 	require.NoError(t, err)
 	c, err := cost.Load("h100")
 	require.NoError(t, err)
-	_, err = r.Against("x", r.prog.Plan, 1)
+	_, err = r.Against("x", r.prog.Plan)
 	require.ErrorContains(t, err, "no prediction")
 	require.NoError(t, r.Predict(c))
 	for name, s := range shapes() {
@@ -31,7 +31,8 @@ func TestAgainst(t *testing.T) {
 			continue // another model
 		}
 		other := report(t, s)
-		v, err := r.Against(name, other.prog.Plan, 1<<40)
+		r.cfg.Parallel.MemoryLimit = 0
+		v, err := r.Against(name, other.prog.Plan)
 		require.NoError(t, err)
 		require.Nil(t, v.Breaks)
 		require.Equal(t, other.Prediction.StepSeconds, v.StepSeconds)
@@ -54,7 +55,8 @@ func TestAgainst(t *testing.T) {
 
 		require.Equal(t, name == "combined", v.Same)
 
-		v, err = r.Against(name, other.prog.Plan, other.peak()-1)
+		r.cfg.Parallel.MemoryLimit = config.Bytes(other.peak() - 1)
+		v, err = r.Against(name, other.prog.Plan)
 		require.NoError(t, err)
 		require.Equal(t, other.peak(), v.Breaks.Needs, name)
 		require.Contains(t, v.Breaks.Text, "over by 1 B: ", name)
@@ -266,9 +268,9 @@ func TestTwiceTheDevices(t *testing.T) {
 
 // TestAnswersText compares the text of answers with a golden file. Their figures are invented.
 func TestAnswersText(t *testing.T) {
-	r, err := Of(program(t, shapes()["combined"]), testConfig())
+	r, err := Of(program(t, shapes()["combined"]), nil, testConfig())
 	require.NoError(t, err)
-	r.Prediction = &Prediction{Cluster: "made up", StepSeconds: 10, TokensPerSecond: 1000, Compute: 6, Communication: 2, Optimizer: 1, Bubble: 1}
+	r.Prediction = &Prediction{Cluster: "made up", StepSeconds: 10, TokensPerSecond: 1000, Compute: 6, Communication: 2, Optimizer: 1, Bubble: 1, PeakBytes: []int64{1001}, Room: Room{Memory: 1000}}
 	ledger := make([]float64, accounts)
 	ledger[termBlocks], ledger[termHead], ledger[termRecompute], ledger[termTensor], ledger[termOptimizer] = 4e12, 1e12, 1e12, 2e12, 1e12
 	ledger[bindsResource], ledger[bindsResource+1], ledger[bindsResource+3], ledger[bindsMemory] = 4e12, 2e12, 2e12, 1e12

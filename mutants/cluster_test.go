@@ -185,8 +185,8 @@ func inTheCluster() []mutant {
 		pkg: "./measured", run: "^TestRegret$",
 	}, {
 		bug:  "a plan priced anew fits in a byte less than it needs",
-		file: "explain/recost.go",
-		old:  "priced.Fits = left >= 0", new: "priced.Fits = left >= -1",
+		file: "explain/room.go",
+		old:  "r.Fits = left >= 0", new: "r.Fits = left >= -1",
 		pkg: "./explain", run: "^TestRecostSaysWhatDoesNotFit$",
 	}, {
 		bug: "micro-batches larger than the batch pass", how: "in a table of measurements",

@@ -291,7 +291,7 @@ func (c *benchCmd) measure(ctx context.Context, con *console, found *planner.Doc
 	r.PeakRSS = resident
 	_, r.ArenaBytes = footprint(prog)
 	if c.Trace != "" {
-		report, err := explain.Of(prog, cfg)
+		report, err := explain.Of(prog, nil, cfg)
 		if err != nil {
 			return nil, err
 		}

@@ -74,7 +74,7 @@ func (c *explainCmd) Run(con *console) error {
 	if err != nil {
 		return err
 	}
-	report, err := explain.Of(programs.training, doc.Config)
+	report, err := explain.Of(programs.training, programs.evaluation, doc.Config)
 	if err != nil {
 		return err
 	}
@@ -217,6 +217,6 @@ func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *
 	if other.GraphHash != doc.GraphHash {
 		return nil, usagef("explain: --versus: %s is a plan for another model or batch than %s", c.Versus, c.Plan)
 	}
-	v, err := report.Against(c.Versus, other.Plan, study.Limit(other.Plan.RuntimeNGPUs))
+	v, err := report.Against(c.Versus, other.Plan)
 	return v, planArg{Plan: c.Versus}.misplaced(other, err)
 }
