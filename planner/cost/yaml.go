@@ -302,6 +302,21 @@ func (d *decoder) keys() []string {
 	return keys
 }
 
+// known lists all that a file may say at this point: keys, and the sections that they are in.
+func (d *decoder) known() []string {
+	known := []string{"levels", "pools", "uncertainty", "device.kernels"}
+	for _, dtype := range dtypes() {
+		known = append(known, "device.flops."+dtype)
+	}
+	for _, key := range d.keys() {
+		known = append(known, key)
+		if section, _, found := strings.Cut(key, "."); found && !strings.Contains(section, "[") {
+			known = append(known, section, key[:strings.LastIndexByte(key, '.')])
+		}
+	}
+	return known
+}
+
 func (d *decoder) optional(key string) bool {
 	if d.writes("pools") {
 		return key != "name" && !strings.HasPrefix(key, "pools[") && (!strings.HasPrefix(key, "between.") || !d.writes("between"))
@@ -422,7 +437,7 @@ func (d *decoder) set(key string, node ast.Node) error {
 	i := slices.IndexFunc(d.fields(), func(f field) bool { return f.key == key })
 	dtype, isRate := strings.CutPrefix(key, "device.flops.")
 	if isRate = isRate && slices.Contains(dtypes(), dtype); !isRate && i < 0 {
-		return refuse("unknown key; did you mean %s?", config.Nearest(key, append(d.keys(), "levels", "pools")))
+		return refuse("unknown key; did you mean %s?", config.Nearest(key, d.known()))
 	}
 	value, ok := strictyaml.ScalarOf(node)
 	if !ok {
