@@ -525,7 +525,7 @@ func (c *Cluster) validateNetwork() error {
 		case last && l.Devices != 0:
 			return bad(key("devices"), "is %d; the outermost level, %s, has all devices: leave it out", l.Devices, l.Name)
 		case !last && (l.Devices <= inside && !(i == 0 && l.Devices == 1) || l.Devices%inside != 0 || l.Devices > 1<<20):
-			return bad(key("devices"), "is %d, must be a larger multiple of the %d of the level inside", l.Devices, inside)
+			return bad(key("devices"), "is %d, must be a larger multiple of the %d of the level inside, at most %d", l.Devices, inside, 1<<20)
 		case l.NICs < 0 || l.NICs > 1<<20:
 			return bad(key("nics"), "is %d, must be between 1 and %d", l.NICs, 1<<20)
 		}

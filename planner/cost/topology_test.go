@@ -179,6 +179,8 @@ levels:
 	for _, tt := range []struct{ old, new, want string }{
 		{"devices: 8", "devices: 7", "x.yaml:18:18: levels[1].devices: is 7, must be a larger multiple of the 2 of the level inside"},
 		{"devices: 8", "devices: 2", "x.yaml:18:18: levels[1].devices: is 2"},
+		{"devices: 8", "devices: -1", "x.yaml:18:18: levels[1].devices: is -1"},
+		{"devices: 8", "devices: 2097152", "x.yaml:18:18: levels[1].devices: is 2097152"},
 		{"name: cluster,", "name: cluster, devices: 64,", "levels[2].devices: is 64; the outermost level, cluster, has all devices"},
 		{"name: pair,", "name: node,", "levels[1].name: is node, as another level's"},
 		{"name: pair,", "", "x.yaml:17:5: levels[0].name: is missing"},
