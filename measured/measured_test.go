@@ -88,6 +88,13 @@ func TestLongSteps(t *testing.T) {
 	require.ErrorContains(t, err, want)
 }
 
+// TestHeaders: names may be in quotes, after a byte order mark too, and have spaces around them.
+func TestHeaders(t *testing.T) {
+	for _, first := range []string{`"row_id"`, "\ufeffrow_id", "\ufeff\"row_id\"", "row_id "} {
+		require.Equal(t, read(t, header+gptRow), read(t, strings.Replace(header, "row_id", first, 1)+gptRow), "%q", first)
+	}
+}
+
 // TestColumnsWithoutNames: spreadsheets write them beside a table, with nothing in them.
 func TestColumnsWithoutNames(t *testing.T) {
 	rows := read(t, strings.Replace(header, "\n", ",,\n", 1)+strings.Replace(gptRow, "\n", ",,\n", 1))
@@ -139,6 +146,7 @@ func TestReadRefuses(t *testing.T) {
 		{"missing column", strings.Replace(header, "n_layers,", "", 1) + gptRow, "t.csv:1: n_layers: is missing"},
 		{"column twice", strings.Replace(header, "source_id", "row_id", 1) + gptRow, "t.csv:1: row_id: is there twice"},
 		{"misspelt", strings.Replace(header, "flash_attention", "flash_atention", 1) + gptRow, "t.csv:1: flash_atention: is unknown; did you mean flash_attention?"},
+		{"two unknown", strings.NewReplacer("flash_attention", "flash_atention", "framework", "framwork").Replace(header) + gptRow, "t.csv:1: flash_atention: is unknown"},
 		{"nothing to compare", strings.Replace(header, "step_time_s", "note", 1) + gptRow, "t.csv:1: has neither step_time_s nor fits"},
 		{"no number", header + strings.Replace(gptRow, "768", "wide", 1), `t.csv:2: hidden_size: is "wide", want a count of 1 to 1073741824`},
 		{"negative", header + strings.Replace(gptRow, "0.5", "-1", 1), `t.csv:2: step_time_s: is "-1", want a positive number`},

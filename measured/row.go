@@ -14,6 +14,7 @@
 package measured
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/csv"
 	"errors"
@@ -128,7 +129,11 @@ func Load(path string, own ...*cost.Cluster) ([]Row, error) {
 // its plan, and either a step time or whether it fits. Rows whose gpu is the device of a cluster in own are predicted on that
 // cluster and not on a built-in one.
 func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
-	lines := csv.NewReader(r)
+	text := bufio.NewReader(r)
+	if mark, _, err := text.ReadRune(); err == nil && mark != '\ufeff' {
+		text.UnreadRune()
+	}
+	lines := csv.NewReader(text)
 	header, err := lines.Read()
 	if err != nil {
 		return nil, readError(file, err)
@@ -138,7 +143,8 @@ func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 	}
 	at := map[string]int{}
 	for i, name := range header {
-		name = strings.TrimPrefix(name, "\ufeff")
+		name = strings.TrimSpace(name)
+		header[i] = name
 		if name == "" { // spreadsheets write such columns beside the table
 			continue
 		}
@@ -152,7 +158,10 @@ func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 			return nil, &Error{File: file, Line: 1, Column: name, Msg: "is missing"}
 		}
 	}
-	for name := range at {
+	for _, name := range header {
+		if name == "" {
+			continue
+		}
 		if near := config.Nearest(name, known()); near != name {
 			if _, there := at[near]; !there {
 				return nil, &Error{File: file, Line: 1, Column: name, Msg: "is unknown; did you mean " + near + "?"}
