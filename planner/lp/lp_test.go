@@ -74,6 +74,9 @@ func jobs() []job {
 		name: "context parallelism, optimizer state in host memory", model: even, batch: 5, cluster: "a100-80g", recomputes: true,
 		opts: planner.Options{DP: 1, CP: 2, TP: 1, PP: 3, MicroBatch: 2, Schedule: partition.OneFOneB, Offload: "optimizer"},
 	}, {
+		name: "modules on all ranks, beside which a search recomputes nothing", model: less, batch: 12, cluster: "v100",
+		opts: planner.Options{DP: 1, TP: 2, PP: 3, MicroBatch: 3, Schedule: partition.GPipe, SequenceParallel: "on", Replicate: "attn+mlp"},
+	}, {
 		name: "two kinds of devices", model: less, batch: 12, cluster: "a10g", other: "h100", uneven: true,
 		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 4, Schedule: partition.OneFOneB},
 	}}
@@ -117,6 +120,9 @@ func (j job) state(t testing.TB) (*ir.Graph, *cost.Cluster, *planner.Result, *lp
 		require.Greater(t, len(sizes), 1, "the cut is even")
 	}
 	require.Equal(t, j.recomputes, again > 0, "%+v", found.Plan.Stages)
+	if len(found.Plan.Replicated()) > 0 {
+		require.Equal(t, j.model.NLayer-j.opts.PP+1, len(p.Choices[0]), "the first position has a number of blocks to choose")
+	}
 	t.Logf("%d binaries in %v; %+v %v ps, %d bytes", binaries, time.Since(start), found.Plan.Stages, int64(found.Prediction.Step), found.Prediction.PeakBytes)
 	return g, c, found, p
 }

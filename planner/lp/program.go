@@ -18,7 +18,7 @@ const most = 50_000
 // Options of [New].
 type Options struct {
 	Limit     int64             // bytes per rank, on the roomiest kind of device; smaller kinds have less
-	Recompute planner.Recompute // which kinds of recomputation to choose from, as in a search
+	Recompute planner.Recompute // which kinds of recomputation to choose from, as in a search: see [planner.Options]
 	// Eval is a graph that runs between steps in the same memory; nil for none.
 	Eval *ir.Graph
 }
@@ -68,6 +68,9 @@ func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options 
 	}
 	if err := c.Holds(plan); err != nil {
 		return nil, err
+	}
+	if options.Recompute == planner.RecomputeSearched && len(plan.Replicated()) > 0 {
+		options.Recompute = planner.RecomputeNone
 	}
 	p := &Program{plan: *plan, options: options, blocks: blocks}
 	binaries := 0
