@@ -575,5 +575,16 @@ func inTheBounds() []mutant {
 		file: "planner/bound.go",
 		old:  "cost.Picoseconds(x.rounds.weights) * w.weight[whole].at(n, r)", new: "cost.Picoseconds(x.rounds.weights) * (w.weight[whole].at(n, r) - cost.Picoseconds(n)*w.weight[whole].spares())",
 		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what a plan takes", how: "waits hide of what delays kernels what those of the least delayed kind of device are delayed by",
+		file: "planner/waits.go",
+		old:  "slow.gather, slow.regather, slow.reduce = max(slow.gather, at.slows(x.gather)), max(slow.regather, at.slows(x.regather)), max(slow.reduce, at.slows(x.reduce))",
+		new:  "least := s.waysOf(p.outline)\n\t\tslow.gather, slow.regather, slow.reduce, _ = least.slows(x.gather), least.slows(x.regather), least.slows(x.reduce), at",
+		pkg:  "./planner", run: "^TestFloorsOfUnlikeDelays$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a table is gathered of which ranks sum what they find in their shards",
+		file: "planner/relax.go",
+		old:  "o.zero == 3 && v.first && !v.alike", new: "o.zero == 3 && v.first",
+		pkg: "./planner", run: "^TestFloorsOfPositions$",
 	}}
 }

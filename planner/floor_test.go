@@ -356,6 +356,22 @@ func TestFloorsOfStreams(t *testing.T) {
 	}
 }
 
+// TestFloorsOfPositions: under ZeRO 3 ranks may sum what they find in their shards of a table of which all sequences look up the same
+// rows, in place of gathering it.
+func TestFloorsOfPositions(t *testing.T) {
+	t.Parallel()
+	const batch = 4
+	c := tiny(1)
+	c.BlockSize, c.VocabSize, c.NEmbd, c.NHead = 512, 65, 16, 2
+	on := cluster(t, "h100")
+	on.IntraNode.Bandwidth = 50e6
+	opts, err := Options{RuntimeNGPUs: 2}.on(on, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, c, batch), batch, on, opts)
+	o := outline{degrees: degrees{plan: 2, dp: 2, cp: 1, tp: 1, pp: 1}, sharding: sharding{zero: 3, overlap: true}, chunks: 1}
+	requireBounded(t, s, o, 2, partition.OneFOneB)
+}
+
 // TestFloorsWaitForTheNorm: positions wait for the norm of all gradients, which with several goes through all of them.
 func TestFloorsWaitForTheNorm(t *testing.T) {
 	t.Parallel()

@@ -295,3 +295,27 @@ func TestRoomOnKinds(t *testing.T) {
 		require.True(t, newCutter(s, skel, 1, partition.OneFOneB).lastRoomy(), "order %d", order)
 	}
 }
+
+// TestFloorsOfUnlikeDelays: collectives delay the kernels of one kind of device beside them, and not those of another. What a wait hides
+// of such delays is what they are at the position.
+func TestFloorsOfUnlikeDelays(t *testing.T) {
+	t.Parallel()
+	const batch = 4
+	pools := make([]cost.Pool, 2)
+	for i := range pools {
+		k := cluster(t, "h100")
+		k.IntraNode.Bandwidth, k.Device.Efficiency.Beside = 1e7, []float64{0.5, 0}[i]
+		pools[i] = cost.Pool{Cluster: k, Devices: 2}
+	}
+	c := cost.Join("unlike", &cost.Link{Bandwidth: 1e12, Efficiency: 1}, pools...)
+	opts, err := Options{RuntimeNGPUs: 4}.on(c, batch)
+	require.NoError(t, err)
+	model := tiny(4)
+	s := newSearcher(step(t, model, batch), batch, c, opts)
+	for order := range 2 {
+		o := outline{degrees: degrees{plan: 4, dp: 2, cp: 1, tp: 1, pp: 2, order: order}, sharding: sharding{zero: 3, overlap: true}, chunks: 2}
+		requireInterleavedBounded(t, s, o, 1)
+		o.chunks = 1
+		requireBounded(t, s, o, 1, partition.OneFOneB)
+	}
+}

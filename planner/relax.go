@@ -64,6 +64,7 @@ type endParam struct {
 	value  *ir.Value
 	bytes  int64
 	first  bool // the forward pass begins with it, and the backward pass ends with its gradient
+	alike  bool // all micro-batches look up the same rows: ranks may sum what they find in their shards, in place of gathering these
 	again  bool // the backward pass begins with it
 	frozen bool
 }
@@ -300,7 +301,9 @@ func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
 	end := endParam{value: v, frozen: attr.Frozen, bytes: mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()}
 	for _, n := range g.Nodes {
 		if slices.Contains(n.Args, v) {
-			end.first = end.first || n.Op == ir.OpEmbedding && n.Phase == ir.Forward
+			if n.Op == ir.OpEmbedding && n.Phase == ir.Forward {
+				end.first, end.alike = true, n.Results[0].Spec[mesh.Axis(partition.AxisMB)].Kind != ir.Shard
+			}
 			end.again = end.again || n.Op == ir.OpMatMul && n.Phase == ir.Backward
 		}
 	}
@@ -322,7 +325,7 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 			bytes /= int64(o.sharers(1))
 		}
 		collective := func(op ir.Op) cost.Picoseconds { return s.collective(o, trunk, way, op, bytes) }
-		if cut && o.zero == 3 && v.first {
+		if cut && o.zero == 3 && v.first && !v.alike {
 			t[beforeBlocks].gathers = max(t[beforeBlocks].gathers, collective(ir.OpAllGather))
 		}
 		if cut && o.zero == 3 && v.again {

@@ -18,9 +18,11 @@ type streamed struct {
 
 // streamed returns that of an outline, from the times of a block.
 func (s *searcher) streamed(p *passage, block *partTimes) streamed {
-	way := s.waysOf(p.outline)
 	x := streamed{gather: block.gathers, regather: block.regathers, reduce: block.reduces, late: block.late}
-	x.slow.gather, x.slow.regather, x.slow.reduce = way.slows(x.gather), way.slows(x.regather), way.slows(x.reduce)
+	slow := &x.slow // at most: devices of some positions may be delayed by less, or by nothing
+	for _, at := range s.waysOf(p.outline).places {
+		slow.gather, slow.regather, slow.reduce = max(slow.gather, at.slows(x.gather)), max(slow.regather, at.slows(x.regather)), max(slow.reduce, at.slows(x.reduce))
+	}
 	return x
 }
 
