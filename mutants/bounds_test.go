@@ -33,7 +33,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor that rules out little", how: "interleaved passes take what they do in order",
 		file: "planner/passage.go",
-		old:  "ending := max(backward, p.exposed", new: "ending := max(0*backward, p.exposed",
+		old:  "ending := max(backward+p.finish", new: "ending := max(0*backward+p.finish",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "a floor that rules out little", how: "tensor-parallel ranks gather nothing of what they share",
@@ -468,7 +468,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "floors far below what plans take", how: "the last pass is never as long as its stream after all that comes before it",
 		file: "planner/passage.go",
-		old:  "\t\tx.addEnding(drain, &tails, closing, blocks)\n", new: "",
+		old:  "\t\tx.addEnding(drain, &streamed, closing, blocks)\n", new: "",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "a floor above what a plan takes", how: "what the stream of a lone backward pass has beside it counts, too",
@@ -478,7 +478,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "floors far below what plans take", how: "nothing is gathered in the update",
 		file: "planner/passage.go",
-		old:  "{normed + p.ends.down[at] + renews, block.normed + block.renews},", new: "{},",
+		old:  "{normed + p.ends.down[at] + renews, squares + block.renews},", new: "{},",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
 		bug: "floors far below what plans take", how: "tables are not gathered in the update",
@@ -488,7 +488,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "floors far below what plans take", how: "no position waits for what the ends do with the norm of all gradients",
 		file: "planner/passage.go",
-		old:  "{normed + max(p.ends.down[0]+p.afterNorm(0), p.afterNorm(p.pp-1)), block.normed},", new: "{},",
+		old:  "{normed + max(p.ends.down[0]+p.afterNorm(0), p.afterNorm(p.pp-1)), squares},", new: "{},",
 		pkg: "./planner", run: "^TestFloorsWaitForTheNorm$",
 	}, {
 		bug: "a floor above what a plan takes", how: "two positions send the norm there and back",
@@ -586,5 +586,21 @@ func inTheBounds() []mutant {
 		file: "planner/relax.go",
 		old:  "o.zero == 3 && v.first && !v.alike", new: "o.zero == 3 && v.first",
 		pkg: "./planner", run: "^TestFloorsOfPositions$",
+	}, {
+		bug: "a floor above what a plan takes", how: "what a pass receives comes before what it gathers delays anything",
+		file: "planner/rehearse.go",
+		old:  "lead, ahead = x.firstGather(), 2*x.slow.gather", new: "lead = x.firstGather()",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "gradients that are moved first are reduced on the stream",
+		file: "planner/relax.go",
+		old:  "grad.Kind == ir.Shard && grad != v.like.Spec[tp]", new: "false && grad != v.like.Spec[tp]",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a lone backward pass gathers nothing before its gradient arrives",
+		file: "planner/passage.go",
+		old:  "case m > 1: // else it may gather before the gradient arrives\n\t\t\t\tadd(&drain, last.regathers-back(last))",
+		new:  "case m > 1:\n\t\t\t\tadd(&drain, last.regathers-back(last))\n\t\t\tdefault:\n\t\t\t\tadd(&drain, last.regathers)",
+		pkg:  "./planner", run: "^FuzzFloors$",
 	}}
 }

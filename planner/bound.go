@@ -84,7 +84,7 @@ func (p *pipeline) roundsOf(i int, c *chainTimes) rounds {
 		r.fixed += p.ahead(i+j).fixed + c.backFixed[c.first][i+j]
 	}
 	r.fixed = cost.Picoseconds(r.number) * (r.fixed - p.body(i, ir.Backward, c.first).posted())
-	if i > 0 {
+	if i > 0 && r.left == 0 { // else the last of those has it
 		r.fixed += p.body(i, ir.Backward, rest).posted()
 	}
 	if p.template.Schedule == partition.ZeroBubble {

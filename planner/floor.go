@@ -103,6 +103,10 @@ type partTimes struct {
 	renews                      cost.Picoseconds // what it does in the update: it gathers new weights
 }
 
+// early is what of the update comes before the norm of all gradients, but for closing. It may be done for all blocks but the last one
+// while the stream sums gradients.
+func (t *partTimes) early() cost.Picoseconds { return t.normed - t.closing }
+
 // streams is all that the communication stream does for a micro-batch.
 func (t *partTimes) streams() cost.Picoseconds { return t.gathers + t.regathers + t.reduces }
 

@@ -386,7 +386,7 @@ func TestFloorsWaitForTheNorm(t *testing.T) {
 	for _, x := range []struct {
 		pp, zero int     // as of ZeRO stage 1 ranks have shares of gradients, and of the norm
 		share    float64 // of what the even cut takes that the floor has
-	}{{2, 0, 0.64}, {2, 1, 0.76}, {4, 0, 0.71}, {4, 1, 0.77}} {
+	}{{2, 0, 0.6}, {2, 1, 0.68}, {4, 0, 0.6}, {4, 1, 0.64}} {
 		o := outline{degrees: degrees{plan: 8, dp: 8 / x.pp, cp: 1, tp: 1, pp: x.pp}, sharding: sharding{zero: x.zero, overlap: true}, chunks: 1}
 		for _, schedule := range []partition.Schedule{partition.OneFOneB, partition.ZeroBubble} {
 			took, _ := requireBounded(t, s, o, 2, schedule)

@@ -78,8 +78,10 @@ func (p *passage) update(n int) cost.Picoseconds { return cost.Picoseconds(n) * 
 type tail struct{ fixed, block cost.Picoseconds }
 
 // tails returns the tails of a position of several: its update in order; what comes before the norm of all gradients is known,
-// then the gathers of its stream; or the norm goes on, and what the positions at the ends do with it.
-func (p *passage) tails(at int) [3]tail {
+// then the gathers of its stream; or the norm goes on, and what the positions at the ends do with it. What a position at an end sums
+// in order, for a table, it may do while its stream sums the last block's gradients, which then delays nothing. So from when its
+// stream is done, streamed, there may be nothing left of that, nor of what it does with the gradients of each block before the norm.
+func (p *passage) tails(at int, streamed bool) [3]tail {
 	_, last := p.position(at)
 	block, before, after, renews := &last[inBlock], cost.Picoseconds(0), cost.Picoseconds(0), cost.Picoseconds(0)
 	switch at {
@@ -88,14 +90,18 @@ func (p *passage) tails(at int) [3]tail {
 	case p.pp - 1:
 		before, after, renews = p.ends.last.before, p.ends.last.after, last[afterBlocks].renews
 	}
+	update, squares := block.update, block.normed
+	if before = max(0, before-block.delays); streamed {
+		before, update, squares = 0, update-block.early(), squares-block.early()
+	}
 	if p.ends.up == nil { // nothing waits for all gradients
-		return [3]tail{{before + after, block.update}, {renews, block.renews}, {}}
+		return [3]tail{{before + after, update}, {renews, block.renews}, {}}
 	}
 	normed := before + p.ends.up[at] + p.ends.summed
 	return [3]tail{
-		{normed + p.ends.down[at] + after, block.update},
-		{normed + p.ends.down[at] + renews, block.normed + block.renews},
-		{normed + max(p.ends.down[0]+p.afterNorm(0), p.afterNorm(p.pp-1)), block.normed},
+		{normed + p.ends.down[at] + after, update},
+		{normed + p.ends.down[at] + renews, squares + block.renews},
+		{normed + max(p.ends.down[0]+p.afterNorm(0), p.afterNorm(p.pp-1)), squares},
 	}
 }
 
@@ -110,8 +116,8 @@ func (p *passage) afterNorm(at int) cost.Picoseconds {
 }
 
 // finish is the time from when a position has its gradients, with n blocks, to the end of the step.
-func (p *passage) finish(at, n int) (time cost.Picoseconds) {
-	for _, t := range p.tails(at) {
+func (p *passage) finish(at, n int, streamed bool) (time cost.Picoseconds) {
+	for _, t := range p.tails(at, streamed) {
 		time = max(time, t.fixed+cost.Picoseconds(n)*t.block)
 	}
 	return time
@@ -147,8 +153,8 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	blocks, ahead := s.graphs.blocks, aheadOf(&p.first, &p.last)
 	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
 	share := (blocks + p.pp - 1) / p.pp
-	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(0, 1))
-	less := cost.Picoseconds(p.pp)*ahead - p.finish(0, 1) // position 0 updates a block at least
+	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(0, 1, false))
+	less := cost.Picoseconds(p.pp)*ahead - p.finish(0, 1, false) // position 0 updates a block at least
 	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
 	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
 	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
@@ -183,7 +189,8 @@ func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 	}
 	stream = s.streamed(p, &p.last[inBlock])
 	forward, backward = stream.alone(&p.last, cost.Picoseconds(blocks), recomputed, split)
-	return inOrder + forward + max(backward, p.exposed(&p.last, 0), stream.last(&p.last, cost.Picoseconds(blocks), recomputed))
+	early := before.early() + n*block.early() + p.last[afterBlocks].early()
+	return inOrder + forward + max(backward, max(p.exposed(&p.last, 0), stream.last(&p.last, cost.Picoseconds(blocks), recomputed))-early)
 }
 
 // leastOfEven is least with interleaving, which cuts blocks evenly, so that it is known how many lie where.
@@ -213,10 +220,10 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 		}
 		more := recomputed + cost.Picoseconds(tasks)*within
 		forward, backward := p.beyondOrder(at, its.blocks, more)
-		ending := max(backward, p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more)) + p.finish(at, its.blocks)
+		ending := max(backward+p.finish(at, its.blocks, false), max(p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))+p.finish(at, its.blocks, true))
 		if at > 0 { // or its last backward pass goes on to position 0, which may have begun to update
 			n := even.at[0].blocks
-			ending = max(ending, before*p.last[inBlock].returned()+p.finish(0, n)-cost.Picoseconds(n)*p.last[inBlock].closing)
+			ending = max(ending, before*p.last[inBlock].returned()+p.finish(0, n, false)-cost.Picoseconds(n)*p.last[inBlock].closing)
 		}
 		time += forward + ending
 		switch at {
@@ -313,7 +320,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [21]chain
+	chains  [25]chain
 	n       int // number of chains
 	flights int // micro-batches in flight
 }
@@ -447,7 +454,7 @@ func (s *searcher) positions(p *passage) []position {
 	// head and the transfers as far as the position in hand. Blocks are added there. One of another position may be at any of
 	// those: it counts the time at the fastest.
 	first, last := p.position(0)
-	start, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), p.finish(0, 1)
+	start, update0 := forward(&first[beforeBlocks], &last[beforeBlocks]), p.finish(0, 1, false)
 	var ahead, backs, returns fastest // a block forward, back with the first micro-batch and back with the last
 	sentBack := cost.Picoseconds(0)   // the transfers back of the first micro-batch
 	for at := range p.pp {
@@ -531,10 +538,8 @@ func (s *searcher) positions(p *passage) []position {
 				add(&through, cost.Picoseconds(max(0, m-1-at))*first.weight)
 				add(&update, m1*first.weight+last.weight)
 				add(&drain, m1*first.weight)
-			case m > 1:
+			case m > 1: // else it may gather before the gradient arrives
 				add(&drain, last.regathers-back(last))
-			default:
-				add(&drain, last.regathers)
 			}
 		}
 		does(&first[inBlock], &last[inBlock], true)
@@ -572,22 +577,21 @@ func (s *searcher) positions(p *passage) []position {
 				drain.passes = m1
 			}
 		}
-		exposed := p.exposed(last, at)
-		update.fixed += exposed
-		busy.fixed += exposed
-		tails, closing := p.tails(at), last[inBlock].closing
-		x.addEnding(busy, &tails, 0, blocks)
-		x.addEnding(p.outlast(at, busy.passes), &tails, closing, blocks)
+		streamed, tails, exposed, closing := p.tails(at, true), p.tails(at, false), chain{fixed: p.exposed(last, at)}, last[inBlock].closing
+		for _, c := range []chain{busy, update} {
+			x.addEnding(c.plus(exposed), &streamed, 0, blocks)
+			x.addEnding(c, &tails, 0, blocks)
+		}
+		x.addEnding(p.outlast(at, busy.passes), &streamed, closing, blocks)
 		x.add(beside, blocks)
-		x.addEnding(update, &tails, 0, blocks)
-		x.addEnding(drain, &tails, closing, blocks)
+		x.addEnding(drain, &streamed, closing, blocks)
 		x.add(through, blocks)
 		if before, all := p.waiting(at); all.fixed+all.block > 0 {
 			if !split {
 				through.passes, update.passes, drain.passes = 0, 0, 0 // recomputation may run beside the stream
 			}
-			x.addEnding(update.plus(all), &tails, 0, blocks)
-			x.addEnding(drain.plus(all), &tails, closing, blocks)
+			x.addEnding(update.plus(all).plus(exposed), &streamed, 0, blocks)
+			x.addEnding(drain.plus(all), &streamed, closing, blocks)
 			x.add(through.plus(before), blocks)
 		}
 	}
@@ -607,7 +611,9 @@ func (p *passage) waiting(at int) (through, update chain) {
 		}
 	}
 	add(&longer.block, &first[inBlock])
-	add(&longer.fixed, &p.sent[whole][at])
+	if !p.posts { // else no work of the position waits for what it sends
+		add(&longer.fixed, &p.sent[whole][at])
+	}
 	switch at {
 	case 0:
 		add(&longer.fixed, &first[beforeBlocks])

@@ -128,7 +128,7 @@ func (r *rehearsal) run(at int, t codegen.Task) bool {
 	var lead, late, ahead cost.Picoseconds // see [streamed.within], and aheadOf
 	switch {
 	case way == 0 && stage > 0:
-		lead = x.firstGather()
+		lead, ahead = x.firstGather(), 2*x.slow.gather
 	case way == 1:
 		if ahead = x.ahead; stage < stages-1 {
 			lead = x.firstRegather()
@@ -175,5 +175,5 @@ func (r *rehearsal) end(at int) cost.Picoseconds {
 	for stage := at; stage < len(r.blocks); stage += r.pp {
 		n += r.blocks[stage]
 	}
-	return r.at[at].free + r.finish(at, n) - cost.Picoseconds(n)*last[inBlock].closing
+	return r.at[at].free + r.finish(at, n, false) - cost.Picoseconds(n)*last[inBlock].closing
 }

@@ -67,6 +67,7 @@ type endParam struct {
 	alike  bool // all micro-batches look up the same rows: ranks may sum what they find in their shards, in place of gathering these
 	again  bool // the backward pass begins with it
 	frozen bool
+	turned bool // tensor-parallel ranks have its gradient cut in another dimension, and exchange it before it is reduced, in order
 }
 
 // bytes returns the persistent bytes under an outline, where ZeRO shards over so many ranks. alone says that a
@@ -307,6 +308,11 @@ func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
 			end.again = end.again || n.Op == ir.OpMatMul && n.Phase == ir.Backward
 		}
 	}
+	for _, n := range g.Nodes {
+		if n.Op == ir.OpAdamW && n.Args[0] == v {
+			end.turned = slices.ContainsFunc(gradientWay(n), func(n *ir.Node) bool { return n.Op == ir.OpAllToAll })
+		}
+	}
 	if end.first || end.again {
 		b.ends = append(b.ends, end)
 	}
@@ -341,6 +347,9 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 			if v.again && (!v.first || o.pp > 1) {
 				renewed[afterBlocks] += bytes
 			}
+		}
+		if v.turned {
+			continue
 		}
 		if cut && o.zero >= 2 {
 			reduce := collective(ir.OpReduceScatter)
@@ -594,6 +603,9 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas*o.cp == 1:
 		case v.gradient && cut && o.zero >= 2 && o.overlap:
+			if grad := v.value.Spec[tp]; grad.Kind == ir.Shard && grad != v.like.Spec[tp] {
+				break // it is moved before it is reduced, perhaps in order
+			}
 			scattered = scattered.plus(all)
 			shares += part
 		case v.gradient && cut && o.zero >= 2:
