@@ -320,9 +320,9 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [25]chain
-	n       int // number of chains
-	flights int // micro-batches in flight
+	chains  [27]chain // at most eight that end with an update, each in three ways, and three that do not: see positions
+	n       int       // number of chains
+	flights int       // micro-batches in flight
 }
 
 // chain is a lower bound of the step with n blocks at a position: fixed + n * block, and the recomputation of n blocks in so
