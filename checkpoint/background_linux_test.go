@@ -1,13 +1,12 @@
 package checkpoint
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/launch/launchtest"
 )
 
 // TestStoppedProcessIsNotLate: a process that is stopped for longer than writing may take, as by ^Z, goes on waiting.
@@ -16,8 +15,7 @@ func TestStoppedProcessIsNotLate(t *testing.T) {
 	writing := make(chan written)
 	b.writing, b.bound = writing, 2*time.Second
 	go func() {
-		err := exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %[1]d; sleep 3; kill -CONT %[1]d", os.Getpid())).Run()
-		writing <- written{"step", err}
+		writing <- written{"step", launchtest.Stop(3)}
 	}()
 	began := time.Now()
 	require.NoError(t, b.Wait())

@@ -3,10 +3,7 @@ package launch_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"os"
-	"os/exec"
 	"syscall"
 	"testing"
 	"time"
@@ -14,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/launch"
+	"github.com/autopar/autopar/launch/launchtest"
 )
 
 // TestGivenListener: rank 0 takes the listener that it is given.
@@ -51,8 +49,7 @@ func TestStoppedJobIsNotLate(t *testing.T) {
 	defer cancel()
 	require.NoError(t, errors.Join(each(ctx, freeAddr(t), 2, func(p *launch.Peers) error {
 		if p.Rank() == 1 {
-			stop := fmt.Sprintf("kill -STOP %[1]d; sleep 4; kill -CONT %[1]d", os.Getpid())
-			if err := exec.Command("sh", "-c", stop).Run(); err != nil {
+			if err := launchtest.Stop(4); err != nil {
 				return err
 			}
 		}

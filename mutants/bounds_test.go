@@ -138,7 +138,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what plans take", how: "ZeRO cuts a gradient where its weight is too narrow",
 		file: "planner/relax.go",
-		old:  "v.like = of\n", new: "_ = of\n",
+		old:  "v.like, v.turned = of, turned[of]", new: "v.turned = turned[of]",
 		pkg: "./planner", run: "^TestGradientsAreReducedAsWeightsAreCut$",
 	}, {
 		bug: "a floor above what plans take", how: "weights are fetched for the backward pass when its gradient is there, whatever is recomputed",
@@ -594,7 +594,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what a plan takes", how: "gradients that are moved first are reduced on the stream",
 		file: "planner/relax.go",
-		old:  "grad.Kind == ir.Shard && grad != v.like.Spec[tp]", new: "false && grad != v.like.Spec[tp]",
+		old:  "turned[n.Args[0]] || of.Op == ir.OpAllToAll", new: "turned[n.Args[0]]",
 		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "a floor above what a plan takes", how: "a lone backward pass gathers nothing before its gradient arrives",

@@ -56,6 +56,7 @@ type blockParam struct {
 	bytes           int64
 	state, gradient bool
 	frozen          bool               // a weight that has neither gradient nor state
+	turned          bool               // tensor-parallel ranks have the gradient cut in another dimension than the weight: it is moved before it is reduced, perhaps in order
 	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
 }
 
@@ -67,7 +68,7 @@ type endParam struct {
 	alike  bool // all micro-batches look up the same rows: ranks may sum what they find in their shards, in place of gathering these
 	again  bool // the backward pass begins with it
 	frozen bool
-	turned bool // tensor-parallel ranks have its gradient cut in another dimension, and exchange it before it is reduced, in order
+	turned bool // see [blockParam]
 }
 
 // bytes returns the persistent bytes under an outline, where ZeRO shards over so many ranks. alone says that a
@@ -224,6 +225,7 @@ func (w *work) persistentOf(batch int) *persistent {
 	b := &persistent{}
 	graph := w.of.progs[kept].Graph
 	read := make([][ir.NumPhases]bool, graph.IDs()) // by ID of a value: the passes that read it
+	turned := map[*ir.Value]bool{}                  // by weight
 	weights := map[*ir.Node]*ir.Value{}             // by the nodes through which their gradients come
 	for _, n := range graph.Nodes {
 		for _, a := range n.Args {
@@ -232,6 +234,7 @@ func (w *work) persistentOf(batch int) *persistent {
 		if n.Op == ir.OpAdamW {
 			for _, of := range gradientWay(n) {
 				weights[of] = n.Args[0]
+				turned[n.Args[0]] = turned[n.Args[0]] || of.Op == ir.OpAllToAll
 			}
 		}
 	}
@@ -240,7 +243,7 @@ func (w *work) persistentOf(batch int) *persistent {
 	for i := range held {
 		x := &held[i]
 		if x.Region == codegen.Persist && !x.block {
-			b.addEnd(graph, x.Value, mesh)
+			b.addEnd(graph, x.Value, mesh, turned[x.Value])
 		}
 		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
@@ -275,7 +278,7 @@ func (w *work) persistentOf(batch int) *persistent {
 			v.read = read[x.Value.ID]
 		case v.gradient:
 			if of := weights[n]; of != nil {
-				v.like = of
+				v.like, v.turned = of, turned[of]
 			}
 			if n.Op == ir.OpAccumulate {
 				n = n.Args[0].Def
@@ -294,23 +297,18 @@ func (w *work) persistentOf(batch int) *persistent {
 }
 
 // addEnd adds a parameter outside of blocks.
-func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh) {
+func (b *persistent) addEnd(g *ir.Graph, v *ir.Value, mesh ir.Mesh, turned bool) {
 	attr, ok := v.Def.Attr.(ir.ParamAttr)
 	if v.Def.Op != ir.OpParam || !ok || attr.State {
 		return
 	}
-	end := endParam{value: v, frozen: attr.Frozen, bytes: mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()}
+	end := endParam{value: v, frozen: attr.Frozen, turned: turned, bytes: mesh.LocalElems(v.Type.Shape, v.Spec, ir.Coord{}) * v.Type.DType.Size()}
 	for _, n := range g.Nodes {
 		if slices.Contains(n.Args, v) {
 			if n.Op == ir.OpEmbedding && n.Phase == ir.Forward {
 				end.first, end.alike = true, n.Results[0].Spec[mesh.Axis(partition.AxisMB)].Kind != ir.Shard
 			}
 			end.again = end.again || n.Op == ir.OpMatMul && n.Phase == ir.Backward
-		}
-	}
-	for _, n := range g.Nodes {
-		if n.Op == ir.OpAdamW && n.Args[0] == v {
-			end.turned = slices.ContainsFunc(gradientWay(n), func(n *ir.Node) bool { return n.Op == ir.OpAllToAll })
 		}
 	}
 	if end.first || end.again {
@@ -603,8 +601,8 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			each.update += 2 * way.hostCopy(part) // to the device and back
 		case v.state || replicas*o.cp == 1:
 		case v.gradient && cut && o.zero >= 2 && o.overlap:
-			if grad := v.value.Spec[tp]; grad.Kind == ir.Shard && grad != v.like.Spec[tp] {
-				break // it is moved before it is reduced, perhaps in order
+			if v.turned {
+				break
 			}
 			scattered = scattered.plus(all)
 			shares += part

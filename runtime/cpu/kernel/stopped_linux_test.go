@@ -1,13 +1,12 @@
 package kernel
 
 import (
-	"fmt"
-	"os"
-	"os/exec"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/autopar/autopar/launch/launchtest"
 )
 
 // TestStoppedProcessIsNotLate: a process that is stopped for longer than a wait may take, as by ^Z, goes on waiting.
@@ -17,7 +16,7 @@ func TestStoppedProcessIsNotLate(t *testing.T) {
 	p := c.NewPool(0)
 	var err error
 	go func() {
-		err = exec.Command("sh", "-c", fmt.Sprintf("kill -STOP %[1]d; sleep 3; kill -CONT %[1]d", os.Getpid())).Run()
+		err = launchtest.Stop(3)
 		p.Wake()
 	}()
 	began := time.Now()
