@@ -92,7 +92,7 @@ func (p *passage) tails(at int, streamed bool) [3]tail {
 	}
 	update, squares := block.update, block.normed
 	if before = max(0, before-block.delays); streamed {
-		before, update, squares = 0, update-block.early(), squares-block.early()
+		before, update, squares = 0, block.update-block.early(), block.closing
 	}
 	if p.ends.up == nil { // nothing waits for all gradients
 		return [3]tail{{before + after, update}, {renews, block.renews}, {}}

@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
 )
@@ -318,4 +319,24 @@ func TestFloorsOfUnlikeDelays(t *testing.T) {
 		o.chunks = 1
 		requireBounded(t, s, o, 1, partition.OneFOneB)
 	}
+}
+
+// TestAllChainsOfAPosition: a position may have every kind of chain that ends with the update, each with every tail.
+func TestAllChainsOfAPosition(t *testing.T) {
+	t.Parallel()
+	const batch = 64
+	model := preset(t, "gpt2-xl")
+	model.Float = ir.BF16
+	c := cost.Join("two", nil, cost.Pool{Cluster: cluster(t, "a100-40g"), Devices: 32}, cost.Pool{Cluster: cluster(t, "h100"), Devices: 32})
+	opts, err := Options{RuntimeNGPUs: 64}.on(c, batch)
+	require.NoError(t, err)
+	s := newSearcher(step(t, model, batch), batch, c, opts)
+	o := outline{degrees: degrees{plan: 64, dp: 8, cp: 1, tp: 2, pp: 4}, sharding: sharding{zero: 2, overlap: true, sequence: true}, chunks: 1}
+	requireBounded(t, s, o, 1, partition.ZeroBubble)
+	most := 0
+	s.flowing(&pending{outline: o, trunk: s.trunk(o), way: s.waysOf(o)}, 1, partition.ZeroBubble, nil)
+	for _, x := range s.positions(&s.passage) {
+		most = max(most, x.n)
+	}
+	require.Greater(t, most, 20)
 }
