@@ -602,5 +602,10 @@ func inTheBounds() []mutant {
 		old:  "case m > 1: // else it may gather before the gradient arrives\n\t\t\t\tadd(&drain, last.regathers-back(last))",
 		new:  "case m > 1:\n\t\t\t\tadd(&drain, last.regathers-back(last))\n\t\t\tdefault:\n\t\t\t\tadd(&drain, last.regathers)",
 		pkg:  "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a bound of all cuts above what one takes", how: "the last gradient that rounds leave to send is sent twice",
+		file: "planner/bound.go",
+		old:  "if i > 0 && r.left == 0 {", new: "if i > 0 {",
+		pkg: "./planner", run: "^FuzzFloors$",
 	}}
 }
