@@ -187,7 +187,7 @@ func bindsNote(name string) string {
 	case cost.Launch.String():
 		return "starting kernels and collectives"
 	case memoryCapacity:
-		return "recomputed kernels and copies from and to the host, which more memory would spare"
+		return "recomputed kernels and copies from and to the host, which spare memory"
 	case "bubble":
 		return "waiting for other ranks"
 	}

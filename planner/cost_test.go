@@ -376,6 +376,29 @@ func drawDevice(r *rand.Rand, c *cost.Cluster) {
 	}
 }
 
+// slowSeeds is the first of the seeds whose links may be so slow that streams take most of the time.
+const slowSeeds = 600_000
+
+// drawSlow draws how slow the links of each kind of devices are, and by how much collectives delay its kernels.
+func drawSlow(r *rand.Rand, c *cost.Cluster) {
+	slow := func(k *cost.Cluster) {
+		k.IntraNode.Bandwidth *= oneOf(r, 1, 1e-1, 1e-2, 1e-3, 1e-4)
+		k.InterNode.Bandwidth *= oneOf(r, 1, 1e-1, 1e-2, 1e-3, 1e-4)
+		for i := range k.Levels {
+			k.Levels[i].Bandwidth *= oneOf(r, 1, 1e-2, 1e-4)
+		}
+		k.Device.Efficiency.Beside = oneOf(r, 0, 0.813, 0.5, 0.3)
+	}
+	if len(c.Pools) == 0 {
+		slow(c)
+		return
+	}
+	for _, p := range c.Pools {
+		slow(p.Cluster)
+	}
+	*c = *cost.Join(c.Name, &c.Between, c.Pools...)
+}
+
 // mixedSeeds is the first of the seeds whose models and optimizers may be of any kind.
 const mixedSeeds = 80_000
 
@@ -445,6 +468,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 	}
 	if seed >= deviceSeeds {
 		drawDevice(also(16), cluster)
+	}
+	if seed >= slowSeeds {
+		drawSlow(also(17), cluster)
 	}
 	if seed >= cutSeeds && pieces {
 		model.BlockSize = codegen.EvenTokens * (2 + k%3)

@@ -99,6 +99,7 @@ type partTimes struct {
 	// pass, and reduces in the latter.
 	gathers, regathers, reduces cost.Picoseconds
 	once                        cost.Picoseconds // what it does besides in the last backward pass
+	soon                        cost.Picoseconds // of once, gradients that come with that of the input, before a pass for those of weights
 	delays                      cost.Picoseconds // of closing, by how much once delays it
 	renews                      cost.Picoseconds // what it does in the update: it gathers new weights
 }
@@ -127,6 +128,7 @@ func (t *workTimes) plus(u *workTimes) workTimes {
 		sum[i].regathers += u[i].regathers
 		sum[i].reduces += u[i].reduces
 		sum[i].once += u[i].once
+		sum[i].soon += u[i].soon
 		sum[i].delays += u[i].delays
 		sum[i].renews += u[i].renews
 	}
@@ -138,7 +140,7 @@ func (t *workTimes) stream(of *workTimes, reduces bool) {
 	for i := range t {
 		x, y := &t[i], &of[i]
 		if x.gathers, x.regathers, x.renews = y.gathers, y.regathers, y.renews; reduces {
-			x.reduces, x.once, x.delays = y.reduces, y.once, y.delays
+			x.reduces, x.once, x.soon, x.delays = y.reduces, y.once, y.soon, y.delays
 		}
 	}
 }

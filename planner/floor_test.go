@@ -326,6 +326,7 @@ func TestFloorsOfStreams(t *testing.T) {
 		{"sums of the last pass for weight gradients", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 0}, 1, partition.ZeroBubble, 1, 0.98},
 		{"sums between ZeRO groups", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 1, group: 4}, 1, partition.OneFOneB, 1, 0.94},
 		{"sums between ZeRO groups in every micro-batch", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 2, group: 4}, 1, partition.GPipe, 1, 0.9},
+		{"sums between ZeRO groups that gather", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3, group: 4}, 1, partition.OneFOneB, 1, 0.89},
 		{"gathers", degrees{plan: 16, dp: 8, tp: 1, pp: 2}, sharding{zero: 3}, 1, partition.OneFOneB, 1, 0.8},
 		{"tables of one position", degrees{plan: 8, dp: 8, tp: 1, pp: 1}, sharding{zero: 0}, 1, partition.OneFOneB, 1, 0.98},
 		{"tables between ZeRO groups", degrees{plan: 8, dp: 8, tp: 1, pp: 1}, sharding{zero: 2, group: 4}, 1, partition.OneFOneB, 1, 0.97},

@@ -252,7 +252,15 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	default:
 		after = x.all - x.forward + x.closing
 	}
-	return max(0, last[inBlock].once-last[inBlock].delays-after) // what delays the position while it waits delays nothing
+	return max(0, p.once(&last[inBlock])-last[inBlock].delays-after) // what delays the position while it waits delays nothing
+}
+
+// once is what the stream does besides in the last pass that completes gradients.
+func (p *passage) once(t *partTimes) cost.Picoseconds {
+	if p.schedule == partition.ZeroBubble {
+		return t.once - t.soon
+	}
+	return t.once
 }
 
 // beyondOrder is how much longer the streams of a position with some blocks take than its forward passes do in order, and than its
@@ -320,7 +328,7 @@ func (s *searcher) alone(p *passage) cost.Picoseconds {
 
 // position has the lower bounds of the step that grow with the number of blocks at one position.
 type position struct {
-	chains  [27]chain // at most eight that end with an update, each in three ways, and three that do not: see positions
+	chains  [24]chain // at most seven that end with an update, each in three ways, and three that do not: see positions
 	n       int       // number of chains
 	flights int       // micro-batches in flight
 }
@@ -428,9 +436,7 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 //   - update: the same, but i itself updates once its work is done;
 //   - drain: the same, but for the last pass of i, which is as long as its stream, with all that this does once;
 //   - busy: all that i does in order, then the update;
-//   - beside: all that the communication stream of i does;
-//   - outlast: all passes of i but the last one, each by what it does in order or by its stream; then the stream of the last
-//     pass, with all that it does once, and the update, which waits for it.
+//   - beside: all that the communication stream of i does.
 //
 // Each of those that end with an update does so in all ways that tails has. Through, update and drain also count passes by their
 // streams: see waiting.
@@ -530,7 +536,7 @@ func (s *searcher) positions(p *passage) []position {
 			}
 			add(&through, left)
 			add(&update, left)
-			add(&drain, left+last.reduces+last.once)
+			add(&drain, left+last.reduces+p.once(last))
 			add(&busy, m1*first.all+last.all)
 			add(&beside, m1*first.streams()+last.streams())
 			switch {
@@ -582,7 +588,6 @@ func (s *searcher) positions(p *passage) []position {
 			x.addEnding(c.plus(exposed), &streamed, 0, blocks)
 			x.addEnding(c, &tails, 0, blocks)
 		}
-		x.addEnding(p.outlast(at, busy.passes), &streamed, closing, blocks)
 		x.add(beside, blocks)
 		x.addEnding(drain, &streamed, closing, blocks)
 		x.add(through, blocks)
@@ -635,53 +640,6 @@ func (c chain) plus(d chain) chain {
 // times is a chain so many times.
 func (c chain) times(n int) chain {
 	return chain{c.fixed * cost.Picoseconds(n), c.block * cost.Picoseconds(n), 0}
-}
-
-// outlast is the chain of a position that outlasts its passes: see positions. recomputing says in how many backward passes
-// recomputation counts beside all work in order.
-func (p *passage) outlast(at int, recomputing cost.Picoseconds) chain {
-	first, last := p.position(at)
-	split := p.schedule == partition.ZeroBubble
-	// completes is the pass that completes gradients, in order and on the stream; others is the rest of the work of a micro-batch.
-	completes := func(t *partTimes) (order, stream cost.Picoseconds) {
-		if split {
-			return t.weight, t.reduces
-		}
-		return t.all - t.forward, t.regathers + t.reduces
-	}
-	gathers := first[inBlock].gathers > first[inBlock].forward
-	others := func(t *partTimes) cost.Picoseconds {
-		order, _ := completes(t)
-		if gathers {
-			return t.all - order - t.forward + t.gathers
-		}
-		return t.all - order
-	}
-	order, stream := completes(&first[inBlock])
-	streams := stream > order
-	sum := func(part int) cost.Picoseconds {
-		a, b := &first[part], &last[part]
-		each, stream := completes(a)
-		if streams {
-			each = stream
-		}
-		_, final := completes(b)
-		return cost.Picoseconds(p.m-1)*(others(a)+each) + others(b) + final + b.once
-	}
-	c := chain{block: sum(inBlock)}
-	switch at {
-	case 0:
-		c.fixed = sum(beforeBlocks)
-	case p.pp - 1:
-		c.fixed = sum(afterBlocks)
-	}
-	switch {
-	case split:
-		c.passes = recomputing
-	case !streams:
-		c.passes = cost.Picoseconds(p.m - 1)
-	}
-	return c
 }
 
 // sends returns, by position of an outline, the time to send a micro-batch of a size forward and its gradient back: all of it is

@@ -56,8 +56,10 @@ type blockParam struct {
 	bytes           int64
 	state, gradient bool
 	frozen          bool               // a weight that has neither gradient nor state
+	soon            bool               // of a weight: its gradient comes with that of the input, not with others: see [partition.WeightGrads]
 	turned          bool               // tensor-parallel ranks have the gradient cut in another dimension than the weight: it is moved before it is reduced, perhaps in order
 	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
+	streamed        [ir.NumPhases]bool // and those that read it as it lies: before others gather it, they move it, in order
 }
 
 // endParam is a weight outside of blocks.
@@ -224,18 +226,29 @@ func (w *work) persistentOf(batch int) *persistent {
 	mesh := w.meshOf(batch, batch)
 	b := &persistent{}
 	graph := w.of.progs[kept].Graph
-	read := make([][ir.NumPhases]bool, graph.IDs()) // by ID of a value: the passes that read it
-	turned := map[*ir.Value]bool{}                  // by weight
-	weights := map[*ir.Node]*ir.Value{}             // by the nodes through which their gradients come
+	read := make([]struct{ any, asItLies [ir.NumPhases]bool }, graph.IDs()) // by ID of a value: the passes that read it
+	kinds := map[*ir.Value]struct{ turned, late bool }{}                    // by weight: its gradient is moved; it comes with those of others
+	weights := map[*ir.Node]*ir.Value{}                                     // by the nodes through which their gradients come
 	for _, n := range graph.Nodes {
 		for _, a := range n.Args {
-			read[a.ID][n.Phase] = true
+			of := &read[a.ID]
+			of.any[n.Phase] = true
+			of.asItLies[n.Phase] = of.asItLies[n.Phase] || n.Op != ir.OpAllToAll
 		}
 		if n.Op == ir.OpAdamW {
+			weight := n.Args[0]
+			kind := kinds[weight]
 			for _, of := range gradientWay(n) {
-				weights[of] = n.Args[0]
-				turned[n.Args[0]] = turned[n.Args[0]] || of.Op == ir.OpAllToAll
+				weights[of] = weight
+				kind.turned = kind.turned || of.Op == ir.OpAllToAll
+				kind.late = kind.late || w.of.ofWeight[of]
 			}
+			kinds[weight] = kind
+		}
+	}
+	for _, u := range graph.Updates { // a weight may be a copy of what AdamW updates
+		if of := u.New.Def; of.Op == ir.OpCast && of.Args[0].Def.Op == ir.OpAdamW {
+			kinds[u.Param] = kinds[of.Args[0].Def.Args[0]]
 		}
 	}
 	var sizes []int64
@@ -243,7 +256,7 @@ func (w *work) persistentOf(batch int) *persistent {
 	for i := range held {
 		x := &held[i]
 		if x.Region == codegen.Persist && !x.block {
-			b.addEnd(graph, x.Value, mesh, turned[x.Value])
+			b.addEnd(graph, x.Value, mesh, kinds[x.Value].turned)
 		}
 		if x.Region != codegen.Persist && x.Region != codegen.Sums || !x.block {
 			continue
@@ -275,10 +288,10 @@ func (w *work) persistentOf(batch int) *persistent {
 		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
-			v.read = read[x.Value.ID]
+			v.read, v.streamed, v.soon = read[x.Value.ID].any, read[x.Value.ID].asItLies, !kinds[x.Value].late
 		case v.gradient:
 			if of := weights[n]; of != nil {
-				v.like, v.turned = of, turned[of]
+				v.like, v.turned = of, kinds[of].turned
 			}
 			if n.Op == ir.OpAccumulate {
 				n = n.Args[0].Def
@@ -476,9 +489,8 @@ func (s *searcher) endsOf(o outline, way *ways, lone bool) *ends {
 			if o.zero >= 2 {
 				shared /= int64(ranks)
 			}
-			hand := transfers.Hand(shared, 0, o.pp-1)
-			x.first.before += hand
-			x.last.before += hand
+			x.first.before += transfers.Hand(shared, 0, o.pp-1)
+			x.last.before += transfers.Hand(shared, o.pp-1, 0)
 		}
 	}
 	if slices.ContainsFunc(trunk.of.progs[kept].Graph.Nodes, func(n *ir.Node) bool { return n.Op == ir.OpClipScale }) {
@@ -550,7 +562,18 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 	// of the update, except in a pipeline (see codegen's join).
 	var gathered [ir.NumPhases]traffic
 	var scattered, renewed traffic
-	joined, reduced, shares := map[ir.Op]int64{}, map[ir.Op]traffic{}, int64(0)
+	joined := map[ir.Op]int64{}
+	// What is summed on the stream once: all of a block, and that without gradients that come with that of the input.
+	type sums struct {
+		reduced, whole traffic // shares, and what all ranks sum whole
+		shares         int64   // what groups sum further
+	}
+	var all, late sums
+	sum := func(v *blockParam, add func(to *sums)) {
+		if add(&all); !v.soon {
+			add(&late)
+		}
+	}
 	// on is the time of a collective on the stream.
 	on := func(op ir.Op, x traffic) cost.Picoseconds {
 		time := collective(op, x.bytes)
@@ -592,7 +615,7 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			}
 			v.bytes /= int64(o.tp) // whether they are shared out before they are communicated, or after
 		}
-		all, part := traffic{v.bytes, overTP}, v.bytes
+		whole, part := traffic{v.bytes, overTP}, v.bytes
 		if cut {
 			part /= int64(ranks)
 		}
@@ -604,8 +627,8 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			if v.turned {
 				break
 			}
-			scattered = scattered.plus(all)
-			shares += part
+			scattered = scattered.plus(whole)
+			all.shares, late.shares = all.shares+part, late.shares+part
 		case v.gradient && cut && o.zero >= 2:
 			reduce := collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce
@@ -613,26 +636,23 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		case v.gradient:
 		case cut && o.zero == 3 && o.overlap:
 			for pass := range gathered {
-				if v.read[pass] {
-					gathered[pass] = gathered[pass].plus(all)
+				if v.streamed[pass] {
+					gathered[pass] = gathered[pass].plus(whole)
 				}
 			}
 		case cut && o.zero == 3:
 			inPasses(&v, collective(ir.OpAllGather, v.bytes))
 		case v.frozen: // it is not updated
 		case o.overlap && !cut:
-			reduced[ir.OpAllReduce] = reduced[ir.OpAllReduce].plus(all)
-			shares += part
+			sum(&v, func(to *sums) { to.whole, to.shares = to.whole.plus(whole), to.shares+part })
 		case o.overlap:
-			if o.zero == 1 {
-				sum := all
-				if !o.batch {
-					sum.overTP = 0
-				}
-				reduced[ir.OpReduceScatter] = reduced[ir.OpReduceScatter].plus(sum)
-				shares += part
+			renewed = renewed.plus(whole)
+			if !o.batch {
+				whole.overTP = 0
 			}
-			renewed = renewed.plus(all)
+			if o.zero == 1 {
+				sum(&v, func(to *sums) { to.reduced, to.shares = to.reduced.plus(whole), to.shares+part })
+			}
 		case o.zero == 0:
 			once(ir.OpAllReduce, v.bytes)
 		case cut && o.zero == 1:
@@ -667,22 +687,29 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 		each.all += way.slows(reduce)
 		each.weight += way.slows(reduce)
 	}
-	for op, bytes := range joined {
-		each.update += collective(op, bytes)
+	times := func(x *sums) (all [3]cost.Picoseconds) {
+		if x.reduced.bytes > 0 {
+			all[0] = on(ir.OpReduceScatter, x.reduced)
+		}
+		if x.whole.bytes > 0 {
+			all[1] = on(ir.OpAllReduce, x.whole)
+		}
+		if groups := s.groups(o); groups > 1 && x.shares > 0 {
+			all[2] = way.further(x.shares, groups)
+		}
+		return all
 	}
-	var reduces []cost.Picoseconds
-	for op, bytes := range reduced {
-		reduces = append(reduces, on(op, bytes))
-	}
-	if groups := s.groups(o); groups > 1 && shares > 0 {
-		reduces = append(reduces, way.further(shares, groups))
-	}
-	for _, reduce := range reduces {
+	ofLate := times(&late)
+	for i, reduce := range times(&all) {
 		each.once += reduce
+		each.soon += reduce - ofLate[i]
 		each.update += way.slows(reduce)
 		each.closing += way.slows(reduce)
 		each.normed += way.slows(reduce)
 		each.delays += way.slows(reduce)
+	}
+	for op, bytes := range joined {
+		each.update += collective(op, bytes)
 	}
 	if renewed.bytes > 0 {
 		each.renews = on(ir.OpAllGather, renewed)
