@@ -44,7 +44,7 @@ func inTheBounds() []mutant {
 		bug: "a floor above what plans take", how: "all ranks have a term of a gradient that they hold whole",
 		file: "planner/relax.go",
 		old:  "if !o.batch {\n\t\t\t\twhole.overTP = 0", new: "if false {\n\t\t\t\twhole.overTP = 0",
-		pkg: "./planner", run: "^TestRankOrderSearchIsExact$",
+		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "a stage that does not fit taken for one that does", how: "blocks have one of all buffers together",
 		file: "planner/slices.go",
