@@ -10,18 +10,18 @@ import (
 
 // MemoryError says that an arena, or the scratch memory beside it, does not fit in the memory of a GPU, or in no piece of what is free.
 type MemoryError struct {
-	Rank, GPU          int
+	GPU                int
 	Name               string // of the GPU
 	Needs, Free, Total int64  // bytes
 }
 
 func (e *MemoryError) Error() string {
 	if e.Needs <= e.Free {
-		return fmt.Sprintf("cuda: rank %d needs %s in one piece, and GPU %d (%s) has none of that size, with %s free of %s",
-			e.Rank, runtime.GiB(e.Needs), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
+		return fmt.Sprintf("cuda: %s are needed in one piece, and GPU %d (%s) has none of that size, with %s free of %s",
+			runtime.GiB(e.Needs), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
 	}
-	return fmt.Sprintf("cuda: rank %d needs %s, %s more than is free on GPU %d (%s), which has %s free of %s",
-		e.Rank, runtime.GiB(e.Needs), runtime.GiB(e.Needs-e.Free), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
+	return fmt.Sprintf("cuda: %s are needed, %s more than is free on GPU %d (%s), which has %s free of %s",
+		runtime.GiB(e.Needs), runtime.GiB(e.Needs-e.Free), e.GPU, e.Name, runtime.GiB(e.Free), runtime.GiB(e.Total))
 }
 
 // Alloc makes an arena at least bytes long and keeps its contents. All ranks call it when they load
@@ -106,7 +106,7 @@ func (d *Device) grow(bytes int64) error {
 		return err
 	}
 	if bytes > free+d.arenaBytes {
-		return &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free + d.arenaBytes, total}
+		return &MemoryError{d.gpu.ordinal, d.gpu.name, bytes, free + d.arenaBytes, total}
 	}
 	var kept []byte
 	old, oldBytes := d.arena, d.arenaBytes
@@ -152,7 +152,7 @@ func (d *Device) alloc(bytes int64) (driver.Ptr, error) {
 	if err != nil {
 		return 0, err
 	}
-	return 0, &MemoryError{d.rank, d.gpu.ordinal, d.gpu.name, bytes, free, total}
+	return 0, &MemoryError{d.gpu.ordinal, d.gpu.name, bytes, free, total}
 }
 
 func (d *Device) growHost(bytes int64) error {

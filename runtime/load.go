@@ -174,7 +174,7 @@ func (e *Executor) alloc(prog *codegen.Program, hosted bool) error {
 				return short
 			}
 			if err != nil {
-				return fmt.Errorf("runtime: rank %d: %s arena of %d bytes: %w", r.id, Space(space), bytes, err)
+				return fmt.Errorf("runtime: rank %d: %w", r.id, err)
 			}
 		}
 	}
