@@ -504,7 +504,7 @@ func (p *placer) find(mesh ir.Mesh, name string, shape []int) (ir.ShardSpec, boo
 			continue
 		}
 		if p.ranks[i] != len(shape) {
-			return ir.ShardSpec{}, false, planErrorf("placements", "%s has %d dimensions, its spec %s has %d", name, len(shape), p.texts[i], p.ranks[i])
+			return ir.ShardSpec{}, false, planErrorf("placements", "%s is %d-dimensional, its spec %s is %d-dimensional", name, len(shape), p.texts[i], p.ranks[i])
 		}
 		if err := checkSplit(mesh, p.specs[i], shape); err != nil {
 			return ir.ShardSpec{}, false, planErrorf("placements", "%s: %v", name, err)

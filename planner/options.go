@@ -365,7 +365,7 @@ func (o Options) checkPins(g *ir.Graph) error {
 		}
 		for _, n := range nodes {
 			if is := len(n.Results[0].Type.Shape); is != rank {
-				return optionErrorf(placement, "%s has %d dimensions, its spec %s has %d", n.Name, is, p.Spec, rank)
+				return optionErrorf(placement, "%s is %d-dimensional, its spec %s is %d-dimensional", n.Name, is, p.Spec, rank)
 			}
 		}
 		places := false

@@ -88,12 +88,12 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "a|none", Spec: "[_]"}}},
 			`pin[0].match: "a|none" is the name of no parameter and no op; it matches a part of `},
 		{Options{PlanNGPUs: 1, Pins: []partition.Placement{{Match: "ids"}}}, `pin[0].match: "ids" is the name of no parameter and no op; names look like h.0.attn.c_attn.weight`},
-		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: "h.0.mlp/gelu", Spec: "[_,tp]"}}}, "pin[0].placement: h.0.mlp/gelu has 3 dimensions, its spec [_,tp] has 2"},
+		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: "h.0.mlp/gelu", Spec: "[_,tp]"}}}, "pin[0].placement: h.0.mlp/gelu is 3-dimensional, its spec [_,tp] is 2-dimensional"},
 		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `h\.[0-9]+\.mlp\.c_fc\.weight`, Spec: "[_,_]"}, {Match: `h\.0\.mlp\.c_fc\.weight`, Spec: "[tp,_]"}}},
 			"pin[1].placement: is [tp,_], but earlier pins, which come first, place all that it matches otherwise: h.0.mlp.c_fc.weight is [_,_] by pin[0]"},
 		{Options{PlanNGPUs: 2, TP: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[dp,_]"}}}, "pin[0].placement: is [dp,_], want _ for a dimension that is whole and tp for one that is split"},
 		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp,tp]"}}}, "pin[0].placement: is [tp,tp], which names tp twice: an axis splits one dimension"},
-		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight has 2 dimensions, its spec [tp] has 1"},
+		{Options{PlanNGPUs: 2, Pins: []partition.Placement{{Match: `wte\.weight`, Spec: "[tp]"}}}, "wte.weight is 2-dimensional, its spec [tp] is 1-dimensional"},
 	} {
 		_, err := Search(g, 7, h100, tt.opts)
 		require.ErrorContains(t, err, tt.want, "%+v", tt.opts)
