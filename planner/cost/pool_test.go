@@ -220,7 +220,7 @@ func TestPoolsYAML(t *testing.T) {
 		{", latency: 30e-6", "", "mixed.yaml:6:1: between.latency: is missing"},
 		{"name: mixed", "name: mixed\ndevices_per_node: 8", "mixed.yaml:2:1: devices_per_node: has no meaning beside pools"},
 		{"name: mixed", "name: mixed\ndevice: {memory: 1GiB}", "mixed.yaml:2:1: device: has no meaning beside pools"},
-		{"name: mixed\n", "", "name: is missing"},
+		{"name: mixed\n", "", "mixed.yaml:1:1: name: is missing"},
 		{"pools:\n", "pools: 3\nother:\n", "mixed.yaml:2:1: pools: wants a list of pools, got the integer 3"},
 	} {
 		bad := strings.Replace(text, tt.old, tt.new, 1)

@@ -150,7 +150,7 @@ func Parse(name string, data []byte) (*Cluster, error) {
 
 // parse is [Parse]. isPool says that the cluster is to be a pool of another one.
 func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, error) {
-	d := decoder{file: name, isPool: isPool, files: files, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
+	d := decoder{file: name, start: strictyaml.Origin{File: name}, isPool: isPool, files: files, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
 		return nil, err
 	}
@@ -238,6 +238,7 @@ type decoder struct {
 	software  string
 	poolNames []string                     // the names or files of the pools' clusters
 	at        map[string]strictyaml.Origin // where each key was written
+	start     strictyaml.Origin            // of the first
 }
 
 // field says where the value of a key is stored: a *string, *float64, *bool, *int (a count) or *int64 (a size in
@@ -346,7 +347,7 @@ func (d *decoder) optional(key string) bool {
 	return d.c.Device.Shared && isNetwork
 }
 
-// origin is where a key is written in the file, or the innermost section around it that is.
+// origin is where a key is written in the file, or the innermost section around it that is, or where the file's keys begin.
 func (d *decoder) origin(key string) strictyaml.Origin {
 	for {
 		if at, ok := d.at[key]; ok {
@@ -354,7 +355,7 @@ func (d *decoder) origin(key string) strictyaml.Origin {
 		}
 		dot := strings.LastIndexByte(key, '.')
 		if dot < 0 {
-			return strictyaml.Origin{File: d.file}
+			return d.start
 		}
 		key = key[:dot]
 	}
@@ -398,6 +399,9 @@ func (d *decoder) mapping(path string, node ast.Node) error {
 	entries, err := strictyaml.Entries(node, d.file, path)
 	if err != nil {
 		return err
+	}
+	if path == "" && len(entries) > 0 {
+		d.start = entries[0].At
 	}
 	for _, e := range entries {
 		key := strings.TrimPrefix(path+"."+e.Name, ".")
@@ -458,6 +462,9 @@ func (d *decoder) set(key string, node ast.Node) error {
 	}
 	switch target := d.fields()[i].target.(type) {
 	case *string:
+		if value.IsNull() {
+			return wants("text")
+		}
 		*target = value.Text
 	case *bool:
 		if *target, ok = value.Bool(); !ok {
