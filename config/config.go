@@ -122,9 +122,13 @@ func Default() *Config {
 	}
 }
 
-// maxSize is far above any configuration. It stops a data file given by mistake, because the YAML
-// parser's time grows faster than its input.
-const maxSize = 64 << 10
+// maxSize is far above any configuration, in bytes. It stops a data file given by mistake, because the YAML
+// parser's time grows faster than its input. A file of that size is longer in a plan, where all is written out
+// and a character may take six.
+const (
+	maxSize = 64 << 10
+	maxText = 8 * maxSize
+)
 
 // Load reads a gpt.yaml, or the config.json of a HuggingFace GPT-2 or Llama, and applies overrides of the form
 // section.key=value in order. It does not call Validate. A config.json with dropout that this model does not have needs
@@ -139,8 +143,8 @@ func Load(path string, overrides []string) (*Config, error) {
 
 // Parse is Load for bytes in hand; name stands for the file in errors.
 func Parse(name string, data []byte, overrides []string) (*Config, error) {
-	if len(data) > maxSize {
-		return nil, &Error{File: name, Msg: fmt.Sprintf("is more than %d bytes, too large for a configuration", maxSize)}
+	if len(data) > maxText {
+		return nil, &Error{File: name, Msg: fmt.Sprintf("is more than %d bytes, too large for a configuration", maxText)}
 	}
 	c := Default()
 	c.file = name

@@ -199,6 +199,18 @@ func TestLoadNamesTheFile(t *testing.T) {
 	require.EqualError(t, err, bin+": cannot be read: it has more than 65536 bytes, too many for what it is given as")
 }
 
+// TestLongFileWrittenOut: the longest file is read again where all of it is written out, as in a plan.
+func TestLongFileWrittenOut(t *testing.T) {
+	const pin = "{match: a,placement: [_]},"
+	text := "parallel: {pin: [" + strings.Repeat(pin, maxSize/len(pin)-2) + "]}\n"
+	c, err := Parse("gpt.yaml", []byte(text), nil)
+	require.NoError(t, err)
+	require.Greater(t, len(c.Marshal()), maxSize)
+	again, err := Parse("again.yaml", c.Marshal(), nil)
+	require.NoError(t, err)
+	require.True(t, again.Equal(c))
+}
+
 func TestReadsWindowsFiles(t *testing.T) {
 	c, err := Parse("gpt.yaml", []byte("\ufeffmodel:\r\n  n_layer: 3\r\ntrain:\r\n  out_dir: a b\r\n"), nil)
 	require.NoError(t, err)
