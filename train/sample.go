@@ -58,8 +58,9 @@ func (o *SampleOptions) validate() error {
 	return nil
 }
 
-// Sample writes texts that a model generates, each followed by a line of dashes. Tokens are a
-// function of weights, prompt and seed: sample i does not depend on the number of samples.
+// Sample writes texts that a model generates, each followed by a line of dashes. One that an error ends,
+// as when the caller cancels, is written as far as it goes, without. Tokens are a function of weights, prompt
+// and seed: sample i does not depend on the number of samples.
 func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	if err := opts.validate(); err != nil {
 		return err
@@ -90,10 +91,15 @@ func Sample(ctx context.Context, opts SampleOptions, w io.Writer) error {
 	}
 	for i := range opts.NumSamples {
 		ids, err := d.generate(ctx, prompt, opts.MaxNewTokens, opts.chooser(i))
-		if err != nil {
-			return errors.Join(err, d.Close())
+		if len(ids) > len(prompt) {
+			end := "\n---------------\n"
+			if err != nil {
+				end = "\n"
+			}
+			_, lost := io.WriteString(w, tokens.Decode(ids)+end)
+			err = errors.Join(err, lost)
 		}
-		if _, err := fmt.Fprintf(w, "%s\n---------------\n", tokens.Decode(ids)); err != nil {
+		if err != nil {
 			return errors.Join(err, d.Close())
 		}
 	}
@@ -184,27 +190,25 @@ func encodeStart(start string, tokens data.Tokenizer) ([]int32, error) {
 	return prompt, nil
 }
 
-// generate returns the prompt and n more tokens, each chosen from the logits of those before it;
-// choose gets the index i of the new token. The cache of the prompt is kept for the next call.
-func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose func(logits []float32, i int) (int, error)) ([]int, error) {
+// generate returns the prompt and n more tokens, each chosen from the logits of those before it; fewer with an
+// error. choose gets the index i of the new token. The cache of the prompt is kept for the next call.
+func (d *decoder) generate(ctx context.Context, prompt []int32, n int, choose func(logits []float32, i int) (int, error)) (ids []int, err error) {
 	d.rewind(len(prompt))
-	ids := slices.Clone(prompt)
-	for i := range n {
-		logits, err := d.next(ctx, ids)
-		if err != nil {
-			return nil, err
+	known := slices.Clone(prompt)
+	for i := 0; i < n && err == nil; i++ {
+		var logits []float32
+		if logits, err = d.next(ctx, known); err != nil {
+			break
 		}
-		id, err := choose(logits, i)
-		if err != nil {
-			return nil, err
+		var id int
+		if id, err = choose(logits, i); err == nil {
+			known = append(known, int32(id))
 		}
-		ids = append(ids, int32(id))
 	}
-	out := make([]int, len(ids))
-	for i, id := range ids {
-		out[i] = int(id)
+	for _, id := range known {
+		ids = append(ids, int(id))
 	}
-	return out, nil
+	return ids, err
 }
 
 // chooser returns the function that chooses the tokens of sample s: by one uniform number per

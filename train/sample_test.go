@@ -275,15 +275,18 @@ func TestSample(t *testing.T) {
 }
 
 // TestSampleWithoutEnd: if more tokens are asked for than memory holds or an int counts, they are
-// made until the caller cancels.
+// made until the caller cancels. What was made until then is written.
 func TestSampleWithoutEnd(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
 	train(t, tinyConfig(t, dir), planOf(1, 1, 1), RunOptions{Out: out, Steps: 1})
 	for _, n := range []int{math.MaxInt, 1 << 40} {
 		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		err := Sample(ctx, SampleOptions{From: out, Start: "ab", NumSamples: 1, MaxNewTokens: n, Temperature: 1}, &bytes.Buffer{})
+		var text bytes.Buffer
+		err := Sample(ctx, SampleOptions{From: out, Start: "ab", NumSamples: 1, MaxNewTokens: n, Temperature: 1}, &text)
 		cancel()
 		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.Regexp(t, `^ab[^-]`, text.String(), "what there is so far")
+		require.NotContains(t, text.String(), "---")
 	}
 }
 
