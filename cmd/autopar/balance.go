@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/autopar/autopar/explain"
+	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/wholefile"
@@ -98,8 +99,10 @@ type nextPlan struct {
 
 func (n *nextPlan) open() (err error) {
 	n.plans = map[int][]byte{}
-	n.dir, err = os.MkdirTemp("", "autopar-")
-	return err
+	if n.dir, err = os.MkdirTemp("", "autopar-"); err != nil {
+		return usagef("launch: --rebalance makes a directory for plans in %s, which TMPDIR names: %v", os.TempDir(), infile.WithoutPath(err))
+	}
+	return nil
 }
 
 func (n *nextPlan) close() { os.RemoveAll(n.dir) }

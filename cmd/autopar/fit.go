@@ -52,6 +52,9 @@ type fittedConstant struct {
 
 // Run fits, and prints the constants and errors.
 func (c *fitCmd) Run(con *console) error {
+	if err := mayBeDirectory("fit: -o", c.Out); err != nil {
+		return err
+	}
 	rows, err := measured.Load(c.Table)
 	if err != nil {
 		return err

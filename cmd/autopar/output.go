@@ -83,8 +83,12 @@ func mayBeFile(flag, out string) error {
 	return nil
 }
 
-// mayBeDirectory refuses an output directory if it, or one above it, is a file or a link to nothing.
+// mayBeDirectory refuses an output directory if it, or one above it, is a file or a link to nothing, or if it is named as if it were
+// printed.
 func mayBeDirectory(flag, dir string) error {
+	if dir == "-" {
+		return usagef("%s - is not the standard output here; name a directory", flag)
+	}
 	if why := wholefile.Obstacle(dir); why != "" {
 		return usagef("%s %s cannot be a directory: %s", flag, dir, why)
 	}
