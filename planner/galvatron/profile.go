@@ -9,10 +9,12 @@ package galvatron
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -130,7 +132,7 @@ func decode(file string, into any) error {
 	d := json.NewDecoder(r)
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
-		return &FileError{File: file, Msg: err.Error()}
+		return &FileError{File: file, Msg: unfit(err)}
 	}
 	if _, err := d.Token(); err != io.EOF {
 		return &FileError{File: file, Msg: "goes on after its value"}
@@ -138,16 +140,35 @@ func decode(file string, into any) error {
 	return nil
 }
 
+// unfit says what is wrong with JSON, without types of Go.
+func unfit(err error) string {
+	var bad *json.UnmarshalTypeError
+	if !errors.As(err, &bad) {
+		return err.Error()
+	}
+	wants := "keys and values"
+	if bad.Type.Kind() == reflect.Float64 {
+		wants = "a number"
+	}
+	return strings.TrimPrefix(fmt.Sprintf("%s: wants %s, got %s", bad.Field, wants, bad.Value), ": ")
+}
+
 // figures reads a file of named positive figures.
 func figures(file string) (map[string]float64, error) {
-	all := map[string]float64{}
-	if err := decode(file, &all); err != nil {
+	var raw map[string]json.RawMessage
+	if err := decode(file, &raw); err != nil {
 		return nil, err
 	}
-	for _, key := range slices.Sorted(maps.Keys(all)) {
-		if all[key] <= 0 {
-			return nil, &FileError{file, key, fmt.Sprintf("is %v, must be positive", all[key])}
+	all := map[string]float64{}
+	for _, key := range slices.Sorted(maps.Keys(raw)) {
+		var figure float64
+		if err := json.Unmarshal(raw[key], &figure); err != nil {
+			return nil, &FileError{file, key, unfit(err)}
 		}
+		if figure <= 0 {
+			return nil, &FileError{file, key, fmt.Sprintf("is %v, must be positive", figure)}
+		}
+		all[key] = figure
 	}
 	return all, nil
 }
@@ -260,7 +281,7 @@ func ofLength(file string, raw map[string]json.RawMessage, key string, tokens in
 		return &FileError{file, key, "is missing"}
 	}
 	if err := json.Unmarshal(raw[key], &lengths); err != nil {
-		return &FileError{file, key, err.Error()}
+		return &FileError{file, key, unfit(err)}
 	}
 	text := lengths[strconv.Itoa(tokens)]
 	if text == nil {
@@ -269,7 +290,7 @@ func ofLength(file string, raw map[string]json.RawMessage, key string, tokens in
 	d := json.NewDecoder(strings.NewReader(string(text)))
 	d.DisallowUnknownFields()
 	if err := d.Decode(into); err != nil {
-		return &FileError{file, key, err.Error()}
+		return &FileError{file, key, unfit(err)}
 	}
 	return nil
 }
@@ -325,7 +346,7 @@ func (p *Profile) readLinks(reduce, transfer, overlap string) error {
 		return err
 	}
 	if p.Overlap = all["overlap_coe"]; p.Overlap < 1 || len(all) != 1 {
-		return &FileError{overlap, "overlap_coe", "must be there, alone, and at least 1"}
+		return &FileError{overlap, "overlap_coe", fmt.Sprintf("is %v, beside %d other figures; must be at least 1, and alone", p.Overlap, len(all)-1)}
 	}
 	return nil
 }
