@@ -409,7 +409,7 @@ func TestMalformedCertificates(t *testing.T) {
 		{strings.Replace(text, region, "unproven"+region[strings.Index(region, " "):], 1), `:12: "unproven" is no reason, must be one of trunk stages`},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " tpp=", 1), 1), ":12: tpp: there is no such key here"},
 		{strings.Replace(text, region, strings.Replace(region, " tp=", " dp=", 1), 1), ":12: dp: there is no such key here, or twice"},
-		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-2\": is negative"},
+		{strings.Replace(text, region, strings.Replace(region, " dp=", " dp=-", 1), 1), ":12: dp: \"-2\": must be a whole number"},
 		{strings.Replace(text, region, strings.Replace(region, " sizes=", " sizes=9-3,", 1), 1), ":12: sizes: "},
 		{strings.Replace(text, region, strings.Replace(region, " sizes=", " sizes=1-3,2,", 1), 1), ":12: sizes: "},
 		{strings.Replace(text, region, strings.Replace(region, " sp=off", " sp=no", 1), 1), ":12: sp: \"no\": must be on or off"},

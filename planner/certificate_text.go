@@ -224,10 +224,10 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	number := func(at *int) func(string) error {
 		return func(text string) (err error) {
-			if *at, err = strconv.Atoi(text); err == nil && *at < 0 {
-				err = fmt.Errorf("is negative")
+			if *at, err = strconv.Atoi(text); err != nil || *at < 0 {
+				return fmt.Errorf("must be a whole number, at least 0 and of an int's size")
 			}
-			return err
+			return nil
 		}
 	}
 	toggle := func(at *bool) func(string) error {
@@ -258,7 +258,12 @@ func parseRegion(word, text string) (Region, error) {
 	}
 	switch last {
 	case "bound":
-		read[last] = func(text string) (err error) { *bound, err = strconv.ParseInt(text, 10, 64); return err }
+		read[last] = func(text string) (err error) {
+			if *bound, err = strconv.ParseInt(text, 10, 64); err != nil {
+				return fmt.Errorf("must be a whole number of picoseconds")
+			}
+			return nil
+		}
 	case "holds":
 		read[last] = number(&r.holds)
 	case "of":

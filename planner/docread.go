@@ -89,6 +89,9 @@ func (d *Document) validate() error {
 		return configError(err)
 	}
 	if err := d.Cluster.Validate(); err != nil {
+		if bad, ok := errors.AsType[*cost.FieldError](err); ok {
+			return &DocumentError{Key: "cluster." + bad.Key, Msg: bad.Msg}
+		}
 		return &DocumentError{Key: "cluster", Msg: err.Error()}
 	}
 	if err := checkPlan("plan", d.Plan, d.Config); err != nil {

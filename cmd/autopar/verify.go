@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"reflect"
+	"maps"
 	"slices"
 	"strings"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/numeric"
+	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 )
 
@@ -127,8 +130,8 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 	if cert.ConfigHash != doc.ConfigHash {
 		return nil, &planner.RefutedError{File: c.Certificate, Line: 3, Msg: fmt.Sprintf("the certificate is for a config with hash %.12s, %s has %.12s", cert.ConfigHash, c.Plan, doc.ConfigHash)}
 	}
-	if !reflect.DeepEqual(cert.Plan, doc.Plan) {
-		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for %s, %s has %s", explain.PlanText(cert.Plan), c.Plan, explain.PlanText(doc.Plan))}
+	if key, says, has := differ(cert.Plan, doc.Plan); key != "" {
+		return nil, &planner.RefutedError{File: c.Certificate, Line: 8, Msg: fmt.Sprintf("the certificate is for a plan whose %s is %.120s, that of %s is %.120s", key, says, c.Plan, has)}
 	}
 	want, has := configured(doc.Config), cert.Options
 	if has.MicroBatch > 0 {
@@ -145,6 +148,29 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 		refuted.File = c.Certificate
 	}
 	return audit, err
+}
+
+// differ returns the first key that two plans have different values for, with both as JSON, or "".
+func differ(a, b *partition.Plan) (key, inA, inB string) {
+	var values [2]map[string]json.RawMessage
+	for i, p := range []*partition.Plan{a, b} {
+		text, err := json.Marshal(p)
+		if err == nil {
+			err = json.Unmarshal(text, &values[i])
+		}
+		if err != nil {
+			panic("BUG: " + err.Error())
+		}
+	}
+	said := func(i int) string { return cmp.Or(string(values[i][key]), "nothing") }
+	all := maps.Clone(values[0])
+	maps.Copy(all, values[1])
+	for _, key = range slices.Sorted(maps.Keys(all)) {
+		if inA, inB = said(0), said(1); inA != inB {
+			return key, inA, inB
+		}
+	}
+	return "", "", ""
 }
 
 // printAudit prints what was checked in a proof.
