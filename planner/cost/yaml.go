@@ -69,15 +69,38 @@ func builtin(name string) (string, bool) {
 func Source(name string) ([]byte, error) {
 	found, ok := builtin(name)
 	if !ok {
-		names := append(Names(), slices.Sorted(maps.Keys(aliases()))...)
-		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s",
-			name, config.Nearest(strings.ToLower(name), names), strings.Join(Names(), ", "))}
+		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s", name, nearest(name), strings.Join(Names(), ", "))}
 	}
 	data, err := builtins.ReadFile("clusters/" + found + ".yaml")
 	if err != nil {
 		panic("BUG: " + err.Error())
 	}
 	return data, nil
+}
+
+// nearest returns the name or alias of a built-in cluster that an unknown name is nearest to. Names that share most words with it
+// go first: NVIDIA's own of a device are long, such as "NVIDIA A100-SXM4-80GB".
+func nearest(name string) string {
+	words := func(name string) []string {
+		return strings.FieldsFunc(strings.ReplaceAll(strings.ToLower(name), "gb", "g"), func(r rune) bool { return r == '-' || r == ' ' || r == '_' })
+	}
+	given, most := words(name), 0
+	var names []string
+	for _, n := range append(Names(), slices.Sorted(maps.Keys(aliases()))...) {
+		shared := 0
+		for _, word := range words(n) {
+			if slices.Contains(given, word) {
+				shared++
+			}
+		}
+		if shared > most {
+			most, names = shared, nil
+		}
+		if shared == most {
+			names = append(names, n)
+		}
+	}
+	return config.Nearest(strings.ToLower(name), names)
 }
 
 // Load returns a cluster given as the name of a built-in one, as a YAML file, or as pools of these with their numbers

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"fmt"
 	"math"
 	"os"
 	"path/filepath"
@@ -93,8 +94,12 @@ func TestStrictYAML(t *testing.T) {
 	}
 	_, err = Load("a100-80gb")
 	require.ErrorContains(t, err, "did you mean a100-80g?")
-	_, err = Load("h10")
-	require.ErrorContains(t, err, `no built-in cluster "h10"; did you mean h100?`)
+	for name, want := range map[string]string{
+		"h10": "h100", "NVIDIA A100-SXM4-80GB": "a100-80g", "NVIDIA H100 80GB HBM3": "h100-80g", "Tesla V100-SXM2-32GB": "v100-32g", "gb200": "b200",
+	} {
+		_, err = Load(name)
+		require.ErrorContains(t, err, fmt.Sprintf("no built-in cluster %q; did you mean %s?", name, want))
+	}
 	path := filepath.Join(t.TempDir(), "mine.yaml")
 	require.NoError(t, os.WriteFile(path, source, 0o644))
 	_, err = Load(path)
