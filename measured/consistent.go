@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/planner/cost"
 )
 
@@ -21,7 +20,7 @@ func (p *parser) consistent(r *Row) {
 		r.machine = p.own[k]
 	} else if _, known := clusters()[r.GPU]; !known {
 		names := slices.Sorted(maps.Keys(clusters()))
-		refuse("gpu", "is %q, which is unknown; did you mean %s? There are %s", r.GPU, config.Nearest(r.GPU, names), strings.Join(names, ", "))
+		refuse("gpu", "is %q, which is unknown; did you mean %s? There are %s", r.GPU, cost.NearestDevice(r.GPU, names), strings.Join(names, ", "))
 	}
 	if product := r.TP * r.PP * r.CP * r.DP; product != r.GPUs {
 		refuse("n_gpus", "is %d, but tp %d x pp %d x cp %d x dp %d is %d", r.GPUs, r.TP, r.PP, r.CP, r.DP, product)

@@ -164,6 +164,7 @@ func TestReadRefuses(t *testing.T) {
 		{"groups", header + strings.Replace(gptRow, "768,12,12", "768,12,5", 1), "t.csv:2: n_kv_heads: is 5, which does not divide n_heads 12"},
 		{"virtual stages", header + strings.Replace(gptRow, ",2,1,1,1,2,", ",2,1,2,1,2,", 1), "t.csv:2: vpp: is 2, but pp is 1"},
 		{"unknown GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "A100-80GB-SMX", 1), `t.csv:2: gpu: is "A100-80GB-SMX", which is unknown; did you mean A100-80GB-SXM?`},
+		{"NVIDIA's name of a GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "NVIDIA H100 80GB HBM3", 1), `t.csv:2: gpu: is "NVIDIA H100 80GB HBM3", which is unknown; did you mean H100-80GB-SXM?`},
 		{"the beginning of a GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "H100", 1), `t.csv:2: gpu: is "H100", which is unknown; did you mean H100-80GB-SXM? There are A100-40GB-SXM, `},
 		{"no GPU", header + strings.Replace(gptRow, "A100-80GB-SXM", "", 1), "t.csv:2: gpu: is missing"},
 		{"no name", header + strings.Replace(gptRow, "r1", " ", 1), "t.csv:2: row_id: is missing"},
@@ -183,7 +184,7 @@ func TestReadRefuses(t *testing.T) {
 		{"type of gradients", named("grad_reduce_dtype", "float32"), `t.csv:2: grad_reduce_dtype: is "float32", want one of fp32, bf16, fp16, fp8, unstated; did you mean fp32?`},
 		{"confidence", named("confidence", "Low"), `t.csv:2: confidence: is "Low", want one of high, medium, low; did you mean low?`},
 		{"row twice", header + gptRow + gptRow, "t.csv:3: row_id: r1 is on line 2 already"},
-		{"ragged", header + "r1,s\n", "t.csv:2: wrong number of fields"},
+		{"ragged", header + "r1,s\n", "t.csv:2: has 2 cells, the header "},
 	} {
 		_, err := Read("t.csv", strings.NewReader(c.text))
 		require.ErrorContains(t, err, c.want, c.name)

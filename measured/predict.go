@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -104,7 +103,7 @@ func (r *Row) Cluster() (*cost.Cluster, error) {
 	}
 	name, ok := clusters()[r.GPU]
 	if !ok {
-		return nil, fmt.Errorf("unknown gpu %s; did you mean %s?", r.GPU, config.Nearest(r.GPU, slices.Sorted(maps.Keys(clusters()))))
+		return nil, fmt.Errorf("unknown gpu %s; did you mean %s?", r.GPU, cost.NearestDevice(r.GPU, slices.Sorted(maps.Keys(clusters()))))
 	}
 	c, err := cost.Load(name)
 	if err != nil {

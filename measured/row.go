@@ -180,10 +180,13 @@ func Read(file string, r io.Reader, own ...*cost.Cluster) ([]Row, error) {
 		if errors.Is(err, io.EOF) {
 			break
 		}
-		if err != nil {
+		if err != nil && !errors.Is(err, csv.ErrFieldCount) {
 			return nil, readError(file, err)
 		}
 		line, _ := lines.FieldPos(0)
+		if err != nil {
+			return nil, &Error{File: file, Line: line, Msg: fmt.Sprintf("has %d cells, the header %d", len(cells), len(header))}
+		}
 		p := parser{file: file, line: line, cells: cells, at: at, own: own}
 		row := p.row()
 		if p.err != nil {

@@ -69,7 +69,7 @@ func builtin(name string) (string, bool) {
 func Source(name string) ([]byte, error) {
 	found, ok := builtin(name)
 	if !ok {
-		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s", name, nearest(name), strings.Join(Names(), ", "))}
+		return nil, &Error{Msg: fmt.Sprintf("no built-in cluster %q; did you mean %s? There are %s", name, NearestDevice(name, append(Names(), slices.Sorted(maps.Keys(aliases()))...)), strings.Join(Names(), ", "))}
 	}
 	data, err := builtins.ReadFile("clusters/" + found + ".yaml")
 	if err != nil {
@@ -78,29 +78,29 @@ func Source(name string) ([]byte, error) {
 	return data, nil
 }
 
-// nearest returns the name or alias of a built-in cluster that an unknown name is nearest to. Names that share most words with it
-// go first: NVIDIA's own of a device are long, such as "NVIDIA A100-SXM4-80GB".
-func nearest(name string) string {
+// NearestDevice returns the name that an unknown one of a device or cluster is nearest to, among those that share most words with
+// it: NVIDIA's own are long, such as "NVIDIA A100-SXM4-80GB".
+func NearestDevice(unknown string, names []string) string {
 	words := func(name string) []string {
 		return strings.FieldsFunc(strings.ReplaceAll(strings.ToLower(name), "gb", "g"), func(r rune) bool { return r == '-' || r == ' ' || r == '_' })
 	}
-	given, most := words(name), 0
-	var names []string
-	for _, n := range append(Names(), slices.Sorted(maps.Keys(aliases()))...) {
+	given, most := words(unknown), 0
+	var nearest []string
+	for _, name := range names {
 		shared := 0
-		for _, word := range words(n) {
+		for _, word := range words(name) {
 			if slices.Contains(given, word) {
 				shared++
 			}
 		}
 		if shared > most {
-			most, names = shared, nil
+			most, nearest = shared, nil
 		}
 		if shared == most {
-			names = append(names, n)
+			nearest = append(nearest, name)
 		}
 	}
-	return config.Nearest(strings.ToLower(name), names)
+	return config.Nearest(strings.ToLower(unknown), nearest)
 }
 
 // Load returns a cluster given as the name of a built-in one, as a YAML file, or as pools of these with their numbers
