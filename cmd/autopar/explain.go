@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"io"
+	"io/fs"
+	"strings"
 
+	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
 	"github.com/autopar/autopar/planner"
 )
@@ -211,6 +215,9 @@ func (c *explainCmd) against(report *explain.Report, study *explain.Study, doc *
 		return study.Policy(policy)
 	}
 	other, err := planArg{Plan: c.Versus}.loadPlan()
+	if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(c.Versus, `./\`) {
+		return nil, usagef("explain: --versus is %s, want a plan or one of dp, fsdp, megatron, all; did you mean %s?", c.Versus, config.Nearest(c.Versus, []string{"fsdp", "dp", "megatron", "all"}))
+	}
 	if err != nil {
 		return nil, err
 	}
