@@ -136,7 +136,7 @@ const (
 func Load(path string, overrides []string) (*Config, error) {
 	data, err := infile.Read(path, maxSize)
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read", Err: err}
+		return nil, &Error{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	return Parse(path, data, overrides)
 }

@@ -187,7 +187,7 @@ func TestPresetReplacesTheModelWhereverItStands(t *testing.T) {
 
 func TestLoadNamesTheFile(t *testing.T) {
 	_, err := Load(filepath.Join(t.TempDir(), "absent.yaml"), nil)
-	require.ErrorContains(t, err, "absent.yaml: cannot be read")
+	require.ErrorContains(t, err, "absent.yaml: cannot be read: no such file or directory")
 	require.ErrorIs(t, err, os.ErrNotExist)
 
 	_, err = Load(t.TempDir(), nil)

@@ -120,7 +120,7 @@ const maxTable = 64 << 20
 func Load(path string, own ...*cost.Cluster) ([]Row, error) {
 	text, err := infile.Read(path, maxTable)
 	if err != nil {
-		return nil, &Error{File: path, Msg: "cannot be read: " + err.Error()}
+		return nil, &Error{File: path, Msg: "cannot be read: " + infile.WithoutPath(err).Error()}
 	}
 	return Read(path, bytes.NewReader(text), own...)
 }

@@ -428,7 +428,7 @@ func TestMalformedCertificates(t *testing.T) {
 	none := filepath.Join(t.TempDir(), "none")
 	_, err := ReadCertificate(none)
 	require.ErrorAs(t, err, new(*CertificateError))
-	require.ErrorContains(t, err, none+": cannot be read: open ")
+	require.ErrorContains(t, err, none+": cannot be read: no such file or directory")
 }
 
 // TestFixedListsEveryOption: what a search was told is said, whatever it is, but for what the configuration says.

@@ -158,7 +158,7 @@ const maxCertificate = 1 << 30
 func ReadCertificate(file string) (*Certificate, error) {
 	data, err := infile.Read(file, maxCertificate)
 	if err != nil {
-		return nil, &CertificateError{file, 0, "cannot be read: " + err.Error()}
+		return nil, &CertificateError{file, 0, "cannot be read: " + infile.WithoutPath(err).Error()}
 	}
 	c, line, err := parseCertificate(data)
 	if err != nil {

@@ -28,7 +28,7 @@ const MaxDocument = 64 << 20
 func ReadDocument(path string) (*Document, error) {
 	data, err := infile.Read(path, MaxDocument)
 	if err != nil {
-		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: err}
+		return nil, &DocumentError{File: path, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	return ParseDocument(path, data)
 }

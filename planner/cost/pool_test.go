@@ -238,7 +238,7 @@ func TestPoolsYAML(t *testing.T) {
 		{"h100:8+a100:", `"" is no number of devices`},
 		{"h100:8+a10:8", `did you mean a10g?`},
 		{"h100:8", "is of one kind; want h100 alone, whose number of devices is that of the ranks"},
-		{"none+such/cluster.yaml", "none+such/cluster.yaml: cannot be read"},
+		{"none+such/cluster.yaml", "none+such/cluster.yaml: cannot be read: no such file"},
 		{"h100+a100", `"h100" has no number of devices; want NAME:DEVICES+NAME:DEVICES`},
 		{"h100:8+a100:-1", "pools[1].devices: is -1"},
 	} {

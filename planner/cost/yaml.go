@@ -137,7 +137,7 @@ func load(nameOrFile string, isPool bool, files *[]string) (*Cluster, error) {
 		_, err := Source(nameOrFile)
 		return nil, err
 	case err != nil:
-		return nil, &Error{File: nameOrFile, Msg: "cannot be read", Err: err}
+		return nil, &Error{File: nameOrFile, Msg: "cannot be read", Err: infile.WithoutPath(err)}
 	}
 	*files = append(*files, nameOrFile)
 	return parse(nameOrFile, data, isPool, files)

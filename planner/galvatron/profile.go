@@ -126,7 +126,7 @@ func Read(f Files, tokens int) (*Profile, error) {
 func decode(file string, into any) error {
 	r, err := infile.Open(file)
 	if err != nil {
-		return &FileError{File: file, Msg: err.Error()}
+		return &FileError{File: file, Msg: "cannot be read: " + infile.WithoutPath(err).Error()}
 	}
 	defer r.Close()
 	d := json.NewDecoder(r)
