@@ -116,6 +116,8 @@ func TestParseRefusals(t *testing.T) {
 		{"tag", "model: {n_layer: !!int 3}", "model.n_layer: wants integer, got a YAML tag"},
 		{"second document", "model: {n_layer: 3}\n---\nmodel: {n_layer: 4}", "gpt.yaml:3:6: has a second document; wants one"},
 		{"empty", "# nothing\n", "gpt.yaml: is empty; wants sections model, data, batch, optimizer, train, parallel"},
+		{"long scalar", strings.Repeat("hello ", 999), `gpt.yaml:1:1: wants keys and values, got the text "` + strings.Repeat("hello ", 10) + `hell..."`},
+		{"long integer", "model: {bias: " + strings.Repeat("9", 99) + "}", "model.bias: wants true or false, got the integer " + strings.Repeat("9", 64) + "..."},
 		{"scalar", "hello", `gpt.yaml:1:1: wants keys and values, got the text "hello"`},
 		{"not yaml", "model:\n  n_layer: [1\n", "gpt.yaml:2:12: is not YAML"},
 		{"not text", "model: \xff", "gpt.yaml: is not UTF-8 text"},

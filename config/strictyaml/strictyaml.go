@@ -198,6 +198,10 @@ func Describe(node ast.Node) string {
 	}
 	_, isBool := s.Bool()
 	_, isFloat := s.Float()
+	isInt := s.IsInt()
+	if len(s.Text) > 64 { // a file that is no YAML may be one text
+		s.Text = strings.ToValidUTF8(s.Text[:64], "") + "..."
+	}
 	switch {
 	case s.IsNull():
 		return "null"
@@ -205,7 +209,7 @@ func Describe(node ast.Node) string {
 		return fmt.Sprintf("the quoted text '%s'", s.Text)
 	case isBool:
 		return "the boolean " + s.Text
-	case s.IsInt():
+	case isInt:
 		return "the integer " + s.Text
 	case isFloat:
 		return "the float " + s.Text
