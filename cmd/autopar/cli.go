@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"regexp"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -116,7 +117,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 	if err != nil {
 		panic(fmt.Sprintf("BUG: grammar: %v", err))
 	}
-	parsed, err := parser.Parse(args)
+	parsed, err := parser.Parse(negatives(args))
 	if err == nil {
 		err = idleFlag(parsed)
 	}
@@ -146,6 +147,21 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return launch.ExitStatus(status(err), final(err))
+}
+
+// negatives joins flags with the negative numbers after them, which kong takes for flags, so that whoever checks the number refuses it.
+func negatives(args []string) []string {
+	longFlag, negative := regexp.MustCompile(`^--[^=]+$`), regexp.MustCompile(`^-[0-9.]`)
+	var joined []string
+	for _, arg := range args {
+		last := len(joined) - 1
+		if last >= 0 && longFlag.MatchString(joined[last]) && negative.MatchString(arg) {
+			joined[last] += "=" + arg
+		} else {
+			joined = append(joined, arg)
+		}
+	}
+	return joined
 }
 
 // asItIs reads a text from the command line. Kong's own replaces what is not UTF-8, but files may have such names.
