@@ -477,7 +477,7 @@ func TestPlansRefused(t *testing.T) {
 		"regexp":     {func(p *partition.Plan) { p.Placements[0].Match = "(" }, "placements[0].match"},
 		"axis":       {func(p *partition.Plan) { p.Placements[0].Spec = "[_,xp,_,_]" }, `no axis "xp"`},
 		"batch axis": {func(p *partition.Plan) { p.Placements[0].Spec = "[dp,_,_,_]" }, "only tp can be placed"},
-		"rank":       {func(p *partition.Plan) { p.Placements[0].Spec = "[tp]" }, "h.0.attn.c_attn.weight has 4 dimensions"},
+		"rank":       {func(p *partition.Plan) { p.Placements[0].Spec = "[tp]" }, "h.0.attn.c_attn.weight is 4-dimensional, its spec [tp] is 1-dimensional"},
 		"too fine": {func(p *partition.Plan) { p.DP, p.TP = 1, 4 },
 			"h.0.attn.c_attn.weight: dimension 1 of size 3 cannot be split over 4 ranks"},
 		"terms":   {func(p *partition.Plan) { p.Placements[0].Spec = "[_,_,_,_]+{tp}" }, "h.0.attn.c_attn.weight is a parameter, which has no terms to sum"},
