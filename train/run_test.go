@@ -127,11 +127,12 @@ func TestResumeSaysWhatChanged(t *testing.T) {
 	require.NotContains(t, log, "data.sampling")
 }
 
-// TestResumeSaysWhatIsPassedOver: with another global batch some sequences of an epoch are left out or drawn again.
+// TestResumeSaysWhatIsPassedOver: with another global batch, another seed, or, where positions have no limit, sequences of another
+// length, some of an epoch is left out or drawn again.
 func TestResumeSaysWhatIsPassedOver(t *testing.T) {
 	dir, out := textData(t), t.TempDir()
-	run := func(batch, steps int) string {
-		cfg := tinyConfig(t, dir, "data.sampling=without_replacement", fmt.Sprint("batch.global=", batch))
+	run := func(batch, steps int, changes ...string) string {
+		cfg := tinyConfig(t, dir, append(changes, "model.n_head=2", "model.position=rope", "data.sampling=without_replacement", fmt.Sprint("batch.global=", batch))...)
 		_, log := train(t, cfg, planOf(1, 1, 1), RunOptions{Out: out, Steps: steps, Resume: steps > 2})
 		return log
 	}
@@ -139,6 +140,11 @@ func TestResumeSaysWhatIsPassedOver(t *testing.T) {
 	require.NotContains(t, run(7, 3), "data.sampling")
 	require.Contains(t, run(9, 4), "\ndata.sampling: with batch.global 9, the run goes on at sequence 27 of its epochs, not 21: those between are left out\n")
 	require.Contains(t, run(6, 5), "\ndata.sampling: with batch.global 6, the run goes on at sequence 24 of its epochs, not 36: those between are drawn again\n")
+	others := func(block, seed int) string {
+		return fmt.Sprintf("\ndata.sampling: with model.block_size %d and train.seed %d, epochs have other sequences, in another order: of the text of this one some is left out, some drawn again\n", block, seed)
+	}
+	require.Contains(t, run(7, 6, "train.seed=2"), others(9, 2))
+	require.Contains(t, run(3, 7, "train.seed=2", "model.block_size=14"), others(14, 2))
 }
 
 // TestNoUpdatesTakeNoTime: a job that fails before it has any metrics has made no updates, which is no error.

@@ -204,18 +204,24 @@ func (r *run) resume(ctx context.Context) error {
 	return nil
 }
 
-// passedOver says which sequences a run that continues with another global batch leaves out or draws
-// again, or returns "" for none: a batch follows from the step and the size of a batch, not from what
-// was drawn before. Sequences that are drawn with replacement have no order to be kept.
+// passedOver says which sequences a run that continues with other batches leaves out or draws again, or returns "" for none: a batch
+// follows from the step, its size, the seed and the length of a sequence, not from what was drawn before. Sequences that are drawn
+// with replacement have no order to be kept.
 func passedOver(was, is *config.Config, step int) string {
 	const once = "without_replacement"
 	before, now := step*was.Batch.Global, step*is.Batch.Global
-	if before == now || was.Data.Sampling != once || is.Data.Sampling != once {
-		return ""
-	}
 	what := "left out"
 	if now < before {
 		what = "drawn again"
+	}
+	switch {
+	case step == 0 || was.Data.Sampling != once || is.Data.Sampling != once:
+		return ""
+	case was.Model.BlockSize != is.Model.BlockSize || was.Train.Seed != is.Train.Seed:
+		return fmt.Sprintf("data.sampling: with model.block_size %d and train.seed %d, epochs have other sequences, in another order: of the text of this one some is left out, some drawn again",
+			is.Model.BlockSize, is.Train.Seed)
+	case before == now:
+		return ""
 	}
 	return fmt.Sprintf("data.sampling: with batch.global %d, the run goes on at sequence %s of its epochs, not %s: those between are %s",
 		is.Batch.Global, grouped(int64(now)), grouped(int64(before)), what)
@@ -224,7 +230,8 @@ func passedOver(was, is *config.Config, step int) string {
 // otherEvaluation reports whether a run that continues draws other batches of its data to validate with. The best loss so
 // far then counts all the same, as in nanoGPT: to forget it would be to let go of the checkpoint that it is of.
 func otherEvaluation(was, is *config.Config) bool {
-	return was.Train.Seed != is.Train.Seed || was.Train.EvalIters != is.Train.EvalIters || was.Batch.Global != is.Batch.Global
+	return was.Train.Seed != is.Train.Seed || was.Train.EvalIters != is.Train.EvalIters || was.Batch.Global != is.Batch.Global ||
+		was.Model.BlockSize != is.Model.BlockSize
 }
 
 // otherData lists the data files whose contents differ from those of the checkpoint's run, with
