@@ -5,7 +5,7 @@
 // order. Every layer passes the same checks: an unknown key, a wrong type, a quoted 'False', a null
 // or a duplicate is an *Error that names the file, the line, section.key and the nearest valid key.
 // The tags of the structs below say once what a key may hold; decoding, printing (Marshal) and
-// documentation (Reference) derive from them. The config.json of a HuggingFace GPT-2 or Llama is
+// docs/config.md derive from them. The config.json of a HuggingFace GPT-2 or Llama is
 // accepted in place of YAML.
 //
 // Reading accepts every legal value. Validate refuses values that contradict each other, or that
@@ -103,7 +103,7 @@ type Pin struct {
 // Spec is the placement as plans spell it.
 func (p Pin) Spec() string { return "[" + strings.Join(p.Placement, ",") + "]" }
 
-// Default is the configuration of an empty file: nanoGPT's train.py on one device, in float32.
+// Default is the configuration of an empty file: nanoGPT's train.py on one device, in float32, with the biases of its GPTConfig.
 func Default() *Config {
 	return &Config{
 		Model: gpt.DefaultConfig(),

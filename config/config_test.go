@@ -1,6 +1,8 @@
 package config
 
 import (
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -261,6 +263,42 @@ func TestEveryKeyIsDocumentedAndReadable(t *testing.T) {
 		}
 	}
 	require.NoError(t, func() error { c := Default(); c.Data.Dir = "d"; return c.Validate() }())
+}
+
+var update = flag.Bool("update", false, "rewrite docs/config.md")
+
+// TestKeysAreListed: docs/config.md lists every key with what it may hold, its default and its meaning.
+func TestKeysAreListed(t *testing.T) {
+	const file = "../docs/config.md"
+	var want strings.Builder
+	fmt.Fprintf(&want, `# The keys of gpt.yaml
+
+A file has sections of keys, as those in [examples](../examples) have. A key that is left out has the default, which is that of
+nanoGPT's train.py where it has the key, except for bias (GPTConfig's) and dtype. A wrong key or value is an error that names
+file, line and key. %s overrides one key. Instead of such a file, the %s of a HuggingFace GPT-2 or
+Llama will do.
+
+This list is written from the program (%s).
+`, "`--set section.key=value`", "`config.json`", "`go test ./config -run KeysAreListed -update`")
+	section := ""
+	for _, k := range allKeys() {
+		if k.section != section {
+			section = k.section
+			fmt.Fprintf(&want, "\n## %s\n\n| key | value | default | meaning |\n|---|---|---|---|\n", section)
+		}
+		value := formatValue(k.target(Default()))
+		if value == `""` {
+			value = ""
+		}
+		fmt.Fprintf(&want, "| `%s` | %s | %s | %s |\n", k.name, k.kind(), value, reflect.TypeFor[Config]().FieldByIndex(k.index).Tag.Get("help"))
+	}
+	fmt.Fprintf(&want, "\nPresets: %s.\n", strings.Join(gpt.PresetNames(), ", "))
+	if *update {
+		require.NoError(t, os.WriteFile(file, []byte(want.String()), 0o644))
+	}
+	got, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, want.String(), string(got), "go test ./config -run KeysAreListed -update")
 }
 
 func TestExamples(t *testing.T) {
