@@ -1,6 +1,7 @@
 package data
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -25,6 +26,7 @@ type BinsOptions struct {
 type Bins struct {
 	Train, Val *Split
 	VocabSize  int // every id is below it
+	Known      int // how many ids meta.pkl knows; 0 if there is none
 }
 
 // OpenBins opens the bins in dir and checks them: they hold a whole number of ids, more
@@ -43,13 +45,10 @@ func OpenBins(dir string, opts BinsOptions) (*Bins, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	switch {
-	case b.VocabSize > 0:
-	case meta != nil:
-		b.VocabSize = meta.VocabSize
-	default:
-		b.VocabSize = defaultVocab
+	if meta != nil {
+		b.Known = meta.VocabSize
 	}
+	b.VocabSize = cmp.Or(b.VocabSize, b.Known, defaultVocab)
 	if b.Train, err = openSplit(filepath.Join(dir, TrainFile), opts.BlockSize, b.VocabSize); err != nil {
 		return nil, err
 	}

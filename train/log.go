@@ -2,8 +2,11 @@ package train
 
 import (
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/autopar/autopar/data"
 )
 
 // printf writes whole lines to the log. A failure to write them does not stop the run.
@@ -18,6 +21,10 @@ func (r *run) printHeader(peak float64) {
 	if m.LoRARank > 0 {
 		r.printf("all frozen but adapters of rank %d beside %s\n", m.LoRARank, strings.Join(m.Adapted(), ", "))
 	}
+	if known := r.bins.Known; known > 0 && m.VocabSize >= known+padding {
+		r.printf("model.vocab_size is %s, but the data has %s symbols (%s): the others are learnt never to come\n",
+			grouped(int64(m.VocabSize)), grouped(int64(known)), filepath.Join(r.Config.Data.Dir, data.MetaFile))
+	}
 	r.printf("num decayed parameter tensors: %d, with %s parameters\n", decay.Tensors, grouped(decay.Elements))
 	r.printf("num non-decayed parameter tensors: %d, with %s parameters\n", rest.Tensors, grouped(rest.Elements))
 	r.printf("ranks: %d in units of %d; %s, micro-batches of %d; at most %.1f MiB each\n",
@@ -28,6 +35,9 @@ func (r *run) printHeader(peak float64) {
 	}
 	r.printf("mfu is of %d x %.4g FLOP/s%s\n", r.exec.Ranks(), peak, note)
 }
+
+// padding is more than a vocabulary is padded by, as in nanoGPT, to a multiple of 64.
+const padding = 64
 
 // grouped prints 802944 as 802,944.
 func grouped(n int64) string {

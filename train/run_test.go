@@ -147,6 +147,19 @@ func TestResumeSaysWhatIsPassedOver(t *testing.T) {
 	require.Contains(t, run(3, 7, "train.seed=2", "model.block_size=14"), others(14, 2))
 }
 
+// TestVocabularyOfTheData: a run says if its model has many more symbols than its text, as with the default of model.vocab_size.
+func TestVocabularyOfTheData(t *testing.T) {
+	dir := textData(t) // of 28 symbols
+	for vocab, says := range map[int]bool{28: false, 64: false, 92: true} {
+		_, log := train(t, tinyConfig(t, dir, fmt.Sprint("model.vocab_size=", vocab)), planOf(1, 1, 1), RunOptions{Steps: 1})
+		text := fmt.Sprintf("\nmodel.vocab_size is %d, but the data has 28 symbols (%s): ", vocab, filepath.Join(dir, "meta.pkl"))
+		require.Equal(t, says, strings.Contains(log, text), log)
+	}
+	require.NoError(t, os.Remove(filepath.Join(dir, "meta.pkl")))
+	_, log := train(t, tinyConfig(t, dir, "model.vocab_size=92"), planOf(1, 1, 1), RunOptions{Steps: 1})
+	require.NotContains(t, log, "vocab_size")
+}
+
 // TestNoUpdatesTakeNoTime: a job that fails before it has any metrics has made no updates, which is no error.
 func TestNoUpdatesTakeNoTime(t *testing.T) {
 	each, err := UpdateTime(t.TempDir(), 0)
