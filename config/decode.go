@@ -98,6 +98,9 @@ func nearestSection(written string) string {
 			return k.String()
 		}
 	}
+	if k, known := elsewhere(written); known {
+		return k
+	}
 	return Nearest(written, sectionNames())
 }
 

@@ -103,11 +103,10 @@ func findKey(section, name string) (key, bool) {
 }
 
 // nearestKey returns the valid key closest to the one written: by the edit distance of its name, and among equals the one
-// in the most similar section. If no name is close, it is the closest of the section's own keys. For nanoGPT's two factors
-// of the global batch it is batch.global.
+// in the most similar section. If no name is close, it is the closest of the section's own keys.
 func nearestKey(section, name string) string {
-	if name == "batch_size" || name == "gradient_accumulation_steps" {
-		return "batch.global"
+	if k, known := elsewhere(name); known {
+		return k
 	}
 	nearest := func(keys []key) key {
 		return slices.MinFunc(keys, func(a, b key) int {
@@ -126,6 +125,17 @@ func nearestKey(section, name string) string {
 		}
 	}
 	return best.String()
+}
+
+// elsewhere returns the key that others have under another name: in nanoGPT two factors make the global batch.
+func elsewhere(name string) (key string, known bool) {
+	switch name {
+	case "batch_size", "gradient_accumulation_steps":
+		return "batch.global", true
+	case "lr":
+		return "optimizer.learning_rate", true
+	}
+	return "", false
 }
 
 // Nearest returns the word closest to the one written, by edit distance, for messages about unknown

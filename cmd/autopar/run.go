@@ -35,6 +35,7 @@ type runCmd struct {
 
 	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on, if there is room for it."`
 	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
+	Set      []string      `sep:"none" hidden:"" help:"Refused: see check."`
 	Balance  string        `name:"balance-to" hidden:"" help:"Stop when a plan in which slow ranks have fewer sequences is much faster, and write it to this file. The launcher goes on by it."`
 	Timeout  time.Duration `default:"5m" help:"How long a rank waits for another before the run fails."`
 }
@@ -49,6 +50,8 @@ autopar run plan.json --steps 4000 --resume`
 // check looks at the flags of a command that need no plan.
 func (c *runCmd) check(command string) error {
 	switch {
+	case len(c.Set) > 0:
+		return usagef("%s: --set %s: the configuration of a run is in its plan; make another by autopar plan --set %[2]s", command, export.Quote(c.Set[0]))
 	case c.Steps != nil && (*c.Steps < 1 || *c.Steps > math.MaxInt32): // as many as a step can count
 		return usagef("%s: --steps is %d, must be between 1 and %d", command, *c.Steps, math.MaxInt32)
 	case c.Resume && c.InitFrom != "scratch": // launch passes either --resume or --init-from
