@@ -298,7 +298,7 @@ func (w *Weights) stored(param string) []gpt.Stored {
 	return all
 }
 
-// Read implements [Reader].
+// Read implements [Reader]. A value that is not finite, or too large for the type, is an *Error.
 func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	stored := w.stored(param)
 	if stored == nil {
@@ -319,12 +319,17 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 		}
 		eachRun(s, func(at, of, n int) { copy(whole[of:of+n], values[at:]) }) // the rest of a longer position table is not used
 	}
+	var bad error // what a run would report only as a loss that is NaN
 	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
 		for i := range n {
-			dtype.Write(dst[dtype.Size()*int64(a+i):], whole[b+i])
+			to := dst[dtype.Size()*int64(a+i):]
+			dtype.Write(to, whole[b+i])
+			if x := dtype.Read(to); x-x != 0 {
+				bad = errorf(w.path, stored[0].Name, "holds %v, which is no finite %s", whole[b+i], dtype)
+			}
 		}
 	})
-	return nil
+	return bad
 }
 
 // eachRun calls f for every run of elements that a tensor has in the order of the parameter: n elements, from at on in the tensor

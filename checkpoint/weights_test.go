@@ -288,6 +288,33 @@ func TestWrongWeights(t *testing.T) {
 	}
 }
 
+// TestValuesThatAreNotFinite: they are refused where they are read, also those that are too large for the type that is wanted.
+func TestValuesThatAreNotFinite(t *testing.T) {
+	const name = "transformer.ln_f.weight"
+	whole := ir.Whole([]int{12})
+	for x, want := range map[float32]string{
+		float32(math.NaN()): "holds NaN, which is no finite f32", float32(math.Inf(-1)): "holds -Inf, which is no finite f32", 1e5: "holds 100000, which is no finite f16",
+	} {
+		w, err := OpenWeights(rewritten(t, export(t, gpt.NanoGPT), nil, func(all map[string]safetensors.Tensor) {
+			values, err := all[name].Float32s()
+			require.NoError(t, err)
+			values[7] = x
+			all[name] = safetensors.FromFloat32s(name, []int{12}, values)
+		}), tinyModel())
+		require.NoError(t, err)
+		f32 := w.Read("ln_f.weight", ir.F32, whole, make([]byte, 48))
+		f16 := w.Read("ln_f.weight", ir.F16, whole, make([]byte, 24))
+		require.NoError(t, w.Close())
+		require.ErrorContains(t, f16, `tensor "`+name+`": holds `)
+		require.ErrorAs(t, f16, new(*Error))
+		if x == 1e5 {
+			require.NoError(t, f32)
+			f32 = f16
+		}
+		require.ErrorContains(t, f32, want)
+	}
+}
+
 // What neither GPT-2 nor Llama can express is refused by name, in both directions.
 func TestWhatIsNotExchanged(t *testing.T) {
 	path := export(t, gpt.NanoGPT)
