@@ -17,8 +17,8 @@ const (
 	gpt2Pattern = `'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+`
 )
 
-// GPT2 is the byte-pair tokenizer of GPT-2. Special tokens in a text are
-// encoded as the ordinary characters they are written with.
+// GPT2 is the byte-pair tokenizer of GPT-2. In a prompt "<|endoftext|>" is the token that ends a text, as in nanoGPT's sample.py;
+// in a text to train on it is the characters that it is written with, as in its prepare.py.
 type GPT2 struct {
 	bpe *tiktoken.Tiktoken
 }
@@ -44,7 +44,14 @@ func (t *GPT2) Encode(text string) ([]int, error) {
 	if !utf8.ValidString(text) {
 		return nil, fmt.Errorf("data: the text to encode is not valid UTF-8")
 	}
-	return t.bpe.EncodeOrdinary(text), nil
+	ids := []int{}
+	for i, part := range strings.Split(text, tiktoken.ENDOFTEXT) {
+		if i > 0 {
+			ids = append(ids, gpt2EOT)
+		}
+		ids = append(ids, t.bpe.EncodeOrdinary(part)...)
+	}
+	return ids, nil
 }
 
 // Decode implements Tokenizer. Bytes that do not form a character, as at the
@@ -69,8 +76,7 @@ func (t *GPT2) Decode(ids []int) string {
 // VocabSize implements Tokenizer.
 func (t *GPT2) VocabSize() int { return gpt2Vocab }
 
-// gpt2Stream encodes a text of any length in bounded memory, to the ids that
-// Encode gives for the whole.
+// gpt2Stream encodes a text to train on, of any length, in bounded memory, to the ids of the whole.
 //
 // A text may be cut between a letter and a non-letter, and before white space that follows another
 // character. No piece of gpt2Pattern extends across such a place, so it is a boundary between
@@ -117,10 +123,7 @@ func (s *gpt2Stream) flush() error {
 	if len(s.chunk) == 0 {
 		return nil
 	}
-	ids, err := s.bpe.Encode(string(s.chunk))
-	if err != nil {
-		return err
-	}
+	ids := s.bpe.bpe.EncodeOrdinary(string(s.chunk))
 	s.chunk = s.chunk[:0]
 	for _, id := range ids {
 		if err := s.emit(id); err != nil {

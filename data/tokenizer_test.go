@@ -32,7 +32,7 @@ func mustGPT2(t testing.TB) *GPT2 {
 	return tok
 }
 
-// The ids are those of OpenAI's tiktoken (Python), encode_ordinary.
+// The ids are those of OpenAI's tiktoken (Python), encode_ordinary in a text, encode with the special token in a prompt.
 func TestGPT2AgreesWithTiktoken(t *testing.T) {
 	tok := mustGPT2(t)
 	for text, want := range map[string][]int{
@@ -44,14 +44,21 @@ func TestGPT2AgreesWithTiktoken(t *testing.T) {
 		" \n":    {220, 198},
 		"a \r b": {64, 220, 201, 275},
 	} {
-		ids, err := tok.Encode(text)
-		require.NoError(t, err)
+		ids := streamGPT2(t, text, gpt2ChunkSize)
 		require.Equal(t, want, ids, "%q", text)
 		require.Equal(t, text, tok.Decode(ids))
+		if !strings.Contains(text, "<|endoftext|>") {
+			ids, err := tok.Encode(text)
+			require.NoError(t, err)
+			require.Equal(t, want, ids, "%q", text)
+		}
 	}
+	ids, err := tok.Encode("<|endoftext|>hello world<|endoftext|><|endoftext|>hello")
+	require.NoError(t, err)
+	require.Equal(t, []int{50256, 31373, 995, 50256, 50256, 31373}, ids)
 	require.Equal(t, 50257, tok.VocabSize())
 	require.Equal(t, "hello\ufffd\ufffd world<|endoftext|>", tok.Decode([]int{31373, 50257, -1, 995, 50256}))
-	_, err := tok.Encode("a\xff")
+	_, err = tok.Encode("a\xff")
 	require.ErrorContains(t, err, "not valid UTF-8")
 }
 
@@ -102,8 +109,7 @@ func TestGPT2StreamEqualsWhole(t *testing.T) {
 		for range random.IntN(30) {
 			b.WriteString(alphabet[random.IntN(len(alphabet))])
 		}
-		want, err := mustGPT2(t).Encode(b.String())
-		require.NoError(t, err)
+		want := mustGPT2(t).bpe.EncodeOrdinary(b.String())
 		for _, size := range []int{1, 2, 7} {
 			require.Equal(t, want, streamGPT2(t, b.String(), size), "%q in chunks of %d", b.String(), size)
 		}
@@ -115,8 +121,7 @@ func FuzzGPT2StreamEqualsWhole(f *testing.F) {
 	f.Add("it's 1st \t the", 3)
 	f.Fuzz(func(t *testing.T, text string, size int) {
 		text = strings.ToValidUTF8(text[:min(len(text), 2000)], "?")
-		want, err := mustGPT2(t).Encode(text)
-		require.NoError(t, err)
+		want := mustGPT2(t).bpe.EncodeOrdinary(text)
 		require.Equal(t, want, streamGPT2(t, text, size))
 	})
 }

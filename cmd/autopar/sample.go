@@ -9,7 +9,7 @@ import (
 // sampleCmd writes text, as nanoGPT's sample.py does and with its defaults.
 type sampleCmd struct {
 	From         string  `required:"" placeholder:"DIR|FILE" help:"Directory of a run or of a checkpoint, or a file of weights, as for checkpoint import."`
-	Start        *string `placeholder:"TEXT|FILE:path" help:"Text to go on from; the default is a line break."`
+	Start        *string `placeholder:"TEXT|FILE:path" help:"Text to go on from; the default is a line break. Where tokens are those of GPT-2, <|endoftext|> is the one that ends a text."`
 	NumSamples   int     `default:"10" help:"Texts to write."`
 	MaxNewTokens int     `default:"500" help:"Tokens in each, those of the start not counted."`
 	Temperature  float64 `default:"0.8" help:"Less than 1 keeps to what is likely, 0 takes the likeliest token always."`
