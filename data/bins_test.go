@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -107,7 +108,7 @@ func TestWideBins(t *testing.T) {
 }
 
 func TestOpenBinsErrors(t *testing.T) {
-	meta := appendMeta(nil, []rune("abcde"))
+	meta := appendMeta(nil, strings.Split("abcde", ""))
 	for name, c := range map[string]struct {
 		train, val string
 		opts       BinsOptions

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"unicode/utf8"
 
 	"github.com/autopar/autopar/infile"
 	"github.com/autopar/autopar/pickle"
@@ -14,8 +13,9 @@ import (
 // Meta is what meta.pkl says about the bins beside it.
 type Meta struct {
 	VocabSize int
-	// Symbols holds the character of each id. It is nil if the file has only the size.
-	Symbols []rune
+	// Symbols holds the text of each id: one character, unless a tokenizer of somebody's own has made the bins. It is nil if
+	// the file has only the size.
+	Symbols []string
 }
 
 // maxVocab is larger than any vocabulary.
@@ -74,24 +74,23 @@ func parseMeta(b []byte) (*Meta, error) {
 	if size > 1<<16 {
 		return nil, fmt.Errorf("%d symbols are too many, want at most 65536", size)
 	}
-	meta.Symbols = make([]rune, size)
+	meta.Symbols = make([]string, size)
 	for id := range meta.Symbols {
 		s, ok := itos[int64(id)].(string)
-		c, n := utf8.DecodeRuneInString(s)
-		if !ok || n == 0 || n != len(s) {
-			return nil, fmt.Errorf("itos[%d] is not one character", id)
+		if !ok {
+			return nil, fmt.Errorf("itos[%d] is %s, not a text", id, pickle.Describe(itos[int64(id)]))
 		}
 		if back, ok := stoi[s].(int64); !ok || back != int64(id) {
 			return nil, fmt.Errorf("itos[%d] is %q, but stoi[%q] is %s", id, s, s, pickle.Describe(stoi[s]))
 		}
-		meta.Symbols[id] = c
+		meta.Symbols[id] = s
 	}
 	return meta, nil
 }
 
 // appendMeta appends the pickle, in protocol 2, of the dictionary that nanoGPT
 // stores: {'vocab_size': n, 'itos': {0: 'a', ...}, 'stoi': {'a': 0, ...}}.
-func appendMeta(b []byte, symbols []rune) []byte {
+func appendMeta(b []byte, symbols []string) []byte {
 	const begin, end = "}(", "u" // of a dict: EMPTY_DICT and MARK, SETITEMS
 	if len(symbols) > math.MaxInt32 {
 		panic(fmt.Sprintf("BUG: data: %d symbols", len(symbols)))
@@ -112,13 +111,13 @@ func appendMeta(b []byte, symbols []rune) []byte {
 	b = append(b, begin...)
 	for id, c := range symbols {
 		num(id)
-		str(string(c))
+		str(c)
 	}
 	b = append(b, end...)
 	str("stoi")
 	b = append(b, begin...)
 	for id, c := range symbols {
-		str(string(c))
+		str(c)
 		num(id)
 	}
 	return append(b, end+end+"."...)

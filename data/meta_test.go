@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,18 +19,19 @@ func TestReadMetaOfNanoGPT(t *testing.T) {
 		meta, err := readMeta(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
 		require.NoError(t, err)
 		require.Equal(t, 10, meta.VocabSize)
-		require.Equal(t, "\n !'\\abzé𝄞", string(meta.Symbols))
+		require.Equal(t, "\n !'\\abzé𝄞", strings.Join(meta.Symbols, ""))
 	}
 }
 
 func TestMetaRoundTrip(t *testing.T) {
 	for _, n := range []int{1, 65, 300, 3000, 65536} {
-		symbols := make([]rune, n)
+		symbols := make([]string, n)
 		for i := range symbols {
-			symbols[i] = rune(i)
+			c := rune(i)
 			if i >= 0xd800 {
-				symbols[i] += 0x800 // skip the surrogates
+				c += 0x800 // skip the surrogates
 			}
+			symbols[i] = string(c)
 		}
 		b := appendMeta(nil, symbols)
 		require.LessOrEqual(t, len(b), maxMetaSize)
@@ -45,7 +47,7 @@ func TestPythonReadsMeta(t *testing.T) {
 		t.Skip("python3 is not installed")
 	}
 	path := filepath.Join(t.TempDir(), MetaFile)
-	require.NoError(t, os.WriteFile(path, appendMeta(nil, []rune("\n aé𝄞")), 0o644))
+	require.NoError(t, os.WriteFile(path, appendMeta(nil, strings.Split("\n aé𝄞", "")), 0o644))
 	out, err := exec.Command(python, "-c", "import pickle, sys; print(ascii(pickle.load(open(sys.argv[1], 'rb'))))", path).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Equal(t, `{'vocab_size': 5, 'itos': {0: '\n', 1: ' ', 2: 'a', 3: '\xe9', 4: '\U0001d11e'}, `+
@@ -58,8 +60,29 @@ func TestMetaWithSizeAlone(t *testing.T) {
 	require.Equal(t, &Meta{VocabSize: 12}, meta)
 }
 
+// TestMetaOfWords: a tokenizer of somebody's own may have symbols of several characters. Its bins are trained on, and its ids decoded.
+func TestMetaOfWords(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, MetaFile), appendMeta(nil, []string{"the ", "é", "cat"}), 0o644))
+	for _, bin := range []string{TrainFile, ValFile} {
+		require.NoError(t, os.WriteFile(filepath.Join(dir, bin), []byte{0, 0, 2, 0, 1, 0}, 0o644))
+	}
+	bins, err := OpenBins(dir, BinsOptions{BlockSize: 2})
+	require.NoError(t, err)
+	require.NoError(t, bins.Close())
+	require.Equal(t, 3, bins.VocabSize)
+	words, err := LoadTokenizer(dir)
+	require.NoError(t, err)
+	require.Equal(t, "the caté\ufffd", words.Decode([]int{0, 2, 1, 3}))
+	ids, err := words.Encode("é")
+	require.NoError(t, err)
+	require.Equal(t, []int{1}, ids)
+	_, err = words.Encode("cat")
+	require.ErrorContains(t, err, "character 'c' at byte 0 is not among the 3 symbols")
+}
+
 func TestMetaErrors(t *testing.T) {
-	ab := appendMeta(nil, []rune("ab"))
+	ab := appendMeta(nil, strings.Split("ab", ""))
 	edit := func(old, new byte, nth int) []byte {
 		b := append([]byte(nil), ab...)
 		for i := range b {
@@ -90,6 +113,7 @@ func TestMetaErrors(t *testing.T) {
 		"too large":     {[]byte("\x80\x02}X\x0a\x00\x00\x00vocab_sizeJ\x01\x00\x00\x01s."), "vocab_size 16777217 is not in [1, 16777216]"},
 		"size mismatch": {edit(2, 3, 1), "vocab_size is 3, but itos has 2 entries and stoi 2"},
 		"inconsistent":  {edit('b', 'c', 1), `itos[1] is "c", but stoi["c"] is None`},
+		"no text":       {bytes.Replace(ab, []byte("X\x01\x00\x00\x00a"), []byte("K\x07"), 1), "itos[0] is 7, not a text"},
 		"wrong way":     {bytes.Replace(ab, []byte("J\x01\x00\x00\x00uu"), []byte("J\x00\x00\x00\x00uu"), 1), `itos[1] is "b", but stoi["b"] is 0`},
 	} {
 		_, err := parseMeta(c.pickle)
@@ -106,7 +130,7 @@ func TestMetaErrors(t *testing.T) {
 
 // A meta that is accepted must survive being written and read again.
 func FuzzParseMeta(f *testing.F) {
-	f.Add(appendMeta(nil, []rune("\n ab")))
+	f.Add(appendMeta(nil, strings.Split("\n ab", "")))
 	for _, protocol := range []int{2, 3, 4} {
 		b, err := os.ReadFile(fmt.Sprintf("testdata/meta-protocol%d.pkl", protocol))
 		require.NoError(f, err)

@@ -106,7 +106,7 @@ func Prepare(ctx context.Context, corpus Corpus, encoding Encoding, dir string) 
 
 // survey is the first pass: it counts the characters and returns the different
 // ones, sorted.
-func (p *Prepared) survey(ctx context.Context) ([]rune, error) {
+func (p *Prepared) survey(ctx context.Context) (symbols []string, err error) {
 	f, err := p.Corpus.Open()
 	if err != nil {
 		return nil, err
@@ -117,7 +117,10 @@ func (p *Prepared) survey(ctx context.Context) ([]rune, error) {
 	for {
 		c, err := text.next()
 		if errors.Is(err, io.EOF) {
-			return slices.Sorted(maps.Keys(seen)), nil
+			for _, c := range slices.Sorted(maps.Keys(seen)) {
+				symbols = append(symbols, string(c))
+			}
+			return symbols, nil
 		}
 		if err != nil {
 			return nil, err

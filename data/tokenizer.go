@@ -38,21 +38,24 @@ func LoadTokenizer(dir string) (Tokenizer, error) {
 	return newChar(meta.Symbols), nil
 }
 
-// Char is the character tokenizer: id i is the character symbols[i].
+// Char is the character tokenizer: id i is the character symbols[i]. Symbols of a tokenizer of somebody's own may be longer: as in
+// nanoGPT's sample.py they are decoded, but no text is encoded to them.
 type Char struct {
-	symbols []rune
+	symbols []string
 	ids     map[rune]uint16
 }
 
 // newChar returns the tokenizer of distinct symbols, of which there are at most
 // 65,536.
-func newChar(symbols []rune) *Char {
+func newChar(symbols []string) *Char {
 	if len(symbols) > 1<<16 {
 		panic(fmt.Sprintf("BUG: data: %d symbols do not fit uint16 ids", len(symbols)))
 	}
 	ids := make(map[rune]uint16, len(symbols))
-	for id, c := range symbols {
-		ids[c] = uint16(id)
+	for id, s := range symbols {
+		if c, n := utf8.DecodeRuneInString(s); n > 0 && n == len(s) {
+			ids[c] = uint16(id)
+		}
 	}
 	return &Char{symbols, ids}
 }
@@ -78,7 +81,7 @@ func (t *Char) Decode(ids []int) string {
 			b.WriteRune(utf8.RuneError)
 			continue
 		}
-		b.WriteRune(t.symbols[id])
+		b.WriteString(t.symbols[id])
 	}
 	return b.String()
 }

@@ -12,7 +12,7 @@ import (
 )
 
 func TestChar(t *testing.T) {
-	tok := newChar([]rune("\n abé"))
+	tok := newChar(strings.Split("\n abé", ""))
 	require.Equal(t, 5, tok.VocabSize())
 	ids, err := tok.Encode("éa b\n")
 	require.NoError(t, err)
@@ -69,7 +69,7 @@ func TestLoadTokenizer(t *testing.T) {
 	require.Equal(t, 50257, tok.VocabSize())
 
 	path := filepath.Join(dir, MetaFile)
-	require.NoError(t, os.WriteFile(path, appendMeta(nil, []rune("ab")), 0o644))
+	require.NoError(t, os.WriteFile(path, appendMeta(nil, strings.Split("ab", "")), 0o644))
 	tok, err = LoadTokenizer(dir)
 	require.NoError(t, err)
 	require.Equal(t, "ba", tok.Decode([]int{1, 0}))
