@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"math"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -317,19 +318,30 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 		if err != nil {
 			return &Error{File: w.path, Tensor: s.Name, Err: err}
 		}
-		eachRun(s, func(at, of, n int) { copy(whole[of:of+n], values[at:]) }) // the rest of a longer position table is not used
-	}
-	var bad error // what a run would report only as a loss that is NaN
-	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
-		for i := range n {
-			to := dst[dtype.Size()*int64(a+i):]
-			dtype.Write(to, whole[b+i])
-			if x := dtype.Read(to); x-x != 0 {
-				bad = errorf(w.path, stored[0].Name, "holds %v, which is no finite %s", whole[b+i], dtype)
+		for _, x := range values { // a run would only report a loss that is NaN
+			if most := largest(dtype); !(x >= -most && x <= most) {
+				return errorf(w.path, s.Name, "holds %v, which is no finite %s", x, dtype)
 			}
 		}
+		eachRun(s, func(at, of, n int) { copy(whole[of:of+n], values[at:]) }) // the rest of a longer position table is not used
+	}
+	ir.EachRun(slab, ir.Whole(slab.Global), func(a, b, n int) {
+		for i := range n {
+			dtype.Write(dst[dtype.Size()*int64(a+i):], whole[b+i])
+		}
 	})
-	return bad
+	return nil
+}
+
+// largest returns the largest number of a floating-point type.
+func largest(dtype ir.DType) float32 {
+	switch dtype {
+	case ir.F16:
+		return 65504
+	case ir.BF16:
+		return 0x1.fep127
+	}
+	return math.MaxFloat32
 }
 
 // eachRun calls f for every run of elements that a tensor has in the order of the parameter: n elements, from at on in the tensor

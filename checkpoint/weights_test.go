@@ -313,6 +313,18 @@ func TestValuesThatAreNotFinite(t *testing.T) {
 		}
 		require.ErrorContains(t, f32, want)
 	}
+
+	// One parameter is several tensors in a Llama's file.
+	const keys = "model.layers.1.self_attn.k_proj.weight"
+	path := filepath.Join(t.TempDir(), "model.safetensors")
+	require.NoError(t, ExportWeights(path, numbered{}, tinyLlama(), gpt.Llama))
+	w, err := OpenWeights(rewritten(t, path, nil, func(all map[string]safetensors.Tensor) {
+		copy(all[keys].Data, "\x00\x00\xc0\x7f")
+	}), tinyLlama())
+	require.NoError(t, err)
+	defer w.Close()
+	c := ir.Whole(tinyLlama().Stored("h.1.attn.c_attn.weight", gpt.Llama)[0].Of)
+	require.ErrorContains(t, w.Read("h.1.attn.c_attn.weight", ir.F32, c, make([]byte, 4*c.Elems())), keys+`": holds NaN`)
 }
 
 // What neither GPT-2 nor Llama can express is refused by name, in both directions.
