@@ -310,4 +310,11 @@ func TestTokenizerOfDataThatMoved(t *testing.T) {
 	}
 	_, err := loadTokenizer(filepath.Join(there, "gone"), cfg, nil)
 	require.NoError(t, err)
+
+	cfg.VocabSize = 128256 // Llama 3's
+	var notes []string
+	_, err = loadTokenizer("", cfg, func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) })
+	require.NoError(t, err)
+	require.Len(t, notes, 1)
+	require.Contains(t, notes[0], "tokens are taken for GPT-2's 50,257, but the model has 128,256: ")
 }
