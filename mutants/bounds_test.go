@@ -553,7 +553,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what a plan takes", how: "more passes wait for their streams than there are",
 		file: "planner/passage.go",
-		old:  "longer.times(p.m - 1)", new: "longer.times(p.m + 1)",
+		old:  "longer.times(p.m-1)", new: "longer.times(p.m+1)",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
 		bug: "floors far below what plans take", how: "groups do not sum their shares of tables' gradients that are reduced in every micro-batch",
@@ -589,7 +589,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a floor above what a plan takes", how: "gradients that are moved first are reduced on the stream",
 		file: "planner/relax.go",
-		old:  "kind.turned || of.Op == ir.OpAllToAll", new: "kind.turned",
+		old:  "case n.Op == ir.OpAllToAll:\n\t\treturn true", new: "case false:\n\t\treturn true",
 		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "a floor above what a plan takes", how: "a lone backward pass gathers nothing before its gradient arrives",
@@ -609,8 +609,8 @@ func inTheBounds() []mutant {
 		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "a floor above what a plan takes", how: "a table of which one gradient is moved is reduced on the stream",
-		file: "planner/spread.go",
-		old:  "sum := last(way); sum.Op == ir.OpAddN {", new: "sum := last(way); sum.Op == ir.OpAddN && false {",
+		file: "planner/relax.go",
+		old:  "case n.Op == ir.OpAddN:", new: "case false && n.Op == ir.OpAddN:",
 		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "a floor above what a plan takes", how: "the last position hands its gradient of a table to the first as slowly as that to it",
@@ -621,6 +621,41 @@ func inTheBounds() []mutant {
 		bug: "a floor above what a plan takes", how: "gradients that come with that of the input are reduced only after it",
 		file: "planner/passage.go",
 		old:  "return t.once - t.soon", new: "return t.once",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a price that is not a program's", how: "software narrows sums of 64 bits",
+		file: "planner/cost/program.go",
+		old:  "wide > size && (", new: "wide > 0 && (",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a price that is not a program's", how: "positions count as alike that send to some that gather unlike",
+		file: "planner/cost/poollayout.go",
+		old:  "m.software.Scatter && tp >= 0 {", new: "false {",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a table's gradient that is sliced before it is summed is reduced on the stream",
+		file: "planner/relax.go",
+		old:  "return n.Op == ir.OpSlice || n.Op == ir.OpAllGather", new: "return n.Op == ir.OpAllGather",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a pass gathers nothing before its gradient arrives",
+		file: "planner/passage.go",
+		old:  "update.fixed -= 2 * first[inBlock].regathers", new: "",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "groups sum further what tensor-parallel ranks have before they share it out",
+		file: "planner/relax.go",
+		old:  "updated := v.ofLike(trunk.mesh) / int64(ranks)", new: "updated := part",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "a tied table that all ranks hold is summed on the stream",
+		file: "planner/relax.go",
+		old:  "if v.turned || shared && v.first && v.again {", new: "if v.turned || shared && false {",
+		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a floor above what a plan takes", how: "the first position updates after all gradients of weights of another",
+		file: "planner/passage.go",
+		old:  "ending = min(ending, p.finish(at, 1, false))", new: "_ = at",
 		pkg: "./planner", run: "^FuzzFloors$",
 	}}
 }

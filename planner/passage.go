@@ -154,7 +154,13 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	bound := s.alone(p) - cost.Picoseconds(p.pp)*ahead
 	share := (blocks + p.pp - 1) / p.pp
 	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(0, 1, false))
-	less := cost.Picoseconds(p.pp)*ahead - p.finish(0, 1, false) // position 0 updates a block at least
+	ending := p.finish(0, 1, false) // position 0 updates a block at least
+	if p.schedule == partition.ZeroBubble {
+		for at := 1; at < p.pp; at++ { // or the position itself: it may make gradients of weights after its last backward pass
+			ending = min(ending, p.finish(at, 1, false))
+		}
+	}
+	less := cost.Picoseconds(p.pp)*ahead - ending
 	bound = max(bound, p.way(beforeBlocks, 1)+p.way(inBlock, blocks-1)+p.all(inBlock, 1)+p.all(afterBlocks, 1)-less)
 	// If blocks could be divided, every position i would have n_i of them with way * (n_0 + ... + n_(i-1)) + all * n_i <= T.
 	// The least T for all blocks makes these equalities: n_i is then (1 - way/all)^i * T/all, whose sum is to be the number
@@ -629,7 +635,12 @@ func (p *passage) waiting(at int) (through, update chain) {
 	if split {
 		throughs = max(0, p.m-1-at)
 	}
-	return longer.times(throughs), longer.times(p.m - 1)
+	through, update = longer.times(throughs), longer.times(p.m-1)
+	if !split && at < p.pp-1 && p.m > 1 { // the first may have gathered the weights of two blocks when its gradient arrives
+		through.fixed -= 2 * first[inBlock].regathers
+		update.fixed -= 2 * first[inBlock].regathers
+	}
+	return through, update
 }
 
 // plus adds to a chain what another takes besides.

@@ -62,6 +62,11 @@ type blockParam struct {
 	streamed        [ir.NumPhases]bool // and those that read it as it lies: before others gather it, they move it, in order
 }
 
+// ofLike is the bytes that a rank has of what ZeRO cuts like the value, in the type of the value.
+func (v *blockParam) ofLike(mesh ir.Mesh) int64 {
+	return mesh.LocalElems(v.like.Type.Shape, v.like.Spec, ir.Coord{}) * v.value.Type.DType.Size()
+}
+
 // endParam is a weight outside of blocks.
 type endParam struct {
 	value  *ir.Value
@@ -240,7 +245,7 @@ func (w *work) persistentOf(batch int) *persistent {
 			kind := kinds[weight]
 			for _, of := range gradientWay(n) {
 				weights[of] = weight
-				kind.turned = kind.turned || of.Op == ir.OpAllToAll
+				kind.turned = kind.turned || movesGradient(of)
 				kind.late = kind.late || w.of.ofWeight[of]
 			}
 			kinds[weight] = kind
@@ -288,7 +293,7 @@ func (w *work) persistentOf(batch int) *persistent {
 		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
-			v.read, v.streamed, v.soon = read[x.Value.ID].any, read[x.Value.ID].asItLies, !kinds[x.Value].late
+			v.read, v.streamed, v.turned, v.soon = read[x.Value.ID].any, read[x.Value.ID].asItLies, kinds[x.Value].turned, !kinds[x.Value].late
 		case v.gradient:
 			if of := weights[n]; of != nil {
 				v.like, v.turned = of, kinds[of].turned
@@ -307,6 +312,20 @@ func (w *work) persistentOf(batch int) *persistent {
 	}
 	w.persistent = b
 	return b
+}
+
+// movesGradient reports whether a node that a gradient comes through keeps the stream from reducing it (see codegen's hoist): it moves
+// the gradient, or adds up what has been moved or summed.
+func movesGradient(n *ir.Node) bool {
+	switch {
+	case n.Op == ir.OpAllToAll:
+		return true
+	case n.Phase != ir.Update:
+		return false
+	case n.Op == ir.OpAddN:
+		return slices.ContainsFunc(n.Args, func(a *ir.Value) bool { return a.Def.Op != ir.OpAccumulate })
+	}
+	return n.Op == ir.OpSlice || n.Op == ir.OpAllGather
 }
 
 // addEnd adds a parameter outside of blocks.
@@ -359,7 +378,8 @@ func (s *searcher) movedAtEnds(o outline, trunk *work, way *ways, t *workTimes) 
 				renewed[afterBlocks] += bytes
 			}
 		}
-		if v.turned {
+		shared := v.value.Spec[tp].Kind != ir.Shard && o.sharers(1) > 1 // tensor-parallel ranks may sum one gradient and cut another
+		if v.turned || shared && v.first && v.again {
 			continue
 		}
 		if cut && o.zero >= 2 {
@@ -628,7 +648,8 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 				break
 			}
 			scattered = scattered.plus(whole)
-			all.shares, late.shares = all.shares+part, late.shares+part
+			updated := v.ofLike(trunk.mesh) / int64(ranks) // tensor-parallel ranks may have shared out the sum
+			all.shares, late.shares = all.shares+min(part, updated), late.shares+min(part, updated)
 		case v.gradient && cut && o.zero >= 2:
 			reduce := collective(ir.OpReduceScatter, v.bytes)
 			each.all += reduce

@@ -191,28 +191,36 @@ func (m *Program) OnKinds(kinds Kinds) *Program {
 }
 
 // classes numbers the positions so that two have the same number if they lie on the same kinds of devices and have
-// the same groups over every axis and the same routes to their neighbours.
+// the same groups over every axis, the same routes to their neighbours, and neighbours that gather alike what these send in parts
+// ([Software.Scatter]).
 func (m *Program) classes() []int {
 	if m.layout.classes != nil {
 		return m.layout.classes
 	}
+	type gathers struct {
+		kinds Kinds
+		group Group
+	}
 	type class struct {
-		kinds          Kinds
-		groups         [ir.MaxAxes]Group
-		next, previous Route
+		kinds   Kinds
+		groups  [ir.MaxAxes]Group
+		routes  [2]Route // to the next position, and to the previous one
+		gathers [2]gathers
 	}
 	known := map[class]int{}
-	positions := m.plan.PP()
+	positions, tp := m.plan.PP(), m.mesh.Axis(partition.AxisTP)
 	for at := range positions {
 		c := class{kinds: m.layout.kinds[at]}
 		for axis := range m.mesh.Axes {
 			c.groups[axis] = m.groupOf(at, axis)
 		}
-		if at+1 < positions {
-			c.next = m.route(at, at+1)
-		}
-		if at > 0 {
-			c.previous = m.route(at, at-1)
+		for i, to := range []int{at + 1, at - 1} {
+			if to < 0 || to == positions {
+				continue
+			}
+			if c.routes[i] = m.route(at, to); m.software.Scatter && tp >= 0 {
+				c.gathers[i] = gathers{m.layout.kinds[to], m.groupOf(to, tp)}
+			}
 		}
 		n, met := known[c]
 		if !met {

@@ -456,8 +456,8 @@ func (m *Program) synchronized(n *ir.Node, bytes, inPlace int64, share float64, 
 	if !ofReplicas(n, m.mesh) {
 		return m.collective(n.Op, bytes, inPlace, g, crossing{hops: share, network: 1})
 	}
-	if wide := m.software.Reduce; wide > 0 && (n.Op == ir.OpReduceScatter || n.Op == ir.OpAllReduce) {
-		bytes = int64(wide) * (bytes / n.Args[0].Type.DType.Size())
+	if wide, size := int64(m.software.Reduce), n.Args[0].Type.DType.Size(); wide > size && (n.Op == ir.OpReduceScatter || n.Op == ir.OpAllReduce) {
+		bytes = wide * (bytes / size)
 	}
 	return m.collective(m.replicas(n.Op), bytes, inPlace, g, crossing{hops: share, network: m.beyond()})
 }

@@ -55,8 +55,8 @@ type Software struct {
 	// tensor has a collective of its own. 0 means the buckets of the program. These ranks are data-parallel and
 	// context-parallel ones.
 	Buffer float64 `json:"buffer,omitempty"`
-	// Reduce is how many bytes an element has in which those ranks reduce gradients; 0 means those of the type
-	// of the gradients. AllReduce says that they all-reduce whole gradients even if each keeps only a part.
+	// Reduce is how many bytes an element has at least in which those ranks reduce gradients; 0 means those of the
+	// type of the gradients. AllReduce says that they all-reduce whole gradients even if each keeps only a part.
 	Reduce    float64 `json:"reduce,omitempty"`
 	AllReduce bool    `json:"all_reduce,omitempty"`
 	// Network multiplies the rate of the network between nodes; 0 means 1.
