@@ -21,7 +21,7 @@ func FuzzFloors(f *testing.F) {
 	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
 		f.Add(seed)
 	}
-	for _, seed := range []uint64{4, 58, 256, 363, 401, 504, 984, 1512, 2331, 3189, 3629, 5150, 5874, 7125} {
+	for _, seed := range []uint64{4, 58, 256, 363, 401, 504, 984, 1512, 2331, 3189, 3629, 4705, 5150, 5874, 7125} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {

@@ -243,7 +243,7 @@ func (w *work) persistentOf(batch int) *persistent {
 		if n.Op == ir.OpAdamW {
 			weight := n.Args[0]
 			kind := kinds[weight]
-			for _, of := range gradientWay(n) {
+			for _, of := range wayTo(n.Args[3].Def) {
 				weights[of] = weight
 				kind.turned = kind.turned || movesGradient(of)
 				kind.late = kind.late || w.of.ofWeight[of]

@@ -32,7 +32,13 @@ func (b *blueprint) noteWhole(prog *codegen.Program) {
 			continue
 		}
 		cut := n.Results[0].Spec[tp].Kind == ir.Shard
-		for _, maker := range gradientWay(n) {
+		makers := []*ir.Node{last(wayTo(n.Args[3].Def))}
+		if sum := makers[0]; sum.Op == ir.OpAddN {
+			for _, a := range sum.Args {
+				makers = append(makers, last(wayTo(a.Def)))
+			}
+		}
+		for _, maker := range makers {
 			switch maker.Op {
 			case ir.OpMatMul:
 				b.ofWhole[maker] = !cut
@@ -41,18 +47,6 @@ func (b *blueprint) noteWhole(prog *codegen.Program) {
 			}
 		}
 	}
-}
-
-// gradientWay lists the nodes through which the gradient of an AdamW comes, from the last one back to the one that makes it; of a tied
-// table both ways whose ends it sums.
-func gradientWay(n *ir.Node) []*ir.Node {
-	way := wayTo(n.Args[3].Def)
-	if sum := last(way); sum.Op == ir.OpAddN {
-		for _, a := range sum.Args {
-			way = append(way, wayTo(a.Def)...)
-		}
-	}
-	return way
 }
 
 func last(way []*ir.Node) *ir.Node { return way[len(way)-1] }
