@@ -657,5 +657,15 @@ func inTheBounds() []mutant {
 		file: "planner/passage.go",
 		old:  "ending = min(ending, p.finish(at, 1, false))", new: "_ = at",
 		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a bound that rules out little", how: "passes do not wait until what those before them have posted is sent",
+		file: "planner/bound.go",
+		old:  "w.sent.forward, w.sent.backward = p.body(i, ir.Forward, whole).sent(), p.body(i, ir.Backward, whole).sent()", new: "",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a plan takes", how: "passes of other schedules wait so too",
+		file: "planner/bound.go",
+		old:  "if p.template.Schedule == partition.GPipe {\n\t\tw.sent", new: "if true {\n\t\tw.sent",
+		pkg: "./planner", run: "^FuzzFloors$",
 	}}
 }

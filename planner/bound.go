@@ -392,6 +392,9 @@ type stageWork struct {
 	beside                    *stageWork // what communication streams do in forward, backward and weight
 	// leads are those of the passes, and of the last backward pass and the last one for weight gradients: see [body.leads].
 	leads struct{ forward, backward, weight [2]cost.Picoseconds }
+	// sent are passes up to what they send, that included, where passes of a kind follow each other: the next one waits until it
+	// is sent. Otherwise they are nothing.
+	sent struct{ forward, backward line }
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
@@ -407,6 +410,9 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 		}
 		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
 		w.leads.forward[size], w.leads.backward[size], w.leads.weight[size] = forward.leads(), backward.leads(), weight.leads()
+	}
+	if p.template.Schedule == partition.GPipe {
+		w.sent.forward, w.sent.backward = p.body(i, ir.Forward, whole).sent(), p.body(i, ir.Backward, whole).sent()
 	}
 	w.total(m)
 	beside.total(m)
@@ -454,7 +460,7 @@ func (w *stageWork) least() stageWork {
 	for _, x := range []*line{&l.last, &l.passes, &l.weights, &l.all} {
 		x.lower()
 	}
-	l.beside = &stageWork{}
+	l.beside, l.sent.forward, l.sent.backward = &stageWork{}, line{}, line{}
 	return l
 }
 
@@ -469,12 +475,12 @@ func (l *line) lower() {
 type waiting struct{ forward, backward, weight cost.Picoseconds }
 
 // waiting returns how long a stage waits: for what its passes gather first, or for all that they give to the stream, as each ends
-// only when that is done.
+// only when that is done, or until what they have posted is sent.
 func (w *stageWork) waiting(n int, r recomputation) waiting {
 	b, l := w.beside, &w.leads
 	return waiting{
-		wait(&b.forward[whole], &w.forward[whole], l.forward[whole], n, r),
-		wait(&b.backward[whole], &w.backward[whole], l.backward[whole], n, r),
+		max(wait(&b.forward[whole], &w.forward[whole], l.forward[whole], n, r), w.sent.forward.at(n, r)-w.forward[whole].at(n, r)),
+		max(wait(&b.backward[whole], &w.backward[whole], l.backward[whole], n, r), w.sent.backward.at(n, r)-w.backward[whole].at(n, r)),
 		wait(&b.weight[whole], &w.weight[whole], l.weight[whole], n, r),
 	}
 }
