@@ -50,5 +50,10 @@ func inTheCertificate() []mutant {
 		file: "planner/certify.go",
 		old:  "if cert.Plan.RuntimeNGPUs != a.opts.RuntimeNGPUs {", new: "if cert.Plan.RuntimeNGPUs < 0 {",
 		pkg: "./planner", run: tampered,
+	}, {
+		bug: "a proof of less than it says", how: "the space may be narrower than the winner asks for",
+		file: "planner/certify.go",
+		old:  "if a.widens(cert.Plan) {", new: "if false {",
+		pkg: "./planner", run: "^TestNarrowedCertificate$",
 	}}
 }

@@ -394,6 +394,27 @@ func eachOther(regions []Region, r Region) (all []Region) {
 }
 
 // TestMalformedCertificates: errors name the line.
+// TestNarrowedCertificate: a certificate of which the space is narrower than the winner asks for proves nothing.
+func TestNarrowedCertificate(t *testing.T) {
+	t.Parallel()
+	c := cluster(t, "a10g")
+	p := proven{g: step(t, tiny(3), 5), batch: 5, cluster: c, opts: Options{RuntimeNGPUs: 4, OverlapTP: "off", OverlapP2P: "off", Overlap: "off"}}
+	require.True(t, p.prove(t))
+	cert := p.copy(t)
+	require.True(t, cert.Everywhere)
+	for cert.Everywhere = false; ; {
+		_, err := p.check(cert, 0)
+		var refuted *RefutedError
+		require.ErrorAs(t, err, &refuted)
+		at := slices.IndexFunc(cert.Regions, func(r Region) bool { return r.line == refuted.Line })
+		if at < 0 {
+			require.Equal(t, 7, refuted.Line, "%v", err)
+			break
+		}
+		cert.Regions = slices.Delete(cert.Regions, at, at+1) // it is not of the narrower space
+	}
+}
+
 func TestMalformedCertificates(t *testing.T) {
 	p := proven{g: step(t, tiny(2), 4), batch: 4, cluster: cluster(t, "h100"), opts: Options{RuntimeNGPUs: 2, Offload: "none"}}
 	require.True(t, p.prove(t))

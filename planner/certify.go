@@ -125,6 +125,9 @@ func Certify(g *ir.Graph, batch int, c *cost.Cluster, eval *ir.Graph, cert *Cert
 	if err := a.winner(g, eval); err != nil {
 		return nil, err
 	}
+	if a.widens(cert.Plan) {
+		return nil, refute(7, "the space is not widened, though the winner shares tokens, or its ranks have unequal numbers of sequences")
+	}
 	if err := a.regions(); err != nil {
 		return nil, err
 	}

@@ -281,6 +281,11 @@ func (s *searcher) run() ([]*candidate, []*point, bool) {
 		}
 	}
 	optimal := s.prove(points)
+	if kept := found.ranked(); len(kept) > 0 && s.widens(kept[0].plan) { // the proof has found another winner
+		s.widen()
+		points = s.exhaust(points)
+		optimal = s.prove(points)
+	}
 	if s.certain.IsZero() {
 		s.certain = time.Now()
 	}
