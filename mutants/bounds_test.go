@@ -667,5 +667,10 @@ func inTheBounds() []mutant {
 		file: "planner/bound.go",
 		old:  "if p.template.Schedule == partition.GPipe {\n\t\tw.sent", new: "if true {\n\t\tw.sent",
 		pkg: "./planner", run: "^FuzzFloors$",
+	}, {
+		bug: "a proof that leaves a wide gap", how: "the first pipeline may spend all steps",
+		file: "planner/explore.go",
+		old:  "range []bool{true, false} { // first", new: "range []bool{false} { // first",
+		pkg: "./planner", run: "^TestProofIsShared$",
 	}}
 }

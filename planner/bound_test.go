@@ -42,3 +42,17 @@ func TestBoundsOfCuts(t *testing.T) {
 		require.LessOrEqual(t, bound, cut.dived, x.name)
 	}
 }
+
+// TestProofIsShared: pipelines that are left to prove share the steps: one alone would spend them all, and leave the gap to the
+// others.
+func TestProofIsShared(t *testing.T) {
+	t.Parallel()
+	const batch = 128
+	c := preset(t, "gpt2-medium")
+	c.Float = ir.BF16
+	on := cluster(t, "a100-80g")
+	on.InterNode.Bandwidth /= 10
+	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 1_000_000)
+	require.NoError(t, err)
+	require.Less(t, res.Stats.Gap, 0.05)
+}

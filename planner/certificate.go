@@ -127,7 +127,7 @@ func (e *UnprovenError) Error() string {
 // SearchCertified is [Search] with a proof of the result, for which it takes more steps. If these are not
 // enough for certainty, it returns the result with an *UnprovenError.
 func SearchCertified(g *ir.Graph, batch int, c *cost.Cluster, opts Options) (*Result, *Certificate, error) {
-	return certified(g, batch, c, opts, 50*thorough)
+	return certified(g, batch, c, opts, 10*thorough)
 }
 
 // certified is [SearchCertified] with a number of steps.

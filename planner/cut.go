@@ -82,7 +82,7 @@ type cutter struct {
 // the same time, only the first maxTies are compared by memory.
 const (
 	quick    = 20_000    // steps of one search of a pipeline's cuts
-	thorough = 1_000_000 // steps of the proof that nothing beats the winner
+	thorough = 5_000_000 // steps of the proof that nothing beats the winner
 	maxTies  = 32
 )
 

@@ -441,19 +441,33 @@ func (s *searcher) winnerKnown(points []*point) bool {
 }
 
 // prove reports whether the best plan is optimal. Where the search of a point's cuts gave up, it is
-// repeated with the steps that are left for the proof, but only below the time of the best plan. If
-// it gives up again, the gap is noted.
+// repeated with a share of the steps for the proof, then with all that are left, but only below the time of the best plan.
+// If it gives up again, the gap is noted.
 func (s *searcher) prove(points []*point) bool {
 	optimal, steps, bound := true, s.steps, never
-	for _, p := range points {
+	unsure := func(p *point) bool {
 		kept := s.found.ranked()
-		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
-			continue
+		return len(kept) > 0 && p.unsure && p.least < kept[0].time
+	}
+	left := slices.DeleteFunc(slices.Clone(points), func(p *point) bool { return !unsure(p) })
+	half := steps / 2
+	for _, share := range []bool{true, false} { // first each may take an equal share of half of the steps
+		for i, p := range left {
+			if !unsure(p) {
+				continue
+			}
+			most := steps
+			if share {
+				most = max(0, steps-half) / (len(left) - i)
+			}
+			x, certain := p.solve(s.found.ranked()[0].time-1, most)
+			steps -= most - max(p.budget, 0)
+			p.unsure = !certain
+			s.found.take(p.degrees, x)
 		}
-		x, certain := p.solve(kept[0].time-1, steps)
-		steps = max(p.budget, 0)
-		s.found.take(p.degrees, x)
-		if !certain {
+	}
+	for _, p := range left {
+		if unsure(p) {
 			optimal, bound = false, min(bound, p.least)
 		}
 	}
