@@ -43,9 +43,8 @@ func TestBoundsOfCuts(t *testing.T) {
 	}
 }
 
-// TestProofIsShared: pipelines that are left to prove share the steps: one alone would spend them all, and leave the gap to the
-// others.
-func TestProofIsShared(t *testing.T) {
+// TestProofNarrowsTheGap: pipelines with the least bounds are proven first. Others may spend all steps, and leave the gap as wide.
+func TestProofNarrowsTheGap(t *testing.T) {
 	t.Parallel()
 	const batch = 128
 	c := preset(t, "gpt2-medium")

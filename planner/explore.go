@@ -441,33 +441,21 @@ func (s *searcher) winnerKnown(points []*point) bool {
 }
 
 // prove reports whether the best plan is optimal. Where the search of a point's cuts gave up, it is
-// repeated with a share of the steps for the proof, then with all that are left, but only below the time of the best plan.
-// If it gives up again, the gap is noted.
+// repeated with the steps that are left for the proof, but only below the time of the best plan. If
+// it gives up again, the gap is noted. The points with the least bounds, which make the gap, come first.
 func (s *searcher) prove(points []*point) bool {
 	optimal, steps, bound := true, s.steps, never
-	unsure := func(p *point) bool {
+	points = slices.Clone(points)
+	slices.SortStableFunc(points, func(p, q *point) int { return cmp.Compare(p.least, q.least) })
+	for _, p := range points {
 		kept := s.found.ranked()
-		return len(kept) > 0 && p.unsure && p.least < kept[0].time
-	}
-	left := slices.DeleteFunc(slices.Clone(points), func(p *point) bool { return !unsure(p) })
-	half := steps / 2
-	for _, share := range []bool{true, false} { // first each may take an equal share of half of the steps
-		for i, p := range left {
-			if !unsure(p) {
-				continue
-			}
-			most := steps
-			if share {
-				most = max(0, steps-half) / (len(left) - i)
-			}
-			x, certain := p.solve(s.found.ranked()[0].time-1, most)
-			steps -= most - max(p.budget, 0)
-			p.unsure = !certain
-			s.found.take(p.degrees, x)
+		if len(kept) == 0 || !p.unsure || p.least >= kept[0].time {
+			continue
 		}
-	}
-	for _, p := range left {
-		if unsure(p) {
+		x, certain := p.solve(kept[0].time-1, steps)
+		steps = max(p.budget, 0)
+		s.found.take(p.degrees, x)
+		if !certain {
 			optimal, bound = false, min(bound, p.least)
 		}
 	}
