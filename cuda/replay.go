@@ -270,8 +270,7 @@ func (r *replay) learn(calls []call) error {
 	}
 	if err := r.capture(s); err != nil {
 		s.uncapturable = true // it is made call by call, as before
-		var refused *driver.Error
-		if !errors.As(err, &refused) {
+		if _, refused := errors.AsType[*driver.Error](err); !refused {
 			return err
 		}
 		r.backend.explain(err.Error())

@@ -37,8 +37,7 @@ func (r *Report) Compare(alternatives []planner.DocumentAlternative) error {
 	p := r.Prediction
 	for i, a := range alternatives {
 		priced, err := Price(a.Plan, p.cluster, r.cfg)
-		var bad *planner.DocumentError
-		if errors.As(err, &bad) {
+		if bad, ok := errors.AsType[*planner.DocumentError](err); ok {
 			bad.Key = fmt.Sprintf("search.alternatives[%d].%s", i, bad.Key)
 		}
 		if err != nil {

@@ -34,8 +34,7 @@ func Same(a, b string) bool {
 // WithoutPath returns the cause of an error of package os without the path, for errors that name the
 // file themselves. It returns other errors as they are.
 func WithoutPath(err error) error {
-	var path *fs.PathError
-	if errors.As(err, &path) {
+	if path, ok := errors.AsType[*fs.PathError](err); ok {
 		return path.Err
 	}
 	return err

@@ -521,12 +521,11 @@ func worse(now, before error) bool {
 
 // final reports whether another start would end in the same way.
 func final(err error) bool {
-	var exit *ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*ExitError](err); ok {
 		return exit.Final
 	}
-	var lost *MachineError
-	return !errors.As(err, &lost)
+	_, lost := errors.AsType[*MachineError](err)
+	return !lost
 }
 
 // command returns the command of a process, and the destination of its output.

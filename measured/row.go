@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -208,8 +209,7 @@ func readError(file string, err error) error {
 	if errors.Is(err, io.EOF) {
 		return &Error{File: file, Msg: "is empty"}
 	}
-	var bad *csv.ParseError
-	if errors.As(err, &bad) {
+	if bad, ok := errors.AsType[*csv.ParseError](err); ok {
 		return &Error{File: file, Line: bad.Line, Msg: bad.Err.Error()}
 	}
 	return &Error{File: file, Msg: err.Error()}
@@ -360,10 +360,8 @@ func (p *parser) optional(column string, words ...string) string {
 
 func (p *parser) word(column string, words ...string) string {
 	text := p.text(column)
-	for _, w := range words {
-		if text == w {
-			return text
-		}
+	if slices.Contains(words, text) {
+		return text
 	}
 	p.refuse(column, fmt.Sprintf("is %q, want one of %s; did you mean %s?", text, strings.Join(words, ", "), config.Nearest(text, words)))
 	return words[0]

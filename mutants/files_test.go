@@ -165,7 +165,7 @@ func inFiles() []mutant {
 	}, {
 		bug: "a run goes on with the weights of another model", how: "whose tensors would do",
 		file: "train/reshard.go",
-		old:  "if err := is.Same(want); errors.As", new: "if err := is.Same(is); errors.As",
+		old:  "(is.Same(want)); ok {", new: "(is.Same(is)); ok {",
 		pkg: "./train", run: "^TestOtherModelOfTheSameTensors$",
 	}, {
 		bug: "a run goes on with the weights of another model", how: "with another activation",

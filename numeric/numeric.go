@@ -12,6 +12,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -135,9 +136,7 @@ func (c *comparison) run(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for name, x := range fed {
-			state[name] = x
-		}
+		maps.Copy(state, fed)
 		want, err := interp.Run(c.traced, state, interp.Options{})
 		if err != nil {
 			return err

@@ -265,12 +265,11 @@ func (r *rank) where() (task codegen.Task, node *ir.Node, ok bool) {
 // describe adds to an error where the rank is. If the rank waited in vain for other ranks, it also
 // adds where they are.
 func (r *rank) describe(err error) error {
-	var beside *StreamError
-	if errors.As(err, &beside) && beside.Stream != Compute {
+	beside, onStream := errors.AsType[*StreamError](err)
+	if onStream && beside.Stream != Compute {
 		err = fmt.Errorf("on the %s stream: %w", beside.Stream, beside.Err)
 	}
-	var wait *WaitError
-	if errors.As(err, &wait) {
+	if wait, ok := errors.AsType[*WaitError](err); ok {
 		var at []string
 		for _, id := range wait.Ranks {
 			other := r.exec.local(id)
@@ -286,7 +285,7 @@ func (r *rank) describe(err error) error {
 		}
 	}
 	task, node, ok := r.where()
-	if beside != nil {
+	if onStream {
 		node = beside.Node
 	}
 	if !ok {

@@ -59,8 +59,7 @@ func resumes(c *checkpoint.Checkpoint, want gpt.Config, what string) (*config.Co
 // Tensors alone would not tell: a checkpoint with fewer layers, or without biases, has all tensors
 // of such a model.
 func sameModel(c *checkpoint.Checkpoint, is, want gpt.Config, what string) error {
-	var differs *gpt.ConfigError
-	if err := is.Same(want); errors.As(err, &differs) {
+	if differs, ok := errors.AsType[*gpt.ConfigError](is.Same(want)); ok {
 		hint := ""
 		if is.LoRARank > 0 && want.LoRARank == 0 {
 			hint = "; autopar checkpoint merge --adapters makes its adapters part of its weights"

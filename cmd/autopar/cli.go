@@ -142,8 +142,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		return launch.Interrupted
 	}
 	con.failure("%s", message(err))
-	var usage *kong.ParseError
-	if as(err, &usage) {
+	if usage, ok := errors.AsType[*kong.ParseError](err); ok {
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return launch.ExitStatus(status(err), final(err))
@@ -199,8 +198,8 @@ func idleFlag(parsed *kong.Context) error {
 // heeds reports whether a command ends by itself when it is interrupted. Such a command has a Run that takes the context.
 func heeds(command *kong.Node) bool {
 	run := command.Target.Addr().MethodByName("Run").Type()
-	for i := range run.NumIn() {
-		if run.In(i) == reflect.TypeFor[context.Context]() {
+	for in := range run.Ins() {
+		if in == reflect.TypeFor[context.Context]() {
 			return true
 		}
 	}

@@ -101,8 +101,8 @@ func configured(cfg *config.Config) planner.Options {
 
 // located says where an option that a search refuses was written, if it is the configuration's.
 func located(cfg *config.Config, o planner.Options, err error) error {
-	var bad *planner.OptionError
-	if !as(err, &bad) {
+	bad, ok := errors.AsType[*planner.OptionError](err)
+	if !ok {
 		return err
 	}
 	key := map[string]string{"plan-ngpus": "parallel.plan_ngpus", "runtime-ngpus": "parallel.runtime_ngpus", "memory-limit": "parallel.memory_limit", "batch.global": "batch.global"}[bad.Option]
@@ -305,9 +305,8 @@ func (c *planCmd) Run(con *console) error {
 func unpinned(cfg *config.Config, cluster *cost.Cluster, o planner.Options) (seconds float64, err error) {
 	o.Pins, o.TopK = nil, 0
 	free, err := search(cfg, cluster, o)
-	var none *planner.InfeasibleError
 	switch {
-	case errors.As(err, &none):
+	case is[*planner.InfeasibleError](err):
 		return 0, nil
 	case err != nil:
 		return 0, err

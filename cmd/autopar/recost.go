@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"reflect"
 
 	"github.com/autopar/autopar/config"
@@ -50,8 +51,7 @@ func (c *explainCmd) recost(con *console) error {
 		return usagef("explain: --set: a plan is priced as it is: parallel.plan_ngpus, runtime_ngpus and pin, and batch.micro, are for autopar plan")
 	}
 	r, err := explain.NewRecost(doc, cluster, cfg)
-	var key *config.Error
-	if as(err, &key) && key.File == "" { // a key of the plan's configuration contradicts what was set
+	if key, ok := errors.AsType[*config.Error](err); ok && key.File == "" { // a key of the plan's configuration contradicts what was set
 		err = &planner.DocumentError{Key: "config." + key.Key, Msg: key.Msg}
 	}
 	if err != nil {

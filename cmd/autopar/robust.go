@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -35,10 +34,8 @@ func robust(cfg *config.Config, cluster *cost.Cluster, o planner.Options, sample
 		for _, policy := range []planner.Policy{planner.DP, planner.FSDP, planner.Megatron} {
 			o.Policy, o.TopK = policy, 0
 			best, err := planner.Search(training, cfg.Batch.Global, cluster, o)
-			var none *planner.InfeasibleError
-			var option *planner.OptionError
 			switch {
-			case errors.As(err, &none), errors.As(err, &option): // has no plan here
+			case is[*planner.InfeasibleError](err), is[*planner.OptionError](err): // has no plan here
 			case err != nil:
 				return nil, err
 			case !slices.ContainsFunc(all, func(a planner.Alternative) bool { return reflect.DeepEqual(a.Plan, best.Plan) }):

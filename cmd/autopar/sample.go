@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/autopar/autopar/train"
 )
@@ -33,8 +34,7 @@ func (c *sampleCmd) Run(ctx context.Context, con *console) error {
 		From: c.From, Start: start, NumSamples: c.NumSamples, MaxNewTokens: c.MaxNewTokens,
 		Temperature: c.Temperature, TopK: c.TopK, Seed: c.Seed, DataDir: c.Data, Note: con.note,
 	}, con.stdout)
-	var bad *train.InputError
-	if c.Start == nil && as(err, &bad) && bad.What == "start" {
+	if bad, ok := errors.AsType[*train.InputError](err); ok && c.Start == nil && bad.What == "start" {
 		return usagef("sample: a text begins with a line break if --start does not say otherwise: %v", err)
 	}
 	return err

@@ -52,8 +52,7 @@ func status(err error) int {
 	if is[*planner.InfeasibleError](err) || is[*runtime.MemoryError](err) || is[*cuda.MemoryError](err) {
 		return statusInfeasible
 	}
-	var exit *launch.ExitError
-	if as(err, &exit) && !exit.Crash && exit.Status > statusFailed { // the process of the failed rank has decided
+	if exit, ok := errors.AsType[*launch.ExitError](err); ok && !exit.Crash && exit.Status > statusFailed { // the process of the failed rank has decided
 		return exit.Status
 	}
 	if blamesInput(err) {
@@ -97,8 +96,6 @@ func message(err error) string {
 
 // is reports whether an error of type E is in err's tree.
 func is[E error](err error) bool {
-	var target E
-	return as(err, &target)
+	_, ok := errors.AsType[E](err)
+	return ok
 }
-
-func as[E error](err error, target *E) bool { return errors.As(err, target) }

@@ -143,8 +143,7 @@ func (c *verifyCmd) checkCertificate(doc *planner.Document, of *compiled) (*plan
 			c.Plan, want.PlanNGPUs, want.RuntimeNGPUs, want.MemoryLimit, want.MicroBatch, explain.Count(len(want.Pins), "pin"))}
 	}
 	audit, err := planner.Certify(of.graph, doc.Config.Batch.Global, doc.Cluster, of.evalGraph, cert, c.Samples, c.Seed)
-	var refuted *planner.RefutedError
-	if errors.As(err, &refuted) {
+	if refuted, ok := errors.AsType[*planner.RefutedError](err); ok {
 		refuted.File = c.Certificate
 	}
 	return audit, err

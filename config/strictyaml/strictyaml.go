@@ -72,8 +72,7 @@ func Parse(file string, data []byte) (root ast.Node, err error) {
 	parsed, err := parser.ParseBytes(data, 0, parser.AllowDuplicateMapKey()) // Entries names duplicates better
 	if err != nil {
 		bad := &Error{File: file, Msg: "is not YAML", Err: err}
-		var syntax *yaml.SyntaxError
-		if errors.As(err, &syntax) {
+		if syntax, ok := errors.AsType[*yaml.SyntaxError](err); ok {
 			bad.Msg, bad.Err = "is not YAML: "+syntax.Message, nil
 			if syntax.Token != nil && syntax.Token.Position != nil {
 				bad.Line, bad.Column = syntax.Token.Position.Line, syntax.Token.Position.Column
