@@ -82,8 +82,9 @@ func (l *timeline) shown(m message) bool {
 	return l.only == nil || slices.Contains(l.only, m.from) && slices.Contains(l.only, m.to)
 }
 
-// newTimeline returns the timeline of spans on the given ranks, or on all ranks if that is nil. It fails unless the spans
-// are a timeline of the program: see [Report.Trace].
+// newTimeline returns the timeline of spans on the given ranks, or on all ranks if that is nil. It fails unless they are
+// a timeline of the program: spans of one stream of a rank do not overlap, so that tasks nest them; every send has one receive,
+// which does not end before the send begins; and nothing begins before its operands are made.
 func newTimeline(prog *codegen.Program, spans []runtime.Span, ranks []int) (*timeline, error) {
 	l := &timeline{prog: prog, nodes: map[string]*ir.Node{}, chunks: map[*ir.Node]int{}, ranks: make([][]step, len(prog.Schedules)), only: ranks}
 	for _, n := range prog.Graph.Nodes {

@@ -16,31 +16,20 @@ import (
 	"github.com/autopar/autopar/runtime"
 )
 
-// Trace writes the timeline of a run in the Trace Event Format, which Perfetto and chrome://tracing open. Each rank is a
-// process. It has a track of tasks with their kernels, a track of communication, one more for each stream that runs beside
-// the kernels, and a curve of memory. Arrows lead from sends to receives. For a collective beside the kernels, arrows lead to
-// it from what makes its operands, and from it to what reads its result.
-//
-// spans are those of all ranks. Trace fails unless they are a timeline of the program: spans of one stream of a rank do not
-// overlap, so that tasks nest them; every send has one receive, which does not end before the send begins; and nothing
-// begins before its operands are made.
-func (r *Report) Trace(w io.Writer, spans []runtime.Span) error {
-	line, err := newTimeline(r.prog, spans, nil)
-	if err != nil {
-		return err
-	}
-	return writeTrace(w, line.events(), "")
-}
-
 // The bounds of a predicted trace if no rank was asked for. The file has some 80 MB at most.
 const (
 	traceWork  = 1 << 20 // instructions of the ranks that are shown, at most
 	traceSpans = 300_000 // instructions that are shown, at most
 )
 
-// PredictedTrace writes the predicted timeline as [Report.Trace] does. It shows the given rank, or if that is nil all ranks
-// if they are few, else one of each position of the pipeline and the busiest, with the instructions of as many as there is
-// room for. It returns a note on what is left out, which the file has, too. It fails without a prediction.
+// PredictedTrace writes the predicted timeline in the Trace Event Format, which Perfetto and chrome://tracing open. Each rank
+// is a process. It has a track of tasks with their kernels, a track of communication, one more for each stream that runs beside
+// the kernels, and a curve of memory. Arrows lead from sends to receives. For a collective beside the kernels, arrows lead to
+// it from what makes its operands, and from it to what reads its result.
+//
+// It shows the given rank, or if that is nil all ranks if they are few, else one of each position of the pipeline and the
+// busiest, with the instructions of as many as there is room for. It returns a note on what is left out, which the file has,
+// too. It fails without a prediction.
 func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error) {
 	if r.Prediction == nil {
 		return "", fmt.Errorf("explain: there is no timeline: nothing was predicted or measured")
@@ -82,7 +71,7 @@ func (r *Report) PredictedTrace(w io.Writer, rank *int) (note string, err error)
 }
 
 // TraceBeside writes the spans of a run and the predicted ones as two processes, measured and predicted. Each has the tracks
-// of all ranks. Both timelines are checked as in [Report.Trace].
+// of all ranks. It fails if either is no timeline of the program.
 func (r *Report) TraceBeside(w io.Writer, measured []runtime.Span) error {
 	predicted, err := r.Spans()
 	if err != nil {

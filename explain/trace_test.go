@@ -214,8 +214,10 @@ func TestMeasuredRun(t *testing.T) {
 			require.Equal(t, Traffic{rank, c.Collectives, c.CollectiveBytes, c.Transfers, c.TransferBytes, c.HostCopies, c.HostBytes}, r.Traffic[rank], name)
 		}
 		require.NoError(t, exec.Close())
+		line, err := newTimeline(r.prog, spans, nil)
+		require.NoError(t, err, name)
 		var out bytes.Buffer
-		require.NoError(t, r.Trace(&out, spans), name)
+		require.NoError(t, writeTrace(&out, line.events(), ""), name)
 		checkTrace(t, out.Bytes())
 		out.Reset()
 		require.NoError(t, r.TraceBeside(&out, spans), name)

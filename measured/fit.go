@@ -20,7 +20,6 @@ type Fitted struct {
 
 // Fit is constants fitted to rows, and how well they predict.
 type Fit struct {
-	Constants  *Constants
 	Parameters []Fitted
 	// Rows are all rows, also those of low confidence, predicted with the fitted constants. LeftOut are those not of low
 	// confidence, each predicted with constants fitted without its source.
@@ -265,7 +264,7 @@ func Refit(rows []Row, k *Constants, progress func(what string, done, of int)) (
 	slices.Sort(sources)
 	parameters := Parameters()
 	fitted, p, losses := t.fit(k, parameters, func(step int, _ float64) { progress("fitting", step, fitSteps) })
-	f := &Fit{Constants: fitted, Loss: losses}
+	f := &Fit{Loss: losses}
 	for i, e := range p.e {
 		f.Rows = append(f.Rows, Outcome{Row: t.all[i].Row, PredictedSeconds: t.all[i].StepSeconds * math.Exp(e)})
 	}

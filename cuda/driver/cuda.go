@@ -10,8 +10,6 @@ const MinCUDA = 12000
 
 // libcuda is the driver of this machine.
 type libcuda struct {
-	lib *shared
-
 	getErrorName, driverGetVersion, deviceGetCount, deviceGet, deviceGetName, deviceTotalMem, deviceGetAttribute,
 	primaryRetain, primaryRelease, setCurrent, memGetInfo, memAlloc, memFree, hostAlloc, freeHost,
 	copyHtoD, copyDtoH, copyAny, memsetD8, streamCreate, streamDestroy, streamSync, streamWait,
@@ -33,7 +31,7 @@ func Open() (Driver, error) {
 }
 
 func newLibcuda(lib *shared) (*libcuda, error) {
-	d := &libcuda{lib: lib}
+	d := &libcuda{}
 	var missing error
 	for name, p := range map[string]*proc{
 		"cuGetErrorName": &d.getErrorName, "cuDriverGetVersion": &d.driverGetVersion, "cuDeviceGetCount": &d.deviceGetCount,

@@ -10,7 +10,7 @@ func RowMax(p *Pool, rows, cols int, out, x []float32) {
 	p.rowwise(rowMax, rowsTask{out: out, x: x, cols: cols}, grainLight)
 }
 
-func rowMax(w *worker, t *rowsTask, _ int, x []float32) float32 { return w.isa.maxOf(x) }
+func rowMax(w *worker, _ *rowsTask, _ int, x []float32) float32 { return w.isa.maxOf(x) }
 
 // RowSumExp sets out[r] to the sum over row r of x[rows, cols] of exp(x - max[r]).
 func RowSumExp(p *Pool, rows, cols int, out, x, max []float32) {
