@@ -39,7 +39,7 @@ func (b *Background) Save(s Snapshot) error {
 	if err := b.Wait(); err != nil {
 		return err
 	}
-	copied, err := b.Memory.Hold(s)
+	copied, err := b.Memory.hold(s)
 	if err != nil {
 		return fmt.Errorf("checkpoint: step %d: copying it: %w", s.Step, err)
 	}
@@ -48,7 +48,7 @@ func (b *Background) Save(s Snapshot) error {
 }
 
 // Resume begins to write a snapshot that the memory holds already.
-func (b *Background) Resume(h *Held, s Snapshot) { b.begin(h.Snapshot(s)) }
+func (b *Background) Resume(h *Held, s Snapshot) { b.begin(h.snapshot(s)) }
 
 func (b *Background) begin(s Snapshot) {
 	b.step, b.bound = s.Step, s.bound(b.Patience)

@@ -169,9 +169,9 @@ func (m *Memory) Missing(s Snapshot) (int64, error) {
 	return max(0, total+slack-int64(len(m.bytes))), err
 }
 
-// Hold copies a snapshot and returns it with the copy in place of what the ranks hold. The previous
+// hold copies a snapshot and returns it with the copy in place of what the ranks hold. The previous
 // contents are lost, even after an error.
-func (m *Memory) Hold(s Snapshot) (Snapshot, error) {
+func (m *Memory) hold(s Snapshot) (Snapshot, error) {
 	h, parts, total, err := m.layout(s)
 	if err != nil {
 		return Snapshot{}, err
@@ -301,8 +301,8 @@ func sameSlab(a, b ir.Slab) bool {
 	return slices.Equal(a.Global, b.Global) && slices.Equal(a.Offset, b.Offset) && slices.Equal(a.Local, b.Local)
 }
 
-// Snapshot returns s with the contents of the held snapshot, which must fit.
-func (h *Held) Snapshot(s Snapshot) Snapshot {
+// snapshot returns s with the contents of the held snapshot, which must fit.
+func (h *Held) snapshot(s Snapshot) Snapshot {
 	s.Step, s.BestVal, s.BestStep = h.Step, h.BestVal, h.BestStep
 	return h.memory.replace(s, &h.head)
 }

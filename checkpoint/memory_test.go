@@ -54,7 +54,7 @@ func TestMemoryOutlivesAProcess(t *testing.T) {
 		m := NewMemory(f)
 		_, err = m.Reserve(s)
 		require.NoError(t, err)
-		_, err = m.Hold(s)
+		_, err = m.hold(s)
 		require.NoError(t, err)
 		require.NoError(t, m.Close())
 
@@ -88,7 +88,7 @@ func TestMemoryOutlivesAProcess(t *testing.T) {
 func TestMemoryIsWholeOrNothing(t *testing.T) {
 	f := memoryFile(t)
 	m := NewMemory(f)
-	_, err := m.Hold(snapshot(1))
+	_, err := m.hold(snapshot(1))
 	require.NoError(t, err)
 	used := m.layoutEnd(t, snapshot(1))
 	for at := range used {
@@ -102,7 +102,7 @@ func TestMemoryIsWholeOrNothing(t *testing.T) {
 
 	cut := snapshot(2)
 	cut.Shards[5].Read = func([]byte) error { return errors.New("killed here") }
-	_, err = m.Hold(cut)
+	_, err = m.hold(cut)
 	require.ErrorContains(t, err, "reading v on rank 1: killed here")
 	_, err = held(t, f)
 	require.EqualError(t, err, "its process ended while it was copied")
@@ -136,7 +136,7 @@ func TestReserve(t *testing.T) {
 		require.Equal(t, missing, reserved)
 		at, best := &m.bytes[0], float32(-1.2345678e-30)
 		s.Step, s.BestVal, s.BestStep = 1<<31-1, &best, 1<<31-2
-		_, err = m.Hold(s)
+		_, err = m.hold(s)
 		require.NoError(t, err)
 		require.Same(t, at, &m.bytes[0])
 		require.Len(t, m.bytes, int(reserved))

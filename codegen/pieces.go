@@ -188,21 +188,13 @@ func (b *stageBuilder) emitPieces(first, second *ir.Node) {
 	part(two, parts-1, 0)
 }
 
-// Share returns the range of a number of sequences that the instruction makes.
-func (in *Instr) Share(sequences int) ir.Span {
-	if in.Parts == 0 {
-		return ir.Span{Len: sequences}
-	}
-	return ir.Axis{Size: in.Parts}.Cut(sequences, in.Part)
-}
-
 // ShareOf returns the range of sequences of a value, counted within what mesh position at holds, that the
 // instruction touches. ok is false if it touches the whole value.
 func (in *Instr) ShareOf(mesh ir.Mesh, v *ir.Value, at ir.Coord) (share ir.Span, ok bool) {
 	if in.Parts == 0 || !sequenceWise(mesh, v) {
 		return ir.Span{}, false
 	}
-	return in.Share(sequences(mesh, v, at)), true
+	return ir.Axis{Size: in.Parts}.Cut(sequences(mesh, v, at), in.Part), true
 }
 
 // sequences returns the number of sequences of a value that a mesh position holds.

@@ -156,11 +156,11 @@ func Parse(name string, data []byte, overrides []string) (*Config, error) {
 		return nil, err
 	}
 	for _, o := range overrides {
-		if err := Override(c, SetFlag, o); err != nil {
+		if err := Override(c, setFlag, o); err != nil {
 			return nil, err
 		}
 	}
-	if c.dropout != nil && c.origins["model.dropout"].File != SetFlag {
+	if c.dropout != nil && c.origins["model.dropout"].File != setFlag {
 		return nil, c.dropout
 	}
 	if c.Data.Dir == "" && c.Data.Dataset != "" {

@@ -169,10 +169,10 @@ func TestOverrides(t *testing.T) {
 		{"model.norm=batch", `model.norm: is "batch", must be one of layernorm, rmsnorm`},
 		{"data.dir=\xff", "data.dir: is not UTF-8"},
 	} {
-		err := Override(Default(), SetFlag, tc.override)
+		err := Override(Default(), setFlag, tc.override)
 		var bad *Error
 		require.ErrorAs(t, err, &bad, tc.override)
-		require.Equal(t, SetFlag, bad.File)
+		require.Equal(t, setFlag, bad.File)
 		require.Contains(t, err.Error(), tc.want)
 	}
 }

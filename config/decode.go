@@ -142,7 +142,7 @@ func (c *Config) set(k key, node ast.Node, at strictyaml.Origin) error {
 		}
 		*target = b
 	case *AutoInt:
-		n, err := ParseAutoInt(s.Text)
+		n, err := parseAutoInt(s.Text)
 		if err != nil || s.Quoted && n != Auto {
 			return wrongInt()
 		}

@@ -2,8 +2,8 @@ package config
 
 import "github.com/autopar/autopar/config/strictyaml"
 
-// SetFlag is the File of errors in an override.
-const SetFlag = "--set"
+// setFlag is the File of errors in an override.
+const setFlag = "--set"
 
 // Error is an input that cannot be used. It prints as "gpt.yaml:3:5: model.n_layer: wants an integer, got ...".
 type Error = strictyaml.Error

@@ -21,8 +21,8 @@ func (n AutoInt) String() string {
 	return strconv.Itoa(int(n))
 }
 
-// ParseAutoInt reads "auto" or a positive integer.
-func ParseAutoInt(s string) (AutoInt, error) {
+// parseAutoInt reads "auto" or a positive integer.
+func parseAutoInt(s string) (AutoInt, error) {
 	if s == "auto" {
 		return Auto, nil
 	}

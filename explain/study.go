@@ -193,7 +193,7 @@ func (s *Study) Policy(policy planner.Policy) (*Versus, error) {
 		return nil, err
 	}
 	if o.plan == nil {
-		return s.report.Infeasible(string(policy), o.cause)
+		return s.report.infeasible(string(policy), o.cause)
 	}
 	return s.report.Against(string(policy), o.plan)
 }

@@ -106,9 +106,9 @@ func samePlan(a, b *partition.Plan) bool {
 	return reflect.DeepEqual(x, y)
 }
 
-// Infeasible turns the error of a search that found no plan into a Versus: name is the policy that was searched. It returns
+// infeasible turns the error of a search that found no plan into a Versus: name is the policy that was searched. It returns
 // errors of other kinds as they are.
-func (r *Report) Infeasible(name string, err error) (*Versus, error) {
+func (r *Report) infeasible(name string, err error) (*Versus, error) {
 	v := &Versus{Name: name, Reason: strings.TrimPrefix(err.Error(), "planner: ")}
 	var none *planner.InfeasibleError
 	var option *planner.OptionError

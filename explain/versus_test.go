@@ -123,7 +123,7 @@ func TestInfeasible(t *testing.T) {
 	var none *planner.InfeasibleError
 	require.ErrorAs(t, err, &none)
 	r := report(t, shapes()["combined"])
-	v, err := r.Infeasible("fsdp", err)
+	v, err := r.infeasible("fsdp", err)
 	require.NoError(t, err)
 	require.Equal(t, none.Needs, v.Breaks.Needs)
 	require.Equal(t, none.Limit, v.Breaks.Limit)
@@ -131,11 +131,11 @@ func TestInfeasible(t *testing.T) {
 	require.Contains(t, v.Breaks.Text, "optimizer ")
 	require.Nil(t, v.Time)
 
-	v, err = r.Infeasible("dp", &planner.OptionError{Option: "dp", Msg: "8 ranks for 7 sequences"})
+	v, err = r.infeasible("dp", &planner.OptionError{Option: "dp", Msg: "8 ranks for 7 sequences"})
 	require.NoError(t, err)
 	require.Equal(t, "dp: 8 ranks for 7 sequences", v.Reason)
 	broken := errors.New("the disk is full")
-	_, err = r.Infeasible("dp", broken)
+	_, err = r.infeasible("dp", broken)
 	require.Equal(t, broken, err)
 }
 
@@ -308,7 +308,7 @@ func TestShortfall(t *testing.T) {
 	require.Equal(t, "nothing fits: stage 1 of the closest plan that was laid out needs 2.00 MiB more", shortfall(&e))
 	e.Needs, e.AtLeast = 1<<20, 1<<20
 	require.Equal(t, "a step of the closest plan takes more than the 53 days that can be counted", shortfall(&e))
-	v, err := (&Report{}).Infeasible("fsdp", &e)
+	v, err := (&Report{}).infeasible("fsdp", &e)
 	require.NoError(t, err)
 	require.Nil(t, v.Breaks)
 	require.Contains(t, v.Reason, "53 days")

@@ -19,7 +19,7 @@ func (a *Arena) Expect(nodes int) {
 func (a *Arena) Node(n Node, args, results int) *Node {
 	m := &a.nodes.take(1)[0]
 	*m = n
-	m.Args, m.Results = a.List(args), a.List(results)
+	m.Args, m.Results = a.list(args), a.list(results)
 	return m
 }
 
@@ -30,8 +30,8 @@ func (a *Arena) Value(v Value) *Value {
 	return w
 }
 
-// List returns n nil values. It has no spare capacity: append would copy it.
-func (a *Arena) List(n int) []*Value {
+// list returns n nil values. It has no spare capacity: append would copy it.
+func (a *Arena) list(n int) []*Value {
 	if n == 0 {
 		return nil
 	}

@@ -249,7 +249,7 @@ func (g *Graph) Infer(n *Node) error {
 	if err != nil {
 		return err
 	}
-	n.sig, n.Results = found.sig, g.arena.List(len(found.results))
+	n.sig, n.Results = found.sig, g.arena.list(len(found.results))
 	for i, t := range found.results {
 		n.Results[i] = g.arena.Value(Value{Type: t, Def: n, Index: i})
 	}

@@ -147,7 +147,7 @@ func (n nodeJSON) decl() (nodeDecl, error) {
 	if d.op, err = ParseOp(n.Op); err != nil {
 		return d, err
 	}
-	if d.phase, err = ParsePhase(n.Phase); err != nil {
+	if d.phase, err = parsePhase(n.Phase); err != nil {
 		return d, err
 	}
 	s := &scanner{text: n.Attr}
@@ -158,7 +158,7 @@ func (n nodeJSON) decl() (nodeDecl, error) {
 		return d, fmt.Errorf("attr %q: %w", n.Attr, err)
 	}
 	for _, r := range n.Results {
-		t, err := ParseType(r.Type)
+		t, err := parseType(r.Type)
 		if err != nil {
 			return d, err
 		}

@@ -148,7 +148,7 @@ func (p *parser) node(s *scanner) error {
 	}
 	if c := s.next(); c >= 'a' && c <= 'z' && !s.sees("stage=") {
 		start := s.at
-		if d.phase, err = ParsePhase(s.bare()); err != nil {
+		if d.phase, err = parsePhase(s.bare()); err != nil {
 			s.at = start
 			return err
 		}
@@ -210,8 +210,8 @@ func list[T any](s *scanner, item func() (T, error)) ([]T, error) {
 	}
 }
 
-// ParseType is the inverse of [Type.String].
-func ParseType(text string) (Type, error) {
+// parseType is the inverse of [Type.String].
+func parseType(text string) (Type, error) {
 	s := &scanner{text: text}
 	t, err := s.typ()
 	if err == nil && !s.done() {

@@ -53,7 +53,7 @@ func (r *resolver) resolve(op Op, attr Attr, args []*Value) (*resolution, error)
 	}
 	found := &resolution{sig: sig, results: types}
 	if op.Class() != Comm {
-		found.results = sig.ResultTypes()
+		found.results = sig.resultTypes()
 	}
 	if r.known == nil {
 		r.known = map[resolverKey]*resolution{}

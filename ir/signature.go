@@ -118,8 +118,8 @@ func elements(op Op, attr Attr, operands []operand, args []Type) (DType, error) 
 	return open, nil
 }
 
-// ResultTypes returns the types of the results.
-func (s *Signature) ResultTypes() []Type {
+// resultTypes returns the types of the results.
+func (s *Signature) resultTypes() []Type {
 	types := make([]Type, len(s.Results))
 	for i, dims := range s.Results {
 		shape := make([]int, len(dims))

@@ -160,8 +160,8 @@ func (p Phase) String() string {
 	return fmt.Sprintf("Phase(%d)", uint8(p))
 }
 
-// ParsePhase is the inverse of [Phase.String].
-func ParsePhase(s string) (Phase, error) {
+// parsePhase is the inverse of [Phase.String].
+func parsePhase(s string) (Phase, error) {
 	for p, name := range phaseNames {
 		if s == name {
 			return Phase(p), nil

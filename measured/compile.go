@@ -21,7 +21,7 @@ type Case struct {
 
 // newCase makes a case of a row and the estimator of its plan. It fails if the row's cluster cannot compute in its type.
 func newCase(r Row, e *planner.Estimator) (*Case, error) {
-	cluster, err := r.Cluster()
+	cluster, err := r.cluster()
 	if err != nil {
 		return nil, err
 	}
@@ -35,7 +35,7 @@ func newCase(r Row, e *planner.Estimator) (*Case, error) {
 func (c *Case) Predict(cluster *cost.Cluster) Outcome {
 	p := c.estimator.Price(c.equipped(cluster))
 	o := Outcome{Row: c.Row, PredictedSeconds: p.Step.Seconds()}
-	m := DefaultMemory()
+	m := defaultMemory()
 	c.judge(&o, &m, cluster.Device.Memory)
 	return o
 }
@@ -48,7 +48,7 @@ func (r *Row) alike() string {
 	same.MicroBatch, same.Recompute, same.RecomputeNote = 0, "", ""
 	same.StepSeconds, same.Peak, same.PeakKind, same.Fits = 0, 0, "", nil
 	same.FlashAttention, same.FlashAttention2, same.Compiled, same.FusedNorm, same.Kernels = false, false, false, false, ""
-	return fmt.Sprintf("%+v %t", same, r.Model().Bias)
+	return fmt.Sprintf("%+v %t", same, r.model().Bias)
 }
 
 // families groups the indices of rows that share one compilation, in order of appearance. Cases of a family share an
@@ -73,7 +73,7 @@ func compile(rows []Row) ([]*Case, []error) {
 	cases, errs := make([]*Case, len(rows)), make([]error, len(rows))
 	var first *planner.Estimator
 	for i, r := range rows {
-		plan, err := r.Plan()
+		plan, err := r.plan()
 		if err == nil && first != nil {
 			var e *planner.Estimator
 			if e, err = first.For(plan); err == nil {
@@ -92,11 +92,11 @@ func compile(rows []Row) ([]*Case, []error) {
 
 // compileAlone compiles a row by itself.
 func compileAlone(r Row) (*Case, error) {
-	plan, err := r.Plan()
+	plan, err := r.plan()
 	if err != nil {
 		return nil, err
 	}
-	cluster, err := r.Cluster()
+	cluster, err := r.cluster()
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +168,7 @@ func Evaluate(rows []Row, progress func(done int)) ([]Outcome, []Skipped) {
 	outcomes := make([][]Outcome, len(cases))
 	parallel(len(cases), func(k int) {
 		for _, c := range cases[k] {
-			cluster, err := c.Cluster()
+			cluster, err := c.cluster()
 			if err != nil {
 				panic("BUG: compiled on " + err.Error())
 			}

@@ -66,7 +66,7 @@ func (p *parser) consistent(r *Row) {
 		return
 	}
 	const day = 24 * 3600
-	if c, err := r.Cluster(); err == nil && r.slowest(c) > day {
+	if c, err := r.cluster(); err == nil && r.slowest(c) > day {
 		refuse("global_batch", "is %d sequences, in a step roughly %.1e s on cluster %s with its links: beyond what can be priced", r.GlobalBatch, r.slowest(c), c.Name)
 	}
 }

@@ -47,7 +47,7 @@ func TestFitPublishedMemory(t *testing.T) {
 		t.Logf("%-34s %-19s rows %3d  right %5.1f %%  false fits %d  false out of memory %d", by, group, c.Rows(), 100*c.Accuracy(), c.FalseFits, c.FalseOut)
 	}
 	start := middleMemory()
-	fitted, now := fitMemory(start, cases), DefaultMemory()
+	fitted, now := fitMemory(start, cases), defaultMemory()
 	for i, c := range fitted.Constants() {
 		d := now.Constants()[i]
 		t.Logf("%-18s %8.4g now %8.4g  of %g to %g %s: %s", c.Name, *c.Value, *d.Value, c.Least, c.Most, c.Unit, c.Origin)
@@ -72,7 +72,7 @@ func TestFitPublishedMemory(t *testing.T) {
 
 // TestFitMemory: outcomes are made with some figures. The fit finds figures that predict nearly all of them, within the ranges.
 func TestFitMemory(t *testing.T) {
-	truth := DefaultMemory()
+	truth := defaultMemory()
 	truth.EagerScores = 4.1
 	var cases []*Case
 	for layers := 1; layers <= 60; layers++ {

@@ -35,9 +35,9 @@ func TestPredictionIsThePlanners(t *testing.T) {
 	require.Len(t, outcomes, 2)
 	for i, o := range outcomes {
 		r := rows[i]
-		plan, err := r.Plan()
+		plan, err := r.plan()
 		require.NoError(t, err)
-		base, err := r.Cluster()
+		base, err := r.cluster()
 		require.NoError(t, err)
 		g, err := r.graph()
 		require.NoError(t, err)
@@ -236,7 +236,7 @@ func TestSkipsExperts(t *testing.T) {
 func TestOnceAStep(t *testing.T) {
 	for framework, want := range map[string]int{"Megatron-Core": 1, "Alpa": 1, "llm-foundry/Composer FSDP": 2} {
 		r := Row{Framework: framework, GPUs: 2, DP: 2, TP: 1, PP: 1, CP: 1, VirtualStages: 1, Layers: 2, ZeRO: 2, MicroBatch: 1, Recompute: "none"}
-		p, err := r.Plan()
+		p, err := r.plan()
 		require.NoError(t, err)
 		require.Equal(t, want, p.ZeRO, framework)
 	}

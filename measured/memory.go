@@ -62,8 +62,8 @@ func (m *Memory) Constants() []Constant {
 	}
 }
 
-// DefaultMemory returns the figures fitted for bench/validate.md.
-func DefaultMemory() Memory {
+// defaultMemory returns the figures fitted for bench/validate.md.
+func defaultMemory() Memory {
 	var m Memory
 	for _, c := range m.Constants() {
 		*c.Value = c.Default

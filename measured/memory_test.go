@@ -16,7 +16,7 @@ import (
 
 // TestMemoryConstants: every figure is named, explained and plausible.
 func TestMemoryConstants(t *testing.T) {
-	m := DefaultMemory()
+	m := defaultMemory()
 	names := map[string]bool{}
 	for _, c := range m.Constants() {
 		require.False(t, names[c.Name], c.Name)
@@ -79,7 +79,7 @@ func TestScores(t *testing.T) {
 
 // TestKernelsAndSoftware: kernels that keep less have a smaller prediction, and the type of gradients counts.
 func TestKernelsAndSoftware(t *testing.T) {
-	m := DefaultMemory()
+	m := defaultMemory()
 	use := func(change func(*Case)) int64 {
 		c := compiled(t, llamaRow)
 		c.FlashAttention, c.FlashAttention2, c.Framework, c.Recompute = false, false, "", "none"
@@ -110,7 +110,7 @@ func TestKernelsAndSoftware(t *testing.T) {
 
 // TestLoss: the memory of a loss follows from its kernels.
 func TestLoss(t *testing.T) {
-	m := DefaultMemory()
+	m := defaultMemory()
 	for _, c := range []struct {
 		row  Row
 		want float64
@@ -150,7 +150,7 @@ func TestPeakUnits(t *testing.T) {
 // TestMegatron: Megatron gathers again for sequence parallelism in the backward pass, keeps operands of 8-bit products in 8 bits,
 // and has memory only for the micro-batches that are in flight at the same time. Alpa's gradients are in 16 bits.
 func TestMegatron(t *testing.T) {
-	m := DefaultMemory()
+	m := defaultMemory()
 	row := Row{SequenceParallel: true, Hidden: 64, Heads: 4, SeqLen: 128, FlashAttention: true}
 	keeps := func(framework, dtype string, op ir.Op, block bool) float64 {
 		row.Framework, row.DType = framework, dtype
@@ -213,7 +213,7 @@ func TestShardsOfContextParallelRanks(t *testing.T) {
 func TestCompiledNorms(t *testing.T) {
 	c := compiled(t, llamaRow)
 	made := planner.Made{Op: ir.OpRMSNorm, Result: 1000}
-	m := DefaultMemory()
+	m := defaultMemory()
 	for _, k := range []struct {
 		compiled, fused bool
 		want            float64

@@ -13,9 +13,9 @@ import (
 	"github.com/autopar/autopar/trace"
 )
 
-// Model returns the row's model. Tables do not state the norm and the position encoding: a model with a gated MLP is taken to
+// model returns the row's model. Tables do not state the norm and the position encoding: a model with a gated MLP is taken to
 // have Llama's, another one GPT's.
-func (r *Row) Model() gpt.Config {
+func (r *Row) model() gpt.Config {
 	c := gpt.Config{
 		NLayer: r.Layers, NHead: r.Heads, NKVHead: r.KVHeads, NEmbd: r.Hidden, FFNHidden: r.FFN, BlockSize: r.SeqLen, VocabSize: r.Vocab,
 		Bias: !strings.HasPrefix(r.ModelName, "mpt-"), Activation: gpt.GELUTanh, Norm: gpt.LayerNorm, Position: gpt.Learned, TieEmbeddings: r.Tied, Float: trace.BF16,
@@ -29,9 +29,9 @@ func (r *Row) Model() gpt.Config {
 	return c
 }
 
-// Plan returns the plan of the row, without placements: see [planner.NewEstimator]. It fails if the row does not state its plan
+// plan returns the plan of the row, without placements: see [planner.NewEstimator]. It fails if the row does not state its plan
 // whole, or states one that cannot be modelled.
-func (r *Row) Plan() (*partition.Plan, error) {
+func (r *Row) plan() (*partition.Plan, error) {
 	p := &partition.Plan{
 		PlanNGPUs: r.GPUs, RuntimeNGPUs: r.GPUs, DP: r.DP, CP: r.CP, TP: r.TP, MicroBatch: r.MicroBatch,
 		Schedule: partition.OneFOneB, ZeRO: r.ZeRO, SequenceParallel: r.SequenceParallel && r.TP > 1,
@@ -96,8 +96,8 @@ func clusters() map[string]string {
 	}
 }
 
-// Cluster returns the row's machine, with its nodes and network. It fails if the GPU is unknown.
-func (r *Row) Cluster() (*cost.Cluster, error) {
+// cluster returns the row's machine, with its nodes and network. It fails if the GPU is unknown.
+func (r *Row) cluster() (*cost.Cluster, error) {
 	if r.machine != nil {
 		return r.onto(r.machine), nil
 	}
@@ -126,5 +126,5 @@ func (r *Row) onto(base *cost.Cluster) *cost.Cluster {
 
 // graph traces a training step of the row's model.
 func (r *Row) graph() (*ir.Graph, error) {
-	return gpt.TrainStep(r.Model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
+	return gpt.TrainStep(r.model(), gpt.Optimizer{Beta1: .9, Beta2: .95, Eps: 1e-8, WeightDecay: .1, GradClip: 1}, r.GlobalBatch, r.SeqLen)
 }

@@ -35,7 +35,7 @@ func (r *Row) choose() *Outcome {
 			if errs[i] != nil {
 				continue
 			}
-			cluster, err := c.Cluster()
+			cluster, err := c.cluster()
 			if err != nil {
 				panic("BUG: compiled on " + err.Error())
 			}

@@ -12,7 +12,7 @@ import (
 func TestChoose(t *testing.T) {
 	open := strings.Replace(strings.Replace(gptRow, "0,1,1,2,16,none,", "0,0,0,,16,unstated,", 1), ",1,1,2,16,none,", ",1,1,,16,unstated,", 1)
 	rows := read(t, header+open+gptRow[:1]+"x"+gptRow[2:])
-	_, err := rows[0].Plan()
+	_, err := rows[0].plan()
 	require.ErrorContains(t, err, "micro_batch is not stated")
 	all := rows[0].completions()
 	require.Len(t, all, 4*3, "1 to 8 sequences, three ways to recompute")

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// EventsFile is the name of the file with the same metrics for TensorBoard, which reads every file
+// eventsFile is the name of the file with the same metrics for TensorBoard, which reads every file
 // whose name contains tfevents. It has a scalar for every number of metrics.jsonl; the tag is the
 // key, the step the iteration.
 //
@@ -24,7 +24,7 @@ import (
 //
 //	Event   {double wall_time = 1; int64 step = 2; string file_version = 3; Summary summary = 5}
 //	Summary {repeated Value {string tag = 1; float simple_value = 2} value = 1}
-const EventsFile = "events.out.tfevents.autopar"
+const eventsFile = "events.out.tfevents.autopar"
 
 // Keys of protocol buffer fields: the number and the encoding.
 const (
@@ -42,7 +42,7 @@ type eventLog struct{ f *os.File }
 
 // openEvents opens the events file. Like openMetrics it cuts off later iterations.
 func openEvents(dir string, from int) (*eventLog, error) {
-	f, keep, err := openLog(dir, EventsFile, func(f *bufio.Reader) (int64, error) { return eventsBefore(f, from) })
+	f, keep, err := openLog(dir, eventsFile, func(f *bufio.Reader) (int64, error) { return eventsBefore(f, from) })
 	if err != nil {
 		return nil, err
 	}
@@ -154,7 +154,7 @@ func ended(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return errNoRecord
 	}
-	return fmt.Errorf("%s: %w", EventsFile, err)
+	return fmt.Errorf("%s: %w", eventsFile, err)
 }
 
 // checksum is the masked CRC-32C of records. The mask keeps the checksum of data that contains

@@ -46,7 +46,7 @@ func field(t *testing.T, message []byte) (number int, value uint64, data, rest [
 // readEvents reads an event file as TensorBoard does. It fails if a scalar occurs twice.
 func readEvents(t *testing.T, dir string) map[scalar]float32 {
 	t.Helper()
-	file, err := os.ReadFile(filepath.Join(dir, EventsFile))
+	file, err := os.ReadFile(filepath.Join(dir, eventsFile))
 	require.NoError(t, err)
 	scalars := map[scalar]float32{}
 	version, clock := "", 0.0
@@ -100,7 +100,7 @@ func readEvents(t *testing.T, dir string) map[scalar]float32 {
 func TestEventsAreTheMetrics(t *testing.T) {
 	cfg := tinyConfig(t, textData(t))
 	out := t.TempDir()
-	events := filepath.Join(out, EventsFile)
+	events := filepath.Join(out, eventsFile)
 	same := func() {
 		t.Helper()
 		lines, err := os.ReadFile(filepath.Join(out, MetricsFile))

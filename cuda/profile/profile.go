@@ -85,8 +85,8 @@ type Rate struct {
 	Seconds float64
 }
 
-// GBs returns the rate in 1e9 bytes/s.
-func (r Rate) GBs() float64 { return float64(r.Bytes) / r.Seconds / 1e9 }
+// gbs returns the rate in 1e9 bytes/s.
+func (r Rate) gbs() float64 { return float64(r.Bytes) / r.Seconds / 1e9 }
 
 // Collective is one measured collective over all GPUs.
 type Collective struct {

@@ -88,7 +88,7 @@ func (r *Result) writeCurves(line func(format string, args ...any)) {
 	}{{"Additions by the bytes they touch", r.Streams}, {"Copies to the host", r.ToHost}, {"Copies from the host", r.FromHost}} {
 		line("# %s: microseconds, GB/s", of.what)
 		for _, p := range of.rates {
-			line("#   %d KiB: %.1f, %.1f", p.Bytes>>10, 1e6*p.Seconds, p.GBs())
+			line("#   %d KiB: %.1f, %.1f", p.Bytes>>10, 1e6*p.Seconds, p.gbs())
 		}
 	}
 	if len(r.Collectives) == 0 {
