@@ -271,7 +271,7 @@ func TestOldOnesStay(t *testing.T) {
 	dir := t.TempDir()
 	manifest := filepath.Join(dir, rootDir, "step-00000001", manifestFile)
 	require.NoError(t, os.MkdirAll(filepath.Join(manifest, "x"), 0o755)) // so that it cannot be removed
-	mustSave(t, dir, snapshot(7), Retention{Last: 9, Every: 1})
+	mustSave(t, dir, snapshot(7), Retention{Last: 9})
 	path, err := Save(dir, snapshot(8), Retention{})
 	var stale *StaleError
 	require.ErrorAs(t, err, &stale)
@@ -352,17 +352,17 @@ func TestRetention(t *testing.T) {
 		mustSave(t, dir, s, keep)
 		requireHolds(t, dir, step)
 	}
-	keep := Retention{Last: 2, Every: 10}
+	keep := Retention{Last: 2}
 	for step := 5; step <= 25; step += 5 {
 		save(step, min(step, 15), keep)
 	}
-	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020", "step-00000025"}, names(t, dir))
+	require.Equal(t, []string{"step-00000015", "step-00000020", "step-00000025"}, names(t, dir))
 	// A run that begins again replaces checkpoints of later steps; a step that is saved again
 	// replaces itself.
 	save(20, 0, keep)
-	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020.1"}, names(t, dir))
+	require.Equal(t, []string{"step-00000015", "step-00000020.1"}, names(t, dir))
 	save(20, 0, keep)
-	require.Equal(t, []string{"step-00000010", "step-00000015", "step-00000020"}, names(t, dir))
+	require.Equal(t, []string{"step-00000015", "step-00000020"}, names(t, dir))
 	save(21, 0, Retention{})
 	require.Equal(t, []string{"step-00000021"}, names(t, dir))
 	// A half-removed checkpoint does not count as one.

@@ -77,8 +77,7 @@ type Shard struct {
 // Retention says which checkpoints are kept when a new one is saved. The newest and the one with
 // the best validation loss always are. The zero value keeps only those.
 type Retention struct {
-	Last  int // how many newest ones, at least 1
-	Every int // those whose step is a multiple of it; 0 is none
+	Last int // how many newest ones, at least 1
 	// New says that this is the first save of a new run. Existing checkpoints are not its own, so
 	// none is kept.
 	New bool
@@ -438,7 +437,7 @@ func (w *saver) retain(latest string, best int) error {
 		switch {
 		case s.name == latest:
 		case s.step < now.step && !kept[s.step] && !w.keep.New && (w.keep.From == 0 || s.step <= w.keep.From) && whole(filepath.Join(w.root, s.name)) &&
-			(len(kept) < max(1, w.keep.Last) || s.step == best || w.keep.Every > 0 && s.step%w.keep.Every == 0):
+			(len(kept) < max(1, w.keep.Last) || s.step == best):
 			kept[s.step] = true
 		default:
 			drop = append(drop, s.name)
