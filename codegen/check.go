@@ -97,7 +97,7 @@ func checkLayout(s *Stage) error {
 	used := map[int]bool{}
 	for _, body := range s.Bodies {
 		for _, in := range body.Instrs {
-			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
+			for _, id := range slices.Concat(in.Args, in.Results) {
 				if id < 0 || id >= len(s.Buffers) {
 					return &CheckError{Rank: -1, Stage: s.Index, Instr: in.Node.Name, Msg: fmt.Sprintf("names buffer b%d of %d", id, len(s.Buffers))}
 				}

@@ -156,7 +156,7 @@ func checkLives(s *Stage) error {
 			}
 		}
 		for i, in := range body.Instrs {
-			for _, id := range append(append([]int{}, in.Args...), in.Results...) {
+			for _, id := range slices.Concat(in.Args, in.Results) {
 				b := &s.Buffers[id]
 				from, to := i, ends[i]
 				if b.Region.throughBodies() {
@@ -312,7 +312,7 @@ func (s *Stage) collide(in, other *Instr, fail func(*ir.Value, string, ...any) e
 		}
 	}
 	for i, id := range in.Results {
-		for _, r := range append(append([]int{}, other.Args...), other.Results...) {
+		for _, r := range slices.Concat(other.Args, other.Results) {
 			if s.base(id) == s.base(r) {
 				return fail(in.Node.Results[i], "writes b%d, which %s may still be using", id, other.Node.Name)
 			}

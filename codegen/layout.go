@@ -297,12 +297,10 @@ func (b *stageBuilder) accumulators() {
 		if b.modes[acc.ID] == Overwrite {
 			b.modes[acc.ID] = AfterFirst
 		}
-		if b.uses[x.ID] == 1 && x.Def.Phase == n.Phase && x.Def.Stage == n.Stage && x.Def.Op.Accumulates(x.Index) && x.Def.Op.Class() == ir.Compute {
-			if b.of[x.ID] == unplaced {
-				b.of[x.ID] = b.of[acc.ID]
-				b.modes[x.ID] = b.modes[acc.ID]
-				b.folded[n.ID()] = true
-			}
+		if d := x.Def; b.uses[x.ID] == 1 && d.Phase == n.Phase && d.Stage == n.Stage && d.Op.Accumulates(x.Index) && d.Op.Class() == ir.Compute && b.of[x.ID] == unplaced {
+			b.of[x.ID] = b.of[acc.ID]
+			b.modes[x.ID] = b.modes[acc.ID]
+			b.folded[n.ID()] = true
 		}
 	}
 }

@@ -37,6 +37,7 @@ package codegen
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
@@ -350,12 +351,7 @@ func (s *Schedule) Runs(in *Instr, t Task) bool {
 
 // Training reports whether the program has a backward pass.
 func (p *Program) Training() bool {
-	for _, n := range p.Graph.Nodes {
-		if n.Phase == ir.Backward {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(p.Graph.Nodes, func(n *ir.Node) bool { return n.Phase == ir.Backward })
 }
 
 // At returns the mesh coordinates of a task: those of the rank, with the micro-batch on the time axis.

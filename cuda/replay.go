@@ -3,6 +3,7 @@ package cuda
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/autopar/autopar/cuda/driver"
 	"github.com/autopar/autopar/runtime"
@@ -111,7 +112,7 @@ func (r *replay) do(c call, data []byte) error {
 	}
 	r.live = live
 	if c.kind == callUpload {
-		r.data = append(r.data, append([]byte(nil), data...))
+		r.data = append(r.data, slices.Clone(data))
 	}
 	if len(r.live) == 0 {
 		return r.catchUp()
@@ -250,7 +251,7 @@ func (r *replay) run(s *sequence) error {
 func (r *replay) learn(calls []call) error {
 	var s *sequence
 	for _, known := range r.kept {
-		if equal(known.calls, calls) {
+		if slices.Equal(known.calls, calls) {
 			s = known
 		}
 	}
@@ -261,7 +262,7 @@ func (r *replay) learn(calls []call) error {
 			}
 			r.kept = append(r.kept[:0], r.kept[1:]...)
 		}
-		s = &sequence{calls: append([]call(nil), calls...)}
+		s = &sequence{calls: slices.Clone(calls)}
 		r.kept = append(r.kept, s)
 	}
 	s.seen++
@@ -276,18 +277,6 @@ func (r *replay) learn(calls []call) error {
 		r.backend.explain(err.Error())
 	}
 	return nil
-}
-
-func equal(a, b []call) bool {
-	if len(a) != len(b) {
-		return false
-	}
-	for i := range a {
-		if a[i] != b[i] {
-			return false
-		}
-	}
-	return true
 }
 
 // capture makes the graph of a step.

@@ -16,7 +16,7 @@ import (
 func (r *Report) Dot(w io.Writer) error {
 	d := &dot{Report: r, out: bufio.NewWriter(w), ids: map[string]string{}, drawn: map[string]bool{}}
 	d.line("digraph plan {")
-	d.line("  label=%s; labelloc=t; rankdir=TB; fontname=\"sans-serif\";", quote(fmt.Sprintf("%s on %s, %s", r.Model, Count(r.RuntimeNGPUs, "rank"), r.Mesh)))
+	d.line("  label=%q; labelloc=t; rankdir=TB; fontname=\"sans-serif\";", fmt.Sprintf("%s on %s, %s", r.Model, Count(r.RuntimeNGPUs, "rank"), r.Mesh))
 	d.line("  node [shape=box, style=\"rounded,filled\", fillcolor=white, fontname=\"sans-serif\", fontsize=10];")
 	d.line("  edge [fontname=\"sans-serif\", fontsize=9];")
 	for _, st := range r.Stages {
@@ -38,8 +38,6 @@ type dot struct {
 
 func (d *dot) line(format string, args ...any) { fmt.Fprintf(d.out, format+"\n", args...) }
 
-func quote(s string) string { return strconv.Quote(s) }
-
 // key identifies a drawn node: repeats of a block on one stage have the same key.
 func key(n *ir.Node) string { return fmt.Sprintf("%d %s", n.Stage, class(n.Name)) }
 
@@ -52,7 +50,7 @@ func visible(n *ir.Node) bool {
 func (d *dot) stage(st *Stage) {
 	label := fmt.Sprintf("stage %d: %s, arena %s bytes", st.Index, rankText(st.Ranks), Grouped(st.Memory.Arena))
 	d.line("  subgraph cluster_stage%d {", st.Index)
-	d.line("    label=%s; style=filled; fillcolor=\"#f4f6f8\";", quote(label))
+	d.line("    label=%q; style=filled; fillcolor=\"#f4f6f8\";", label)
 	for _, inBlock := range []bool{false, true} {
 		var lines []string
 		for _, n := range d.prog.Graph.Nodes {
@@ -66,7 +64,7 @@ func (d *dot) stage(st *Stage) {
 		indent := "    "
 		if inBlock && len(lines) > 0 {
 			d.line("    subgraph cluster_stage%d_block {", st.Index)
-			d.line("      label=%s; style=filled; fillcolor=\"#e3e9ef\";", quote(fmt.Sprintf("%s: x%d", st.spans(), len(st.Blocks))))
+			d.line("      label=%q; style=filled; fillcolor=\"#e3e9ef\";", fmt.Sprintf("%s: x%d", st.spans(), len(st.Blocks)))
 			indent = "      "
 		}
 		for _, l := range lines {
@@ -105,7 +103,7 @@ func (d *dot) attributes(n *ir.Node) string {
 	case n.Op.Class() == ir.Comm:
 		label = []string{n.Op.String(), d.spec(v)}
 	}
-	return "label=" + quote(strings.Join(label, "\n")) + style
+	return "label=" + strconv.Quote(strings.Join(label, "\n")) + style
 }
 
 // edges draws the edges to a node from its operands. An edge to the next block becomes one from the drawn block to itself.

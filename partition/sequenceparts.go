@@ -26,16 +26,12 @@ func sequenceParts(g *ir.Graph, p *Plan) error {
 	if parts <= 1 {
 		return nil
 	}
-	var ids *ir.Value
-	for _, v := range g.Inputs() {
-		if followsBatch(v) {
-			ids = v
-			break
-		}
-	}
-	if ids == nil {
+	inputs := g.Inputs()
+	i := slices.IndexFunc(inputs, followsBatch)
+	if i < 0 {
 		return nil
 	}
+	ids := inputs[i]
 	tokens := ids.Type.Shape[1]
 	least, ranks := p.TP, fmt.Sprintf("%d tensor-parallel ranks", p.TP) // least: the tokens that a part needs
 	if p.CP > 1 {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -37,7 +38,7 @@ func (l library) candidates(majors []int, env func(string) string) []string {
 	for _, major := range majors {
 		names = append(names, fmt.Sprintf("%s.so.%d", l.stem, major))
 	}
-	found := append([]string(nil), names...)
+	found := slices.Clone(names)
 	for _, folder := range folders(env) {
 		for _, name := range names {
 			files, _ := filepath.Glob(filepath.Join(folder, name)) // the pattern is well formed

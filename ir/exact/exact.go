@@ -24,6 +24,7 @@ package exact
 import (
 	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/autopar/autopar/ir"
@@ -84,12 +85,7 @@ func (s *summer) isLate(n *ir.Node) bool {
 	if n.Phase == ir.Update {
 		return n.Op.Class() != ir.Leaf
 	}
-	for _, a := range n.Args {
-		if s.late[a] || s.at[a].Type.DType == ir.Q64 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(n.Args, func(a *ir.Value) bool { return s.late[a] || s.at[a].Type.DType == ir.Q64 })
 }
 
 // node copies a leaf, or a node of the forward or backward pass. Results that sum over the batch become fixed

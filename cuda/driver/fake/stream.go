@@ -439,10 +439,5 @@ func (d *Driver) until(call string, so func() bool) error {
 }
 
 func (d *Driver) idle() bool {
-	for _, s := range d.order {
-		if len(s.queue) > 0 {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(d.order, func(s *stream) bool { return len(s.queue) > 0 })
 }
