@@ -353,15 +353,10 @@ func ranges(xs []int) (all []string) {
 
 // Grouped prints an integer with a comma every three digits.
 func Grouped(n int64) string {
-	digits := strconv.FormatInt(n, 10)
-	sign := ""
-	if n < 0 {
-		sign, digits = "-", digits[1:]
+	if -1000 < n && n < 1000 {
+		return strconv.FormatInt(n, 10)
 	}
-	for i := len(digits) - 3; i > 0; i -= 3 {
-		digits = digits[:i] + "," + digits[i:]
-	}
-	return sign + digits
+	return fmt.Sprintf("%s,%03d", Grouped(n/1000), max(n%1000, -(n%1000)))
 }
 
 // Seconds prints a time with four significant digits.

@@ -311,7 +311,7 @@ func (c *Case) judge(o *Outcome, m *Memory, device int64) {
 		o.ArenaBytes = max(o.ArenaBytes, c.footprints[i].Arena())
 	}
 	if c.Peak > 0 {
-		o.PredictedPeak = int64(peakAs(c.PeakKind, uses))
+		o.PredictedPeak = peakAs(c.PeakKind, uses)
 	}
 }
 

@@ -116,7 +116,7 @@ func whole(name string, shape []int) Stored {
 
 // inLlama is Stored for LlamaForCausalLM.
 func (c Config) inLlama(param string, shape []int) []Stored {
-	module, field, _ := cutLast(param, ".")
+	module, field := cutLast(param, ".")
 	if field != "weight" {
 		return nil
 	}
@@ -168,7 +168,7 @@ func (c Config) shape(param string) (shape []int, in int) {
 	if c.upProjections() > 1 {
 		F = []int{int(c.upProjections()), c.FFN()}
 	}
-	module, field, _ := cutLast(param, ".")
+	module, field := cutLast(param, ".")
 	_, module = blockOf(module)
 	var out, from []int // of a matrix with a row for each output
 	switch module {
@@ -219,10 +219,10 @@ func elements(shape []int) int {
 	return n
 }
 
-func cutLast(s, sep string) (before, after string, found bool) {
+func cutLast(s, sep string) (before, after string) {
 	i := strings.LastIndex(s, sep)
 	if i < 0 {
-		return s, "", false
+		return s, ""
 	}
-	return s[:i], s[i+len(sep):], true
+	return s[:i], s[i+len(sep):]
 }
