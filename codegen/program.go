@@ -17,9 +17,10 @@
 //     makes sends asynchronous; join.go buckets the collectives of the update; view.go places shards inside the
 //     buffer that they are gathered into.
 //   - Why it is right: equivalence.go executes every rank symbolically, over expressions in place of numbers
-//     (expression.go, folded.go, sliced.go, contents.go). meetings.go matches the collectives and messages of
-//     different ranks. progress.go finds deadlocks. check.go, checkstream.go, checkview.go and checkleaf.go
-//     compare every use of a buffer with its lifetime, its neighbours in memory and what the runtime loads.
+//     (expression.go, folded.go, sliced.go, sequenceparts.go, contents.go). meetings.go matches the
+//     collectives and messages of different ranks. progress.go finds deadlocks. check.go, checkstream.go,
+//     checkview.go and checkleaf.go compare every use of a buffer with its lifetime, its neighbours in memory
+//     and what the runtime loads.
 //   - What other packages ask of a program: repeat.go computes the memory of a stage with many blocks from one
 //     with few; expect.go and commbytes.go.
 //

@@ -17,9 +17,10 @@
 // backend.go opens GPUs and closes everything; device.go is the [runtime.Device] of a rank. Its
 // parts: memory.go and staging.go (arenas, uploads, downloads), kernels.go and engine.go (kernels),
 // matmul.go (products by cuBLASLt), lane.go and event.go (streams and events), collective.go
-// (loopback) and nccl.go, transfer.go (loopback) and meeting.go (NCCL), join.go (NCCL's communicators),
-// end.go (the end of a step), replay.go (steps as CUDA graphs). peers.go is for runs of several processes, machine.go opens the
-// libraries of this machine, timing.go is for measuring.
+// (loopback) and nccl.go, transfer.go (loopback) and meeting.go (NCCL), pack.go (parts that NCCL could
+// not move in one call), join.go (NCCL's communicators), end.go (the end of a step), replay.go (steps
+// as CUDA graphs). peers.go is for runs of several processes, machine.go opens the libraries of this
+// machine, timing.go is for measuring.
 package cuda
 
 import (

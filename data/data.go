@@ -4,8 +4,9 @@
 //	                                                       Sampler ── Batch(step) ──▶ window starts ──┘
 //
 // The files are those of nanoGPT, in both directions. A bin is raw little-endian uint16 ids without
-// a header; uint32 where the vocabulary has more than 65,536 tokens. The Sampler is a function of seed and step, so a checkpoint needs no state for the
-// position in the data, and every rank can compute the whole global batch and take its own rows.
+// a header; uint32 where the vocabulary has more than 65,536 tokens. The Sampler is a function of seed
+// and step, so a checkpoint needs no state for the position in the data, and every rank can compute the
+// whole global batch and take its own rows.
 package data
 
 import "fmt"

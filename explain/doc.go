@@ -22,7 +22,7 @@
 //   - Why a value lies where it does: rule.go, reason.go. Answers about one tensor or op: why.go as text,
 //     answer.go as JSON, alternative.go what the other rules of the op would move.
 //   - Time: prediction.go simulates a step, terms.go divides it by what is done and by what limits it,
-//     pools.go by kind of device.
+//     pools.go by kind of device. room.go says whether the plan fits.
 //   - Other plans: rejected.go the runners-up, division.go the same plan with products in other numbers of
 //     parts, versus.go any other plan, study.go those of further searches. recost.go prices the plan on
 //     another cluster, batch or sequence.

@@ -30,8 +30,8 @@ type Agent struct {
 	// Procs is the number of processes on every machine.
 	Procs int
 	// The job starts when Most machines have come, or when at least Least have and no more come for
-	// a while. It starts again when a machine comes or goes, with as many machines as Brief has a plan for. This machine is number Node, below
-	// Most.
+	// a while. It starts again when a machine comes or goes, with as many machines as Brief has a
+	// plan for. This machine is number Node, below Most.
 	Least, Most, Node int
 	// Addr is host:port of the agent of machine 0, to which all others connect. The job ends with
 	// that agent. "" is for a job of one machine.

@@ -15,7 +15,7 @@
 //
 // place.go reads the environment, join.go brings processes together, peers.go is what they then
 // have, connect.go connects them pairwise. agent.go runs on every machine, and host.go, on machine
-// 0, leads the agents.
+// 0, leads the agents. memory.go has the files in memory that outlive a process.
 package launch
 
 import (

@@ -5,8 +5,9 @@
 // alone maps errors to exit statuses. The commands:
 //
 //   - plan.go searches a plan, with planprint.go, robust.go and lp.go; planfile.go reads one.
-//   - explain.go and recost.go, verify.go, export.go: what to do with a plan.
-//   - run.go trains, launch.go does so in several processes; nodecheck.go and cuda.go are parts of that. sample.go writes text.
+//   - explain.go and recost.go, verify.go, export.go: what to do with a plan. compile.go makes its programs.
+//   - run.go trains, launch.go does so in several processes; balance.go, nodecheck.go and cuda.go are parts of that. sample.go
+//     writes text.
 //   - data.go and checkpoint.go: files of training.
 //   - bench.go times steps, with benchsteps.go and benchops.go; profile.go measures the machine.
 //   - cluster.go and galvatron.go, size.go: figures of machines and models.
