@@ -526,10 +526,10 @@ func inTheBounds() []mutant {
 		old:  "ending = max(ending, before*p.last[inBlock].returned()+", new: "ending += max(0, before*p.last[inBlock].returned()+0*",
 		pkg: "./planner", run: "^TestFloorsOfEnds$",
 	}, {
-		bug: "a floor above what a plan takes", how: "gradients of adapters that are summed in order are summed on the stream, too",
+		bug: "a floor above what a plan takes", how: "gradients that are summed in order are summed on the stream, too",
 		file: "planner/floor.go",
 		old:  "w.sums = w.sums || ", new: "w.sums = w.sums && ",
-		pkg: "./planner", run: "^FuzzCosts$",
+		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
 		bug: "bounds of cuts far below what they take", how: "no micro-batch waits for one before it to leave a stage",
 		file: "planner/bound.go",
