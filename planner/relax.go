@@ -57,7 +57,7 @@ type blockParam struct {
 	state, gradient bool
 	frozen          bool               // a weight that has neither gradient nor state
 	soon            bool               // of a weight: its gradient comes with that of the input, not with others: see [partition.WeightGrads]
-	turned          bool               // tensor-parallel ranks have the gradient cut in another dimension than the weight: it is moved before it is reduced, perhaps in order
+	turned          bool               // of a gradient: tensor-parallel ranks have it cut in another dimension than the weight: it is moved before it is reduced, perhaps in order
 	read            [ir.NumPhases]bool // of a weight: the passes that read it when nothing is recomputed
 	streamed        [ir.NumPhases]bool // and those that read it as it lies: before others gather it, they move it, in order
 }
@@ -293,7 +293,7 @@ func (w *work) persistentOf(batch int) *persistent {
 		v := blockParam{value: x.Value, like: x.Value, state: attr.State, gradient: sum == &b.gradients, frozen: attr.Frozen}
 		switch {
 		case n.Op == ir.OpParam:
-			v.read, v.streamed, v.turned, v.soon = read[x.Value.ID].any, read[x.Value.ID].asItLies, kinds[x.Value].turned, !kinds[x.Value].late
+			v.read, v.streamed, v.soon = read[x.Value.ID].any, read[x.Value.ID].asItLies, !kinds[x.Value].late
 		case v.gradient:
 			if of := weights[n]; of != nil {
 				v.like, v.turned = of, kinds[of].turned
