@@ -16,7 +16,9 @@ import (
 //     accumulated over micro-batches are reduced in the last micro-batch only, after the segment has rounded
 //     them if the reduced type is narrower than that of the sum. Others (ZeRO 2 and 3) are reduced in each
 //     micro-batch and accumulated one segment later. What is left to reduce after that, in the last micro-batch,
-//     as over the groups of ZeRO or tensor-parallel ranks, is reduced from then on;
+//     as over the groups of ZeRO or tensor-parallel ranks, is reduced from then on; in a pass of a rank's only
+//     chunk that sends to another stage not before its end, as later segments wait for reductions that come on the
+//     stream after it, and that stage for the gradient;
 //   - the weights that it updates (ZeRO 1 and 2) are gathered while the next segment updates.
 //
 // Collectives of one kind over one axis that a segment hands over together form a bucket. Blocks are alike, so
@@ -235,7 +237,7 @@ func (b *stageBuilder) stream(here chunkBody, nodes, update []*ir.Node, hoisted 
 			place(n, true)
 		}
 	}
-	return b.interleave(segments)
+	return b.interleave(segments, b.prog.Plan.Chunks() == 1 && slices.ContainsFunc(nodes, func(n *ir.Node) bool { return n.Op == ir.OpSend }))
 }
 
 // completed returns the segment after which a value is complete.
@@ -353,8 +355,8 @@ func (b *stageBuilder) computedWith(n *ir.Node) bool {
 
 // interleave concatenates the segments. Each is preceded by what the communication stream gets when it starts,
 // the reductions of the previous segment and the gathers for the next one, and by the sums of the segment before
-// that, with what is left to reduce of them.
-func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
+// that, with what is left to reduce of them; lastly says that this waits for the end of the body.
+func (b *stageBuilder) interleave(segments []segment, lastly bool) []*ir.Node {
 	var nodes []*ir.Node
 	at := func(k int) *segment {
 		if k < 0 || k >= len(segments) {
@@ -377,10 +379,17 @@ func (b *stageBuilder) interleave(segments []segment) []*ir.Node {
 		after := &at(k - 2).delayed
 		b.hold(after.sums, at(k-2).reduces)
 		nodes = append(append(nodes, after.sums...), after.narrows...)
-		hand(&after.reduces)
+		if !lastly {
+			hand(&after.reduces)
+		}
 		b.hold(at(k).nodes, at(k).gathers)
 		nodes = append(nodes, at(k).nodes...)
 		nodes = append(nodes, at(k).narrows...)
+	}
+	if lastly {
+		for k := range segments {
+			hand(&segments[k].delayed.reduces)
+		}
 	}
 	for k, s := range segments {
 		for _, list := range [][]*ir.Node{s.nodes, s.narrows, s.gathers, s.reduces} {

@@ -367,7 +367,7 @@ func TestOverlapRounds(t *testing.T) {
 
 // TestOverlapReducesEach: from ZeRO stage 2 on, the gradients of a block are reduced in every micro-batch while the
 // next block computes, in 16-bit models too, where they are cast before they are accumulated. What is left to reduce
-// of their sums in the last micro-batch, over groups of ZeRO, follows at once. Over context-parallel ranks nothing is.
+// of their sums in the last micro-batch, over groups of ZeRO, follows at once where nothing is sent. Over context-parallel ranks nothing is.
 func TestOverlapReducesEach(t *testing.T) {
 	for _, float := range []ir.DType{ir.F32, ir.BF16} {
 		c := model(3)
@@ -424,4 +424,35 @@ func TestOverlapReducesEach(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestOverlapSendsBeforeItReducesFurther: what is left to reduce of sums of gradients, as over groups of ZeRO, follows the
+// gradient that the next stage waits for. In the stage that sends none, and between chunks of a rank, it is reduced
+// beside blocks.
+func TestOverlapSendsBeforeItReducesFurther(t *testing.T) {
+	const layers = 12
+	g := trainGraph(t, layers)
+	grouped := func(pp int) *partition.Plan {
+		p := overlapped(4, 1, pp, 1, layers, 2)
+		p.ZeROGroup = 2
+		return p
+	}
+	// order lists the sends and the further reductions of a stage's backward pass, those of a bucket as one.
+	order := func(p *partition.Plan, stage int) []string {
+		prog := generate(t, g, p)
+		require.NoError(t, codegen.Check(prog))
+		var got []string
+		for _, in := range prog.Stages[stage].Bodies[ir.Backward].Instrs {
+			switch {
+			case in.Node.Op == ir.OpSend:
+				got = append(got, "send")
+			case in.Last && in.Async && !in.Fused:
+				got = append(got, in.Node.Block())
+			}
+		}
+		return got
+	}
+	require.Equal(t, []string{"send", "", "h.11", "h.10", "h.9", "h.8", "h.7", "h.6"}, order(grouped(2), 1))
+	require.Equal(t, []string{"h.5", "h.4", "h.3", "h.2", "h.1", "h.0", ""}, order(grouped(2), 0))
+	require.Equal(t, []string{"", "h.11", "send", "h.10", "h.9", "h.5", "send", "h.4", "h.3"}, order(chunked(grouped(4), 2), 1))
 }

@@ -285,7 +285,8 @@ type Instr struct {
 	// other members hold.
 	InPlace bool
 	// Delayed says that the instruction follows reductions of its segment that are made in every micro-batch, and
-	// so stands two segments later: it adds up what they make, or reduces the sum further.
+	// so stands two segments later: it adds up what they make, or reduces the sum further. In a body of a
+	// rank's only chunk that sends, the latter stands at the end.
 	Delayed bool
 	// Beside is the number of following instructions, all kernels, that run at the same time as this one, a
 	// collective of tensor-parallel ranks. They start when it does, and the instruction after them starts when

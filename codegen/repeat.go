@@ -191,7 +191,7 @@ func (s *Stage) sizeOn(b *Buffer, mesh ir.Mesh) int64 {
 
 // blocks returns the block that each instruction of a body counts as part of: that of the last kernel before
 // it; in the update its own; and in a body with a communication stream that of the segment during which it is
-// issued.
+// issued, or would be if it did not wait for the end of the body: there, too, blocks follow one another.
 func (t *tape) blocks(phase ir.Phase, instrs []Instr) []int {
 	if t.chunks && phase != ir.Update { // instructions of one chunk are adjacent
 		all := make([]int, len(instrs))

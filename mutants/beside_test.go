@@ -77,5 +77,20 @@ func inBeside() []mutant {
 		file: "measured/software.go",
 		old:  "\t\ts.Reduce = 4\n", new: "\t\ts.Reduce = 2\n",
 		pkg: "./measured", run: "^TestSoftwareByRule$",
+	}, {
+		bug: "a stage waits for its gradient until others have reduced theirs further", how: "beside blocks",
+		file: "codegen/overlap.go",
+		old:  "b.prog.Plan.Chunks() == 1 && slices", new: "b.prog.Plan.Chunks() == 0 && slices",
+		pkg: "./codegen", run: "^TestOverlapSendsBeforeItReducesFurther$",
+	}, {
+		bug: "a stage waits for its gradient until others have reduced theirs further", how: "in the price of a plan",
+		file: "planner/price.go",
+		old:  "f.lastly = s.plan.Chunks() == 1 && slices", new: "f.lastly = s.plan.Chunks() == 0 && slices",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a bound takes more than the step", how: "what is reduced further beside blocks is done at the end as well",
+		file: "planner/outlast.go",
+		old:  "if further := f.handed(s.further); !f.lastly {", new: "if further := f.handed(s.further); f.lastly || !f.lastly {",
+		pkg: "./planner", run: "^TestOutlasts$",
 	}}
 }

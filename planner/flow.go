@@ -25,8 +25,9 @@ type flow struct {
 	backward bool // blocks run from the last to the first
 	joins    bool // it begins when the stream is done with what it had
 	// slows is by how much a bucket on the stream delays what the body does beside it: see [cost.Model.Slows].
-	slows func(cost.Picoseconds) cost.Picoseconds
-	known map[flowKey]flowTimes
+	slows  func(cost.Picoseconds) cost.Picoseconds
+	lastly bool // it reduces sums further only at its end, as it sends before that
+	known  map[flowKey]flowTimes
 }
 
 type flowKey struct {
@@ -230,6 +231,11 @@ func (f *flow) run(segments []*segment, n tally) flowTimes {
 		}
 		before, after = after, before
 	}
+	if f.lastly {
+		for _, s := range segments {
+			r.further(s)
+		}
+	}
 	r.now.wait(r.joined)
 	r.close()
 	return flowTimes{r.spans, r.left}
@@ -237,7 +243,7 @@ func (f *flow) run(segments []*segment, n tally) flowTimes {
 
 // step does the items of a segment. Between those of the one before and its own, the reductions of that one and the gathers for
 // the next are handed to the stream, and gradients of the second before are added up once they are reduced. Then what reduces
-// these sums further is handed over.
+// these sums further is handed over, unless that waits for the end.
 func (r *runner) step(second, before, s, next *segment, n tally) {
 	gathered, reduced := r.gathered, r.reduced
 	r.reduced = nil
@@ -257,8 +263,8 @@ func (r *runner) step(second, before, s, next *segment, n tally) {
 		r.now.wait(reduced)
 		r.now.add(second.sums)
 	}
-	for _, t := range second.further {
-		r.left = r.give(t)
+	if !r.lastly {
+		r.further(second)
 	}
 	r.now.wait(gathered)
 	for _, x := range s.items {
@@ -272,6 +278,13 @@ func (r *runner) step(second, before, s, next *segment, n tally) {
 		default:
 			r.now.add(x.time)
 		}
+	}
+}
+
+// further hands what reduces the sums of a segment further to the stream.
+func (r *runner) further(s *segment) {
+	for _, t := range s.further {
+		r.left = r.give(t)
 	}
 }
 

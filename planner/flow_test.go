@@ -41,7 +41,7 @@ func TestAlikeBlocks(t *testing.T) {
 		return all
 	}
 	for range 5_000 {
-		f := &flow{beside: r.IntN(5) > 0, joins: r.IntN(2) == 0, slows: func(t cost.Picoseconds) cost.Picoseconds { return t / 8 }}
+		f := &flow{beside: r.IntN(5) > 0, joins: r.IntN(2) == 0, lastly: r.IntN(2) == 0, slows: func(t cost.Picoseconds) cost.Picoseconds { return t / 8 }}
 		var kinds []*segment
 		for range 4 {
 			s := &segment{gathers: times(2), reduces: times(2), sums: some(2) * some(9), items: []item{{time: 1 + some(30)}}}

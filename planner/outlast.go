@@ -25,11 +25,18 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	for i := range f.segments[kept] {
 		s := &f.segments[kept][i] // its gradients are added up two segments after they were handed over, and so may come later
 		late := s.sums
-		for _, time := range s.further {
-			late += f.slows(time)
+		if further := f.handed(s.further); f.lastly {
+			times := 1
+			if s.block {
+				times = n[s.chunk]
+			}
+			t.give(further, cost.Picoseconds(times))
+		} else {
+			late += further.slow
 		}
 		t.sums = max(t.sums, 2*late)
 	}
+	t.most = t.stream - t.order
 	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
 		s := &f.segments[kept][k]
 		if !s.block {
@@ -84,7 +91,7 @@ func (t *outlast) give(h handed, times cost.Picoseconds) {
 
 // hand notes the difference at a segment that hands over reductions.
 func (t *outlast) hand(s *segment) {
-	reduces, gathers := t.handed(s)
+	reduces, gathers := t.hands(s)
 	t.give(reduces, 1)
 	if len(s.reduces) > 0 {
 		t.most = max(t.most, t.stream-t.order-t.sums)
@@ -93,18 +100,22 @@ func (t *outlast) hand(s *segment) {
 	t.next = gathers
 }
 
-// handed is what a segment reduces and gathers.
-func (f *flow) handed(s *segment) (reduces, gathers handed) {
-	of := func(h *handed, times []cost.Picoseconds) {
-		for _, time := range times {
-			h.stream += time
-			h.slow += f.slows(time)
-		}
+// hands is what a segment reduces and gathers, without what is reduced at the end of the body.
+func (f *flow) hands(s *segment) (reduces, gathers handed) {
+	reduces = f.handed(s.reduces)
+	if further := f.handed(s.further); !f.lastly {
+		reduces.stream += further.stream
+		reduces.slow += further.slow
 	}
-	of(&reduces, s.reduces)
-	of(&reduces, s.further)
-	of(&gathers, s.gathers)
-	return reduces, gathers
+	return reduces, f.handed(s.gathers)
+}
+
+func (f *flow) handed(times []cost.Picoseconds) (h handed) {
+	for _, time := range times {
+		h.stream += time
+		h.slow += f.slows(time)
+	}
+	return h
 }
 
 // add goes through a segment; first and last say whether a block is at an end of the body.
@@ -142,7 +153,7 @@ func (t *outlast) repeat(s *segment, count int) {
 		}
 	}
 	if count > 1 {
-		reduces, gathers := t.handed(s)
+		reduces, gathers := t.hands(s)
 		t.give(reduces, cost.Picoseconds(count-2))
 		t.give(gathers, cost.Picoseconds(count-2))
 		t.order += cost.Picoseconds(count-1) * each
@@ -176,7 +187,7 @@ func (f *flow) leads(upTo int) cost.Picoseconds {
 		lead := cost.Picoseconds(0)
 		for i := range segments {
 			s := &segments[i]
-			reduces, gathers := f.handed(s)
+			reduces, gathers := f.hands(s)
 			if next = max(next, gathers.slow); i <= upTo {
 				lead += gathers.stream - gathers.slow
 			}

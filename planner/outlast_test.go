@@ -12,11 +12,12 @@ import (
 	"github.com/autopar/autopar/planner/sim"
 )
 
-// randomFlow is a backward pass of segments before, of and after blocks, whose gradients are reduced
-// once and not waited for.
+// randomFlow is a backward pass of segments before, of and after blocks, whose gradients are reduced and
+// not waited for; of some flows once more at their end.
 func randomFlow(r *rand.Rand) *flow {
 	slow := cost.Picoseconds(r.IntN(3)) // of ten
 	f := &flow{beside: true, backward: true, slows: func(t cost.Picoseconds) cost.Picoseconds { return slow * t / 10 }, known: map[flowKey]flowTimes{}}
+	f.lastly = r.IntN(2) == 0
 	before, after := r.IntN(2), 1+r.IntN(2)
 	for e := range extents {
 		for k := range before + 1 + after {
@@ -25,10 +26,13 @@ func randomFlow(r *rand.Rand) *flow {
 				s.items = append(s.items, item{time: cost.Picoseconds(1 + r.IntN(50)), each: s.block})
 			}
 			if e > kept { // what is reduced does not depend on recomputation
-				s.reduces, s.late = f.segments[kept][k].reduces, f.segments[kept][k].late
+				s.reduces, s.late, s.further = f.segments[kept][k].reduces, f.segments[kept][k].late, f.segments[kept][k].further
 			} else {
 				for range r.IntN(3) {
 					s.reduces, s.late = append(s.reduces, cost.Picoseconds(r.IntN(90))), append(s.late, true)
+				}
+				if f.lastly && len(s.reduces) > 0 {
+					s.further = []cost.Picoseconds{cost.Picoseconds(r.IntN(90))}
 				}
 			}
 			f.segments[e] = append(f.segments[e], s)

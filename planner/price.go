@@ -387,10 +387,12 @@ func (s *skeleton) mesh(microBatch int) ir.Mesh {
 // recompute nothing. Until recompute corrects them, other extents have the same times.
 func (s *skeleton) body(stage int, pass ir.Phase, prices []priced, mesh ir.Mesh, at ir.Coord) body {
 	var f *flow
+	instrs := s.pass(prices, pass)
 	if s.plan.Overlap {
 		f = &flow{beside: s.price.Overlaps(), backward: pass != ir.Forward && pass != ir.Update, joins: pass == ir.Update, slows: s.price.As(stage).Slows, known: map[flowKey]flowTimes{}}
+		f.lastly = s.plan.Chunks() == 1 && slices.ContainsFunc(instrs, func(in priced) bool { return in.Node.Op == ir.OpSend })
 	}
-	parts := s.parts(stage, s.pass(prices, pass), mesh, at, kept, f)
+	parts := s.parts(stage, instrs, mesh, at, kept, f)
 	for i := range parts {
 		for e := range extents {
 			parts[i].block[e] = parts[i].block[kept]
