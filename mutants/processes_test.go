@@ -192,7 +192,7 @@ func inTheProcesses() []mutant {
 	}, {
 		bug:  "wrong input is tried again",
 		file: "launch/agent.go",
-		old:  "return exit.Final\n", new: "return false\n",
+		old:  "return exit.Final\n", new: "return exit.Final && false\n",
 		pkg: "./launch", run: agents,
 	}, {
 		bug:  "numbers that are not finite are computed again",
