@@ -522,9 +522,9 @@ func (x *stageBounds) most(time cost.Picoseconds) int {
 	return sort.Search(x.fit, func(i int) bool { return x.floor[i] > time })
 }
 
-// from bounds plans in which stage i has n blocks, recomputed by an option, and left is the number of blocks that are not
-// before it, its own included. before is the least time that the stages before add to the chain.
-func (b *bounds) from(i, left, n int, o *option, before cost.Picoseconds) cost.Picoseconds {
+// from bounds plans in which stage i is as an option says, and left is the number of blocks that are not before it, its own
+// included. before is the least time that the stages before add to the chain.
+func (b *bounds) from(i, left int, o *option, before cost.Picoseconds) cost.Picoseconds {
 	x := &b.stages[i]
 	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair
 	return max(o.time, before+max(o.passes, around)+b.end, o.late+cost.Picoseconds(left)*x.back)
@@ -575,7 +575,7 @@ func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 					continue
 				}
 				for k := range b.front(i, n) {
-					time = min(time, max(after, b.from(i, left, n, &b.front(i, n)[k], before)))
+					time = min(time, max(after, b.from(i, left, &b.front(i, n)[k], before)))
 				}
 			}
 			if time <= ceiling {

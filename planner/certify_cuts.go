@@ -152,7 +152,7 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 			continue
 		}
 		for _, r := range v.bounds.choices(stage, n) {
-			if v.bounds.from(stage, left, n, &r, before) >= v.cert.Step {
+			if v.bounds.from(stage, left, &r, before) >= v.cert.Step {
 				continue
 			}
 			v.cut[stage] = r.stage(first, n)

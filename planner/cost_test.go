@@ -809,7 +809,7 @@ func (b *bounds) everyCut(stage, left int) cost.Picoseconds {
 	for n := 1; n <= left-(stages-1-stage); n++ {
 		after := b.everyCut(stage+1, left-n)
 		for _, o := range b.options(stage, n) {
-			least = min(least, max(after, b.from(stage, left, n, &o, b.before[stage].at(blocks-left, recomputation{}))))
+			least = min(least, max(after, b.from(stage, left, &o, b.before[stage].at(blocks-left, recomputation{}))))
 		}
 	}
 	return least

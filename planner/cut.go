@@ -107,7 +107,7 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		for k := range again {
 			c.budget--
 			r := &again[k]
-			if c.bounds.from(stage, left, n, r, before) > c.ceiling {
+			if c.bounds.from(stage, left, r, before) > c.ceiling {
 				continue
 			}
 			first := c.pipe.skel.blocks - left
@@ -132,7 +132,7 @@ func (c *cutter) dive() *candidate {
 			all := c.bounds.options(i, n)
 			for k := range all {
 				o := &all[k]
-				if time := max(after, c.bounds.from(i, left, n, o, before)); time < least {
+				if time := max(after, c.bounds.from(i, left, o, before)); time < least {
 					least, most, best = time, n, *o
 				}
 			}
