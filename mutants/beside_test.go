@@ -92,5 +92,25 @@ func inBeside() []mutant {
 		file: "planner/outlast.go",
 		old:  "if further := f.handed(s.further); !f.lastly {", new: "if further := f.handed(s.further); f.lastly || !f.lastly {",
 		pkg: "./planner", run: "^TestOutlasts$",
+	}, {
+		bug: "a bound takes more than the step", how: "what the body still adds up is done already when it hands over what reduces the next",
+		file: "planner/outlast.go",
+		old:  "-s.sums-t.before+t.after", new: "-s.sums+t.after",
+		pkg: "./planner", run: "^TestOutlastsWithSums$",
+	}, {
+		bug: "a bound takes more than the step", how: "sums follow reductions that the body does not wait for",
+		file: "planner/outlast.go",
+		old:  "&& len(s.further) == 0 && !slices.Contains(s.late, true)", new: "",
+		pkg: "./planner", run: "^TestOutlastsWithSums$",
+	}, {
+		bug: "a proof leaves a wide gap", how: "passes for weight gradients end before their stream",
+		file: "planner/bound.go",
+		old:  "l.weight[whole]+weight, n, r)", new: "l.weight[whole]+0*weight, n, r)",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a proof leaves a wide gap", how: "backward passes end before their stream",
+		file: "planner/bound.go",
+		old:  "w.backward[whole].at(n, r), backward),", new: "w.backward[whole].at(n, r), 0*backward),",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}}
 }

@@ -423,12 +423,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "what a stream still has to do is added to what the position does meanwhile", how: "after handing it over",
 		file: "planner/outlast.go",
-		old:  "t.stream-t.order-t.sums)", new: "t.stream-t.sums)",
+		old:  "t.stream-t.order-s.sums", new: "t.stream-s.sums",
 		pkg: "./planner", run: "^TestOutlasts$",
 	}, {
 		bug: "a bound forgets that a stream outlasts the last pass", how: "so that overlap under late schedules ends with a gap",
 		file: "planner/bound.go",
-		old:  "tail+x.pipe.outlasts(stage, n, r)", new: "tail+0*x.pipe.outlasts(stage, n, r)",
+		old:  "tail+x.pipe.lastPass(stage).outlasts(n, r)", new: "tail+0*x.pipe.lastPass(stage).outlasts(n, r)",
 		pkg: "./planner", run: "^TestBoundsKnowStreams$",
 	}, {
 		bug: "a bound of all cuts leaves out some", how: "a stage has one block more than the others leave to it",

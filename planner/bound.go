@@ -270,7 +270,7 @@ func (b *bounds) blocks(stage, n int) *stageBlockBounds {
 	tail := x.tails.of(stage, n)
 	b.eachThatFits(stage, n, func(r recomputation) {
 		if o := x.option(x.works, n, r, tail); o.time < of.time { // outlasting it takes longer to find out
-			of.time = min(of.time, x.option(x.works, n, r, tail+x.pipe.outlasts(stage, n, r)).time)
+			of.time = min(of.time, x.option(x.works, n, r, tail+x.pipe.lastPass(stage).outlasts(n, r)).time)
 		}
 	})
 	return of
@@ -285,7 +285,7 @@ func (b *bounds) options(stage, n int) []option {
 	if of.options == nil && of.time < never {
 		tail := x.tails.of(stage, n)
 		for _, r := range b.recomputations(stage, n) {
-			tail := tail + x.pipe.outlasts(stage, n, r)
+			tail := tail + x.pipe.lastPass(stage).outlasts(n, r)
 			of.options = append(of.options, x.option(x.works, n, r, tail))
 		}
 	}
@@ -325,18 +325,17 @@ func (p *pipeline) lastPass(i int) body {
 	return p.body(i, ir.Backward, rest)
 }
 
-// outlasts bounds from below by how much the communication stream of stage i with n blocks outlasts its last pass, from what
-// that pass hands to it after the last receive.
-func (p *pipeline) outlasts(i, n int, r recomputation) cost.Picoseconds {
-	last := p.lastPass(i)
-	all := last[0].flow.outlasts(tally{n}, r)
+// outlasts bounds from below by how much the communication stream outlasts a pass over n blocks, from what the pass hands to it
+// after the last receive.
+func (b body) outlasts(n int, r recomputation) cost.Picoseconds {
+	all := b[0].flow.outlasts(tally{n}, r)
 	if all == nil {
 		return 0
 	}
 	from := 0
-	for k := range last {
-		if last[k].kind == sim.Recv {
-			from = last[k].nth
+	for k := range b {
+		if b[k].kind == sim.Recv {
+			from = b[k].nth
 		}
 	}
 	return slices.Max(all[from:])
@@ -392,6 +391,9 @@ type stageWork struct {
 	beside                    *stageWork // what communication streams do in forward, backward and weight
 	// leads are those of the passes, and of the last backward pass and the last one for weight gradients: see [body.leads].
 	leads struct{ forward, backward, weight [2]cost.Picoseconds }
+	// streams are passes over a whole micro-batch that end when their stream is done: see [body.outlasts].
+	streams struct{ backward, weight body }
+	known   map[flowKey][2]cost.Picoseconds // what these outlast
 	// sent are passes up to what they send, that included, where passes of a kind follow each other: the next one waits until it
 	// is sent. Otherwise they are nothing.
 	sent struct{ forward, backward line }
@@ -411,6 +413,10 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 		beside.forward[size], beside.backward[size], beside.weight[size] = forward.beside(), backward.beside(), weight.beside()
 		w.leads.forward[size], w.leads.backward[size], w.leads.weight[size] = forward.leads(), backward.leads(), weight.leads()
 	}
+	if p.spared == nil {
+		w.streams.backward, w.streams.weight = p.body(i, ir.Backward, whole), p.body(i, ir.WeightGrad, whole)
+	}
+	w.known = map[flowKey][2]cost.Picoseconds{}
 	if p.template.Schedule == partition.GPipe {
 		w.sent.forward, w.sent.backward = p.body(i, ir.Forward, whole).sent(), p.body(i, ir.Backward, whole).sent()
 	}
@@ -460,7 +466,7 @@ func (w *stageWork) least() stageWork {
 	for _, x := range []*line{&l.last, &l.passes, &l.weights, &l.all} {
 		x.lower()
 	}
-	l.beside, l.sent.forward, l.sent.backward = &stageWork{}, line{}, line{}
+	l.beside, l.sent.forward, l.sent.backward, l.streams.backward, l.streams.weight = &stageWork{}, line{}, line{}, nil, nil
 	return l
 }
 
@@ -478,11 +484,30 @@ type waiting struct{ forward, backward, weight cost.Picoseconds }
 // only when that is done, or until what they have posted is sent.
 func (w *stageWork) waiting(n int, r recomputation) waiting {
 	b, l := w.beside, &w.leads
+	backward, weight := w.outlasts(n, r)
 	return waiting{
 		max(wait(&b.forward[whole], &w.forward[whole], l.forward[whole], n, r), w.sent.forward.at(n, r)-w.forward[whole].at(n, r)),
-		max(wait(&b.backward[whole], &w.backward[whole], l.backward[whole], n, r), w.sent.backward.at(n, r)-w.backward[whole].at(n, r)),
-		wait(&b.weight[whole], &w.weight[whole], l.weight[whole], n, r),
+		max(wait(&b.backward[whole], &w.backward[whole], l.backward[whole], n, r), w.sent.backward.at(n, r)-w.backward[whole].at(n, r), backward),
+		wait(&b.weight[whole], &w.weight[whole], l.weight[whole]+weight, n, r),
 	}
+}
+
+// outlasts is by how much the stream outlasts a backward pass, and one for weight gradients.
+func (w *stageWork) outlasts(n int, r recomputation) (backward, weight cost.Picoseconds) {
+	if w.streams.backward == nil {
+		return 0, 0
+	}
+	key := flowKey{tally{n}, r}
+	times, known := w.known[key]
+	if !known {
+		for k, b := range []body{w.streams.backward, w.streams.weight} {
+			if len(b) > 0 {
+				times[k] = b.outlasts(n, r)
+			}
+		}
+		w.known[key] = times
+	}
+	return times[0], times[1]
 }
 
 func wait(stream, order *line, lead cost.Picoseconds, n int, r recomputation) cost.Picoseconds {

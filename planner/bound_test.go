@@ -28,6 +28,8 @@ func TestBoundsOfCuts(t *testing.T) {
 		share    float64 // of the time of the cut that the bounds lead to
 	}{
 		{"micro-batches wait for those before them", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, group: 8, overlap: true}, 1, partition.ZeroBubble, 0.89},
+		{"passes for weight gradients end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.92},
+		{"backward passes end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.OneFOneB, 0.86},
 		{"passes wait for what those before them sum", degrees{plan: 8, dp: 1, cp: 1, tp: 2, pp: 4}, sharding{zero: 2, overlap: true}, 2, partition.OneFOneB, 0.68},
 		{"passes wait until what those before them have posted is sent", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{overlap: true}, 1, partition.GPipe, 0.9},
 	} {

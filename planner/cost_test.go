@@ -783,12 +783,12 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 			met.waiting++
 		}
 	}
-	bounds := newBounds(c.p, 1<<60, Options{}, nil)
+	bounds, before := newBounds(c.p, 1<<60, Options{}, nil), cost.Picoseconds(0)
 	for i, st := range c.cut {
-		n := st.Last - st.First
-		if st.Recomputed() == 0 {
-			require.LessOrEqual(t, bounds.time(i, n), c.time, "%s: bound of stage %d", c, i)
-		}
+		n, r, x := st.Last-st.First, recomputationOf(st), &bounds.stages[i]
+		o := x.option(x.works, n, r, x.tails.of(i, n)+c.p.lastPass(i).outlasts(n, r))
+		require.LessOrEqual(t, bounds.from(i, x.pipe.skel.blocks-st.First, &o, before), c.time, "%s: bound of stage %d", c, i)
+		before += bounds.through[i].at(n, r)
 		arena := c.prog.Stages[i].Arena()
 		for range 2 {
 			least := c.p.memory[i].atLeast(n, recomputationOf(st), c.p.room[i])

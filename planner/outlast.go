@@ -14,37 +14,42 @@ import (
 // outlasts bounds from below by how much the stream of a body with n blocks is done later than what the body does in order, once
 // for each part of the body between transfers, from what that part hands to the stream. When a segment hands over
 // reductions, the stream still has these, all later ones, and later gathers to do, and the work in order that is left is known. What the
-// stream had before, and what waits for it, is left out. The result is nil where nothing runs beside the kernels.
+// stream had before, and what waits for it, is left out, but for the last sums. The result is nil where nothing runs beside the kernels.
 //
 // The body is followed from its end. Of alike blocks in a row it is enough to look at the first and the last.
 func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 	if f == nil || !f.beside {
 		return nil
 	}
-	t := &outlast{flow: f}
+	t, waited := &outlast{flow: f}, true
 	for i := range f.segments[kept] {
-		s := &f.segments[kept][i] // its gradients are added up two segments after they were handed over, and so may come later
-		late := s.sums
-		if further := f.handed(s.further); f.lastly {
-			times := 1
+		s := &f.segments[kept][i]
+		waited = waited && len(s.further) == 0 && !slices.Contains(s.late, true)
+		if times := cost.Picoseconds(1); f.lastly {
 			if s.block {
-				times = n[s.chunk]
+				times = cost.Picoseconds(n[s.chunk])
 			}
-			t.give(further, cost.Picoseconds(times))
-		} else {
-			late += further.slow
+			t.give(f.handed(s.further), times)
 		}
-		t.sums = max(t.sums, 2*late)
 	}
 	t.most = t.stream - t.order
 	for k := len(f.segments[kept]) - 1; k >= 0; k-- {
-		s := &f.segments[kept][k]
-		if !s.block {
+		s, before := &f.segments[kept][k], cost.Picoseconds(0)
+		if waited && len(s.reduces) > 0 {
+			t.after, waited = s.sums, false
+		}
+		if k > 0 {
+			before = f.segments[kept][k-1].sums
+		}
+		if t.before = before; !s.block {
 			t.add(s, n, true, true)
 			continue
 		}
 		of := func(block int) *segment { return &f.segments[f.extent(r, block)][k] }
 		blocks := n[s.chunk]
+		if blocks > 1 {
+			t.before = s.sums
+		}
 		t.add(of(0), n, blocks == 1, true)
 		for first := 1; first < blocks-1; { // in blocks from the end of the body
 			next := blocks - 1
@@ -55,6 +60,7 @@ func (f *flow) outlasts(n tally, r recomputation) []cost.Picoseconds {
 			first = next
 		}
 		if blocks > 1 {
+			t.before = before
 			t.add(of(blocks-1), n, true, false)
 		}
 	}
@@ -76,7 +82,9 @@ type outlast struct {
 	*flow
 	stream, order cost.Picoseconds // what the stream and the body in order have to do from there on
 	next          handed           // what the segment after this one gathers, which the stream had before
-	sums          cost.Picoseconds
+	// before are the sums of the segment before this one, which follow when this one's reductions are handed over. after are
+	// those that follow all reductions, where the stream has nothing more.
+	before, after cost.Picoseconds
 	most          cost.Picoseconds   // the largest difference in this part
 	all           []cost.Picoseconds // most of the parts after it, the last part first
 }
@@ -94,7 +102,7 @@ func (t *outlast) hand(s *segment) {
 	reduces, gathers := t.hands(s)
 	t.give(reduces, 1)
 	if len(s.reduces) > 0 {
-		t.most = max(t.most, t.stream-t.order-t.sums)
+		t.most = max(t.most, t.stream-t.order-s.sums-t.before+t.after)
 	}
 	t.give(t.next, 1)
 	t.next = gathers

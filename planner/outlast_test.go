@@ -152,3 +152,48 @@ func TestBoundsKnowStreams(t *testing.T) {
 		require.GreaterOrEqual(t, float64(bound), x.close*float64(time), "%d stages", x.pp)
 	}
 }
+
+// TestOutlastsWithSums: nor is it a bound too high where a body adds up what its stream has reduced, or reduces the sums further.
+func TestOutlastsWithSums(t *testing.T) {
+	const seed = 6
+	r := rand.New(rand.NewPCG(seed, 0))
+	some := func(n int) cost.Picoseconds { return cost.Picoseconds(r.IntN(n)) }
+	exact := 0
+	for k := range 3000 {
+		slow := some(3) // of ten
+		f := &flow{beside: true, backward: true, lastly: r.IntN(2) == 0, slows: func(t cost.Picoseconds) cost.Picoseconds { return slow * t / 10 }, known: map[flowKey]flowTimes{}}
+		last, before := r.IntN(2) == 0, r.IntN(2)
+		for i := range before + 2 {
+			s := segment{block: i == before, items: []item{{time: 1 + some(50), each: i == before}}}
+			for range r.IntN(3) {
+				s.reduces, s.late = append(s.reduces, some(90)), append(s.late, false)
+			}
+			if s.each = len(s.reduces); s.each > 0 {
+				s.sums = some(2) * some(40)
+			}
+			if last && r.IntN(2) == 0 {
+				s.reduces, s.late = append(s.reduces, some(90)), append(s.late, true)
+			}
+			if last && s.sums > 0 {
+				s.further = []cost.Picoseconds{some(90)}
+			}
+			f.segments[kept] = append(f.segments[kept], s)
+		}
+		for n := 1; n <= 5; n++ {
+			times := f.at(tally{n}, recomputation{})
+			end := times.spans[0].time
+			if times.leaves != nil {
+				end = max(end, times.leaves[1])
+			}
+			got := f.outlasts(tally{n}, recomputation{})
+			require.Len(t, got, 1)
+			bounded := workOf(f, n) + got[0]
+			require.LessOrEqual(t, bounded, end, "seed %d case %d: %d blocks", seed, k, n)
+			if got[0] > 0 && bounded == end {
+				exact++
+			}
+		}
+	}
+	t.Logf("%d exact", exact)
+	require.Greater(t, exact, 5000)
+}
