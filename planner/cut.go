@@ -18,7 +18,8 @@ import (
 //   - settle compiles programs with recomputation, decides whether anything fits, and bounds each
 //     stage by its number of blocks (bound.go).
 //   - solve searches: dive follows the bounds to a first cut, descend enumerates cuts depth first,
-//     leaf simulates each that the bounds leave, and pick lays out the memory of the fastest.
+//     leaf simulates each that the bounds leave, and pick lays out the memory of the fastest. If
+//     descend gives up, climb looks at cuts near the best one.
 //
 // Memory is bounded from below, too. If a stage of the fastest plan does not fit although its bound
 // said so, that is learned, and solve searches again.
@@ -151,13 +152,60 @@ func (c *cutter) dive() *candidate {
 	return &candidate{pipe: c.pipe, plan: c.pipe.plan(c.cut), cut: slices.Clone(c.cut), time: time}
 }
 
-// leaf simulates a complete cut, and keeps it if none is faster.
-func (c *cutter) leaf() {
+// climb looks for faster cuts near an even one, and near the fastest if there is one: it moves a block to another stage as long as
+// that makes the cut faster, and steps are left.
+func (c *cutter) climb(steps int) {
+	c.budget = steps
+	stages := len(c.cut)
+	starts := [][]int{make([]int, stages)}
+	for i := range stages {
+		starts[0][i] = evenShare(c.pipe.skel.blocks, stages, i)
+	}
+	if len(c.ties) > 0 {
+		starts = append(starts, make([]int, stages))
+		for i, st := range c.ties[0].cut {
+			starts[1][i] = st.Last - st.First
+		}
+	}
+	for _, n := range starts {
+		least := c.leafOf(n, never)
+		for k, tried := 0, 0; tried < stages*stages && c.budget >= 0; k, tried = k+1, tried+1 {
+			from, to := k%stages, k/stages%stages
+			if from == to || n[from] == 1 {
+				continue
+			}
+			n[from], n[to] = n[from]-1, n[to]+1
+			if time := c.leafOf(n, least); time < least {
+				least, tried = time, 0
+			} else {
+				n[from], n[to] = n[from]+1, n[to]-1
+			}
+		}
+	}
+}
+
+// leafOf is [cutter.leaf] of the cut with n blocks on each stage, recomputed as their bounds are least. It is never where a stage
+// does not fit, or its bound says that the cut does not take less than a time.
+func (c *cutter) leafOf(n []int, less cost.Picoseconds) cost.Picoseconds {
+	first := 0
+	for i, n := range n {
+		all := c.bounds.options(i, n)
+		if len(all) == 0 || c.bounds.time(i, n) >= less {
+			return never
+		}
+		c.cut[i] = slices.MinFunc(all, func(a, b option) int { return cmp.Compare(a.time, b.time) }).stage(first, n)
+		first += n
+	}
+	return c.leaf()
+}
+
+// leaf simulates a complete cut, and keeps it if none is faster. It returns its time.
+func (c *cutter) leaf() cost.Picoseconds {
 	c.budget -= 100 + len(c.cut)*(8+c.pipe.microBatches/4) // a simulation costs as much as many steps
 	c.search.stats.PlansConsidered++
 	time := c.pipe.time(c.cut)
 	if time > c.ceiling {
-		return
+		return time
 	}
 	if len(c.ties) > 0 && time < c.ties[0].time {
 		c.ties = c.ties[:0]
@@ -167,6 +215,7 @@ func (c *cutter) leaf() {
 	if len(c.ties) == maxTies {
 		c.ceiling-- // from here on only faster ones
 	}
+	return time
 }
 
 // pick lays out the memory of the fastest cuts and returns the one that needs the least. fits is
@@ -385,7 +434,7 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 	if c.pipe.template.Chunks() > 1 {
 		return c.solveInterleaved(ceiling), true
 	}
-	for {
+	for certain := false; ; {
 		c.ceiling, c.ties, c.reach = ceiling, nil, c.bounds.reach(ceiling)
 		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
 			return nil, true
@@ -395,9 +444,13 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		if len(c.ties) == 0 && first != nil {
 			c.ties = append(c.ties, first) // the budget was spent before descend met it
 		}
+		if certain = c.budget >= 0; !certain {
+			c.climb(max(steps, quick))
+			c.budget = -1
+		}
 		best, fits := c.pick()
 		if fits {
-			return best, c.budget >= 0
+			return best, certain
 		}
 		c.pipe.measureApart()
 		c.bound() // a bound of memory was too low, which is now learned
