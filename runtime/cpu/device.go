@@ -240,13 +240,19 @@ func (d *Device) Close() error {
 		return err
 	}
 	b.cores.Close()
-	b.others.close(d.aborted())
-	for _, other := range b.devices {
-		for space := range other.memory {
-			if !d.aborted() {
+	free := func() (err error) {
+		for _, other := range b.devices {
+			for space := range other.memory {
 				err = errors.Join(err, other.memory[space].free())
 			}
 		}
+		return err
+	}
+	switch failed := d.aborted(); {
+	case b.others != nil:
+		b.others.close(failed, free)
+	case !failed:
+		err = errors.Join(err, free())
 	}
 	return err
 }

@@ -315,13 +315,11 @@ func (o *others) start(f func()) {
 	o.users.Go(f)
 }
 
-// close ends the links. It unmaps memory only when link readers and streams have ended: a process
-// that is behind may still ring, and a stream may still wake ranks it has served. Other work is in
-// progress only if the run has failed; then memory stays mapped.
-func (o *others) close(failed bool) {
-	if o == nil {
-		return
-	}
+// close ends the links. It unmaps memory, and frees other memory of the devices, only when link
+// readers and streams have ended: a process that is behind may still ring or send, and a stream may
+// still wake ranks it has served. Other work is in progress only if the run has failed; then memory
+// stays.
+func (o *others) close(failed bool, free func() error) {
 	for _, l := range o.links {
 		if l != nil {
 			l.end(failed)
@@ -330,7 +328,7 @@ func (o *others) close(failed bool) {
 	if !failed {
 		go func() {
 			o.users.Wait()
-			_ = o.unmap() // without consequence for a run that has ended
+			_ = errors.Join(o.unmap(), free()) // without consequence for a run that has ended
 		}()
 	}
 }

@@ -128,6 +128,23 @@ func TestSharedMemoryGoes(t *testing.T) {
 	require.Eventually(t, func() bool { return len(shared(t, before)) == 0 }, time.Minute, time.Millisecond)
 }
 
+// TestArenaWaits: the arena of a rank that has closed stays while a rank of another machine still sends to it, as when the first
+// could not save and the other one trains on.
+func TestArenaWaits(t *testing.T) {
+	s := &several{node: func(rank int) string { return fmt.Sprint(rank) }, threads: func(int) int { return 1 }}
+	devices, err := s.Open(runtime.World{Ranks: 2, Timeout: time.Minute})
+	require.NoError(t, err)
+	const words = 1 << 20
+	for _, d := range devices {
+		require.NoError(t, d.Alloc(runtime.OnDevice, 4*words))
+	}
+	got := s.backends[0].counter(wireID, 0)
+	require.NoError(t, devices[0].Close())
+	require.NoError(t, s.backends[1].others.put(&runtime.Transfer{Peer: 0}, make([]float32, words)))
+	require.Eventually(t, func() bool { return got.n.Load() == 1 }, time.Minute, time.Millisecond)
+	require.NoError(t, devices[1].Close())
+}
+
 // TestSharedMemoryWaits: it stays mapped until a stream that has announced the end of its work has
 // woken whoever waits for that.
 func TestSharedMemoryWaits(t *testing.T) {
