@@ -96,8 +96,18 @@ func (w counterWords) counters() Counters {
 	return Counters{int(w[0]), w[1], int(w[2]), w[3], int(w[4]), w[5]}
 }
 
-// agree waits until all processes have loaded a program and have arenas for it. It fails if they
-// have loaded different ones.
+// ProgramError says that a process has loaded another program than rank 0.
+type ProgramError struct {
+	Rank int
+	Name string
+}
+
+func (e *ProgramError) Error() string {
+	return fmt.Sprintf("runtime: rank %d has another program %s than rank 0: all processes need the same plan and the same version of autopar", e.Rank, e.Name)
+}
+
+// agree waits until all processes have loaded a program and have arenas for it. It fails with a
+// [*ProgramError] if they have loaded different ones.
 func (e *Executor) agree(prog *codegen.Program) error {
 	if e.opts.Peers == nil {
 		return nil
@@ -137,7 +147,7 @@ func (e *Executor) agree(prog *codegen.Program) error {
 	}
 	for rank, other := range all {
 		if !bytes.Equal(all[0], other) {
-			return fmt.Errorf("runtime: rank %d has another program %s than rank 0: all processes need the same plan and the same version of autopar", rank, prog.Graph.Name)
+			return &ProgramError{rank, prog.Graph.Name}
 		}
 	}
 	return nil

@@ -198,6 +198,8 @@ func TestProcessesFail(t *testing.T) {
 				return e.Add(compile(t, g, square, nil))
 			})
 			for _, err := range errs {
+				var program *runtime.ProgramError
+				require.ErrorAs(t, err, &program)
 				require.ErrorContains(t, err, "rank 2 has another program")
 			}
 		})

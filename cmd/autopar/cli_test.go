@@ -25,6 +25,7 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner"
 	"github.com/autopar/autopar/planner/cost"
+	"github.com/autopar/autopar/runtime"
 	"github.com/autopar/autopar/runtime/cpu"
 	"github.com/autopar/autopar/runtime/cpu/profile"
 	"github.com/autopar/autopar/train"
@@ -47,6 +48,7 @@ func TestStatusOfErrors(t *testing.T) {
 		{&planner.OptionError{}, statusInput},
 		{&planner.DocumentError{}, statusInput},
 		{&train.InputError{}, statusInput},
+		{&runtime.ProgramError{}, statusInput},
 		{&planner.InfeasibleError{Closest: &partition.Plan{Stages: []partition.Stage{{Last: 1}}}}, statusInfeasible},
 		{&launch.RefusedError{Err: errors.New("it has 1 processes, machine 0 has 2")}, statusInput},
 		{&launch.ExitError{Status: statusInput}, statusInput},

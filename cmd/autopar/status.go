@@ -73,7 +73,7 @@ func blamesInput(err error) bool {
 		is[*kong.ParseError], is[*usageError], is[*config.Error], is[*gpt.ConfigError], is[*data.InputError], is[*train.InputError],
 		is[*cost.Error], is[*cost.FieldError], is[*measured.Error], is[*galvatron.FileError], is[*checkpoint.Error], is[*export.Error],
 		is[*sim.LongError], is[*planner.OptionError], is[*planner.DocumentError], is[*planner.CertificateError], is[*partition.PlanError],
-		is[*cuda.DeviceError], is[*driver.MissingError], is[*launch.RefusedError],
+		is[*runtime.ProgramError], is[*cuda.DeviceError], is[*driver.MissingError], is[*launch.RefusedError],
 	} {
 		if blames(err) {
 			return true
