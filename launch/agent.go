@@ -40,8 +40,9 @@ type Agent struct {
 	// it is asked again with one fewer.
 	Brief func(Start) ([]byte, error)
 	// Again, if set, is asked on machine 0 when all processes have ended well. If it returns true they
-	// are started once more, which is no restart after a failure.
-	Again func() bool
+	// are started once more, which is no restart after a failure. Otherwise its error is how the job
+	// ends, on every machine: [context.Canceled] if somebody has interrupted a process.
+	Again func() (bool, error)
 	// MaxRestarts bounds how often the job is started again after a process or a machine has
 	// failed. Whether it is depends on how a process has ended:
 	//

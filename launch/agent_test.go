@@ -34,6 +34,7 @@ type machines struct {
 	patience    time.Duration // half a minute if 0
 	exe         string        // of machine 1, a shell if ""
 	again       int           // how often the job is started anew after it has ended well
+	end         error         // how it ends then
 	noPlan      int           // number of machines for which there is no plan
 	unread      chan struct{} // nobody reads the output until it is closed, if not nil
 
@@ -88,11 +89,11 @@ func (m *machines) run(ctx context.Context, node, procs int) <-chan error {
 			require.Equal(m.t, fmt.Sprintf("start %d", s.Number), string(s.Brief))
 			return []string{"sh", "-c", m.script}, nil
 		},
-		Again: func() bool {
+		Again: func() (bool, error) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
 			m.again--
-			return m.again >= 0
+			return m.again >= 0, m.end
 		},
 		Stdout: m, Stderr: m,
 		Note: func(format string, args ...any) { fmt.Fprintf(m, format+"\n", args...) },
@@ -198,7 +199,7 @@ func TestHungRanksAreNamed(t *testing.T) {
 }
 
 // TestAgain: a job that has ended well is started anew if it is to be, which is no restart after a
-// failure. One that has failed is not.
+// failure. One that has failed is not. All machines hear that its processes were interrupted.
 func TestAgain(t *testing.T) {
 	m := &machines{t: t, addr: freeAddr(t), least: 2, most: 2, again: 2, script: `echo start $TORCHELASTIC_RESTART_COUNT of $RANK`}
 	ends := []<-chan error{m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)}
@@ -209,12 +210,18 @@ func TestAgain(t *testing.T) {
 	require.Zero(t, m.starts[2].Restarts)
 	require.Contains(t, m.text(), "start 2 of 0\n")
 	require.NotContains(t, m.text(), "restart")
-	m.addr, m.script, m.again = freeAddr(t), `exit 7`, 2
+	m.addr, m.again, m.end = freeAddr(t), 0, context.Canceled
+	ends = []<-chan error{m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)}
+	for _, end := range ends {
+		require.ErrorIs(t, <-end, context.Canceled)
+	}
+	require.Len(t, m.starts, 4)
+	m.addr, m.script, m.again, m.end = freeAddr(t), `exit 7`, 2, nil
 	ends = []<-chan error{m.run(t.Context(), 0, 1), m.run(t.Context(), 1, 1)}
 	for _, end := range ends {
 		require.Error(t, <-end)
 	}
-	require.Len(t, m.starts, 4)
+	require.Len(t, m.starts, 5)
 }
 
 // TestExitStatus: a program that would end in the same way again tells only an agent, so that it is

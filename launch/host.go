@@ -167,8 +167,12 @@ func (h *host) run() (err error) {
 			h.note("%v: restart %d of at most %d", err, h.restarts, h.MaxRestarts)
 		case h.ending:
 			return context.Canceled
-		case !again && (h.Again == nil || !h.Again()):
+		case !again && h.Again == nil:
 			return nil
+		case !again:
+			if again, err = h.Again(); !again {
+				return err
+			}
 		}
 	}
 }

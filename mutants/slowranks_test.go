@@ -66,7 +66,7 @@ func inSlowRanks() []mutant {
 	}, {
 		bug: "a slow rank has as many sequences as others", how: "its job ends with the plan for it",
 		file: "launch/host.go",
-		old:  "case !again && (h.Again == nil || !h.Again()):", new: "case !again:",
+		old:  "if again, err = h.Again(); !again {", new: "if _, err = h.Again(); !again {",
 		pkg: "./launch", run: "^TestAgain$",
 	}, {
 		bug:  "a job says that it was restarted where nothing had failed",

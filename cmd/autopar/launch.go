@@ -99,6 +99,9 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		}
 		defer next.close()
 	}
+	saved := func() bool {
+		return !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.SavedSince(c.Out, before))
+	}
 	agent := &launch.Agent{
 		Exe: exe, Procs: procs, Least: least, Most: most, Node: c.NodeRank, Addr: c.Master, MaxRestarts: c.MaxRestarts, Patience: c.Timeout,
 		Stdout: stdout, Stderr: con.stderr, Note: con.note,
@@ -113,7 +116,15 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			}
 			return json.Marshal(b)
 		},
-		Again: func() bool { return next.take(con) },
+		Again: func() (bool, error) {
+			switch {
+			case next.take(con):
+				return true, nil
+			case saved() && !c.done(doc): // interrupted processes end with status 0, too, whoever has interrupted them
+				return false, context.Canceled
+			}
+			return false, nil
+		},
 		Args: func(s launch.Start) ([]string, error) {
 			var b brief
 			if err := json.Unmarshal(s.Brief, &b); err != nil {
@@ -140,15 +151,11 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 	if err != nil && !errors.Is(err, context.Canceled) {
 		return err
 	}
-	// Interrupted processes end with status 0, too, whoever has interrupted them, so whether the job is done follows from its
-	// checkpoints. Only the machine of rank 0 is sure to see the last one at once.
-	saved := !doc.Config.Train.EvalOnly && (c.Resume || checkpoint.SavedSince(c.Out, before))
-	switch {
-	case saved && c.done(doc):
-		return nil
-	case saved && (err != nil || c.NodeRank == 0):
+	if err != nil && saved() {
+		if c.done(doc) {
+			return nil
+		}
 		c.goOn(con)
-		return context.Canceled
 	}
 	return err
 }

@@ -350,6 +350,24 @@ func TestSignalToAll(t *testing.T) {
 	}
 }
 
+// TestOneRankIsInterrupted: whoever interrupts a rank ends the job. On no machine is it taken for done.
+func TestOneRankIsInterrupted(t *testing.T) {
+	t.Parallel() // with the others: processes are waited for
+	w := newWorkplace(t, 1_000_000)
+	addr, err := launchtest.FreeAddr()
+	require.NoError(t, err)
+	var machines [2]*job
+	for node := range machines {
+		machines[node] = w.launch(t, "--out", "out", "--nproc", "2", "--nnodes", "2", "--node-rank", strconv.Itoa(node), "--master", addr)
+	}
+	w.waitFor(t, "out", 20)
+	require.NoError(t, syscall.Kill(machines[1].pids(t)[0], syscall.SIGTERM))
+	for node, m := range machines {
+		requireInterrupted(t, m.Wait())
+		require.Contains(t, m.output.String(), fmt.Sprintf("\ngo on with: autopar launch plan.json --resume --out out --nproc 2 --nnodes 2 --node-rank %d ", node))
+	}
+}
+
 // TestInterruptedBeforeTraining: whatever the ranks of a job are doing when it is interrupted, before they train, the job says that it
 // is interrupted, and not that a rank has failed. A rank by itself does so, too.
 func TestInterruptedBeforeTraining(t *testing.T) {
