@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -54,6 +55,10 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		return err
 	}
 	least, most, err := c.machines()
+	if err != nil {
+		return err
+	}
+	given, err := doc.Marshal()
 	if err != nil {
 		return err
 	}
@@ -130,12 +135,17 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 			if err := json.Unmarshal(s.Brief, &b); err != nil {
 				return nil, err
 			}
-			plan := c.Plan
-			if b.Plan != nil {
-				plan = filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*procs))
-				if err := wholefile.Write(plan, b.Plan); err != nil {
-					return nil, err
-				}
+			plan := filepath.Join(c.Out, fmt.Sprintf("plan-%d.json", s.Nodes*procs))
+			switch {
+			case b.Plan != nil:
+			case c.holds(given):
+				return c.args(con, c.Plan, b), nil
+			default: // somebody has planned something else, and the job must not become that when it starts anew
+				con.note("%s is not what it was when the job began, which goes on by %s, as it was", c.Plan, plan)
+				b.Plan = given
+			}
+			if err := wholefile.Write(plan, b.Plan); err != nil {
+				return nil, err
 			}
 			return c.args(con, plan, b), nil
 		},
@@ -158,6 +168,16 @@ func (c *launchCmd) Run(ctx context.Context, con *console) error {
 		c.goOn(con)
 	}
 	return err
+}
+
+// holds reports whether the file of the plan says what is given, the text of a plan.
+func (c *launchCmd) holds(given []byte) bool {
+	doc, err := planner.ReadDocument(c.Plan)
+	if err != nil {
+		return false
+	}
+	now, err := doc.Marshal()
+	return err == nil && bytes.Equal(now, given)
 }
 
 // hasPort reports whether an address has a host, at which others can reach it, and a port, from 1 to 65535.

@@ -146,7 +146,7 @@ func (s *syncBuffer) String() string {
 
 // TestLaunchRestarts kills a rank after 60 updates or more, and has a rank of the second start crash after 160. The job names the
 // rank and goes on from the snapshot in memory, or from the one on disk if a rank was killed while it copied. At its end it has the
-// losses of an undisturbed job, to the bit.
+// losses of an undisturbed job, to the bit, though another plan was written to the file of its own.
 func TestLaunchRestarts(t *testing.T) {
 	t.Parallel() // with the others: processes are waited for
 	const iters = 400
@@ -155,6 +155,9 @@ func TestLaunchRestarts(t *testing.T) {
 	j := w.launch(t, "--out", "disturbed", "--max-restarts", "2")
 	for i, at := range []int{60, 160} {
 		w.waitFor(t, "disturbed", at)
+		if i == 0 {
+			w.run(t, "plan", "small.yaml", "--cluster", "cluster.yaml", "-q", "--set", "optimizer.learning_rate=1e-3")
+		}
 		require.Eventually(t, func() bool { return strings.Count(j.output.String(), "are processes") == i+1 }, time.Minute, 10*time.Millisecond)
 		require.NoError(t, syscall.Kill(j.pids(t)[3-3*i], []syscall.Signal{syscall.SIGKILL, syscall.SIGSEGV}[i]))
 		require.Eventually(t, func() bool {
@@ -164,6 +167,7 @@ func TestLaunchRestarts(t *testing.T) {
 	require.NoError(t, j.Wait(), "%s", &j.output)
 	require.Regexp(t, `rank 3 was ended by signal 9 \(killed\): restart 1 of at most 2`, j.output.String())
 	require.Regexp(t, `rank 0 has crashed \(exit status 2\): restart 2 of at most 2`, j.output.String())
+	require.Contains(t, j.output.String(), "\nplan.json is not what it was when the job began, which goes on by disturbed/plan-4.json, as it was\n")
 	require.Regexp(t, `rank 0, step \d+, .*: rank 3 (has failed: rank 3 )?at 127\.0\.0\.1:\d+ is gone`, j.output.String())
 	require.Regexp(t, `(?m)^2 restarts, goodput [1-9]\d*\.\d %: 400 updates of \S+ m?s that stay, in \S+ m?s$`, j.output.String())
 	require.Regexp(t, `resuming at iteration (50|100|150|200|250|300|350) from memory`, j.output.String())
