@@ -29,6 +29,13 @@ func TestPlaceFrom(t *testing.T) {
 		{env{"RANK": "0", "WORLD_SIZE": "1"}, launch.Place{World: 1}, ""},
 		{env{"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "::1", "MASTER_PORT": "29501", "GROUP_RANK": "1", "TORCHELASTIC_RESTART_COUNT": "2"},
 			launch.Place{Rank: 3, World: 4, Addr: "[::1]:29501", Node: "1", Restart: 2}, ""},
+		{env{"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True"},
+			launch.Place{World: 4, Addr: "a:22056"}, ""}, // torchrun itself listens at 29500
+		{env{"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "False"},
+			launch.Place{World: 4, Addr: "a:29500"}, ""},
+		{env{"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "x", "TORCHELASTIC_USE_AGENT_STORE": "True"}, launch.Place{}, `MASTER_PORT is "x"`},
+		{env{"RANK": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "a", "MASTER_PORT": "29500", "TORCHELASTIC_USE_AGENT_STORE": "True", "AUTOPAR_AGENT": "1"},
+			launch.Place{World: 4, Addr: "a:29500"}, ""}, // the agent was started by torchrun
 		{env{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "prterun-a-12@1"},
 			launch.Place{Rank: 1, World: 2, Addr: "127.0.0.1:25450"}, ""},
 		{env{"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, launch.Place{}, `MASTER_ADDR is ""`},

@@ -63,8 +63,9 @@ var dialects = [...]struct{ rank, world, job, step string }{
 
 // PlaceFrom reads the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
 // GROUP_RANK, TORCHELASTIC_RESTART_COUNT), or those of Open MPI, MPICH's Hydra or Slurm, with
-// MASTER_ADDR and MASTER_PORT if they are set. Without any of them the process is alone: rank 0 of
-// 1. An invalid value is an [*EnvError].
+// MASTER_ADDR and MASTER_PORT if they are set. At MASTER_PORT torchrun itself may listen, which it
+// says by TORCHELASTIC_USE_AGENT_STORE: the port then follows from that one. Without any of them the
+// process is alone: rank 0 of 1. An invalid value is an [*EnvError].
 func PlaceFrom(env func(string) string) (Place, error) {
 	var first *EnvError
 	number := func(name string, least, below int) int {
@@ -89,6 +90,9 @@ func PlaceFrom(env func(string) string) (Place, error) {
 			port := defaultPort
 			if env("MASTER_PORT") != "" || i == 0 {
 				port = number("MASTER_PORT", 1, 1<<16)
+				if env("TORCHELASTIC_USE_AGENT_STORE") == "True" && env(agentVariable) == "" { // torchrun itself listens there
+					port = portOf(fmt.Sprint("torchrun.", port))
+				}
 			} else if d.job != "" && env(d.job) != "" {
 				name := env(d.job)
 				if d.step != "" {
