@@ -336,8 +336,8 @@ func (r *run) resumeFromMemory(ctx context.Context) (bool, error) {
 func sameOnDisk(all []found) error {
 	for rank, other := range all {
 		if other.Disk != all[0].Disk {
-			return &InputError{What: "resume", Msg: fmt.Sprintf("the newest checkpoint that rank %d finds is of step %d, that of rank 0 of step %d (-1 is none): all processes need one output directory",
-				rank, other.Disk, all[0].Disk)}
+			return fmt.Errorf("train: resume: the newest checkpoint that rank %d finds is of step %d, that of rank 0 of step %d (-1 is none): all processes need one output directory",
+				rank, other.Disk, all[0].Disk)
 		}
 	}
 	return nil
