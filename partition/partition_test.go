@@ -437,10 +437,12 @@ func TestPlansRefused(t *testing.T) {
 		"axis left out": {func(p *partition.Plan) { p.RankOrder = "pp-tp" },
 			`rank_order: is "pp-tp", which leaves out dp 2; of 4 ranks in a unit each has to lie somewhere: pp-tp-dp would do`},
 		"blocks":    {func(p *partition.Plan) { p.Stages[0].Last = 1 }, "stages: cover 1 blocks, the model has 2"},
+		"no block":  {func(p *partition.Plan) { p.Stages[0].Last = -1 }, "stages[0]: holds no block"},
 		"recompute": {func(p *partition.Plan) { p.Stages[0].Recompute = 3 }, "stages[0].recompute: is 3 of 2 blocks"},
 		"zero":      {func(p *partition.Plan) { p.ZeRO = 4 }, "zero: is 4, want 0 to 3"},
 		"group": {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs, p.ZeRO, p.ZeROGroup = 6, 12, 12, 1, 4 },
 			"zero_group: is 4, which does not cut 6 data-parallel ranks into equal groups of at least 2; the nearest that do: 3, 6"},
+		"group of one":     {func(p *partition.Plan) { p.ZeRO, p.ZeROGroup = 1, 1 }, "zero_group: is 1, which does not cut 2 data-parallel ranks"},
 		"group of nothing": {func(p *partition.Plan) { p.ZeROGroup = 2 }, "zero_group: is 2, but zero is 0: there is nothing to shard in groups"},
 		"zero alone":       {func(p *partition.Plan) { p.DP, p.PlanNGPUs, p.RuntimeNGPUs, p.ZeRO = 1, 2, 2, 1 }, "zero: stage 1 needs at least 2 data-parallel ranks"},
 		"overlap of tp": {func(p *partition.Plan) {

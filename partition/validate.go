@@ -110,10 +110,10 @@ func (p *Plan) validateStages() error {
 	next := 0
 	for i, s := range p.Stages {
 		key := "stages[" + strconv.Itoa(i) + "]"
-		if s.First != next || s.Last < s.First {
+		if s.First != next {
 			return planErrorf(key, "holds blocks [%d,%d), want it to start at block %d", s.First, s.Last, next)
 		}
-		if s.Last == s.First && len(p.Stages) > 1 {
+		if s.Last < s.First || s.Last == s.First && len(p.Stages) > 1 {
 			return planErrorf(key, "holds no block")
 		}
 		if s.Recompute < 0 || s.Recompute > s.Last-s.First {
@@ -135,7 +135,7 @@ func (p *Plan) validateZeRO() error {
 	if p.ZeRO < 0 || p.ZeRO > 3 {
 		return planErrorf("zero", "is %d, want 0 to 3", p.ZeRO)
 	}
-	if p.ZeRO > 0 && p.Replicas() == 1 {
+	if p.ZeRO > 0 && max(p.Replicas(), p.DataParallel()) == 1 { // groups of 1 are refused below
 		return planErrorf("zero", "stage %d needs at least 2 data-parallel ranks, or context-parallel ones", p.ZeRO)
 	}
 	switch p.Offload {
