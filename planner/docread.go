@@ -115,8 +115,25 @@ func (d *Document) validate() error {
 			return err
 		}
 	}
-	if s := &d.Search; s.Seconds < 0 || s.Beyond < 0 || s.PlansConsidered < 0 || s.Gap < 0 || s.Unpinned < 0 {
-		return &DocumentError{Key: "search", Msg: fmt.Sprintf("has %v seconds, %d plans, a gap of %v and %v seconds without pins, must not be negative", s.Seconds, s.PlansConsidered, s.Gap, s.Unpinned)}
+	s := &d.Search
+	return notNegative("search", []figure{
+		{"seconds", s.Seconds}, {"alternatives_seconds", s.Beyond}, {"plans_considered", float64(s.PlansConsidered)},
+		{"gap", s.Gap}, {"unpinned_step_seconds", s.Unpinned},
+	})
+}
+
+// figure is a number of a document, and its name in what it is in.
+type figure struct {
+	name  string
+	value float64
+}
+
+// notNegative checks the figures of what a key names.
+func notNegative(key string, figures []figure) error {
+	for _, f := range figures {
+		if f.value < 0 {
+			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}
+		}
 	}
 	return nil
 }
@@ -140,18 +157,13 @@ func planErrorAt(key string, err error) error {
 }
 
 func (p *Predicted) validate(key string) error {
-	for _, f := range []struct {
-		name  string
-		value float64
-	}{
+	if err := notNegative(key, []figure{
 		{"step_seconds", p.StepSeconds}, {"tokens_per_second", p.TokensPerSecond}, {"mfu", p.MFU},
 		{"breakdown.compute_seconds", p.Breakdown.Compute}, {"breakdown.communication_seconds", p.Breakdown.Communication},
 		{"breakdown.optimizer_seconds", p.Breakdown.Optimizer}, {"breakdown.bubble_seconds", p.Breakdown.Bubble},
 		{"breakdown.overlapped_seconds", p.Breakdown.Overlapped},
-	} {
-		if f.value < 0 {
-			return &DocumentError{Key: key + "." + f.name, Msg: fmt.Sprintf("is %v, must not be negative", f.value)}
-		}
+	}); err != nil {
+		return err
 	}
 	// A plan edited by hand may have other stages than were predicted, so the number of figures is
 	// not checked.

@@ -80,7 +80,8 @@ func TestDocumentIsStrict(t *testing.T) {
 		{`"n_layer": 3`, `"n_layer": "3"`, "config.model.n_layer: wants integer"},
 		{`"memory_bandwidth": 3350000000000`, `"memory_bandwidth": 0`, ": cluster.device.memory_bandwidth: is 0"},
 		{`"loss": 1.875`, `"loss": -1.5`, ": cluster.software.loss: is -1.5, must be between 0 and 1000"},
-		{`"optimal": true`, `"optimal": true, "gap": -1`, "search: has "},
+		{`"optimal": true`, `"optimal": true, "gap": -1`, "search.gap: is -1, must not be negative"},
+		{`"alternatives_seconds": `, `"alternatives_seconds": -`, "search.alternatives_seconds: is -"},
 		{`"optimal": true`, `"optimal": "yes"`, `search.optimal: wants true or false, got "yes"`},
 		{`"optimal": true,`, ``, "search.optimal: is missing"},
 	} {
