@@ -220,7 +220,7 @@ func (c *Cluster) Validate() error {
 		{"device.pack", d.Pack, 0, 1e-6, " s"},
 		{"device.efficiency.memory", e.Memory, 1e-4, 1, ""},
 	}
-	if !d.Shared && len(c.Levels) == 0 {
+	if !d.Shared && len(c.Levels) == 0 && len(c.Pools) == 0 {
 		figures = append(figures, figure{"devices_per_node", float64(c.DevicesPerNode), 1, 1 << 16, ""})
 	}
 	if d.Cache != nil {

@@ -212,6 +212,7 @@ func TestPoolsYAML(t *testing.T) {
 		{"devices: 16", "devices: 0", "mixed.yaml:3:21: pools[0].devices: is 0, must be between 1 and"},
 		{"devices: 16", "devices: two", "mixed.yaml:3:21: pools[0].devices: wants an integer"},
 		{"cluster: A100", "cluster: cpu", "mixed.yaml:3:6: pools[0].cluster: is cpu, one machine that all ranks share"},
+		{"./mine.yaml", "cpu", "mixed.yaml:4:5: pools[1].cluster: is cpu, one machine that all ranks share"},
 		{"./mine.yaml", "./gone.yaml", "mixed.yaml:4:5: pools[1].cluster: "},
 		{"./mine.yaml", "./bad.yaml", "nmae: unknown key; did you mean name?"},
 		{"./mine.yaml", "./mixed.yaml", "mixed.yaml:2:1: pools: has no meaning in a pool of another cluster"},
