@@ -2,6 +2,7 @@ package cost
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
@@ -264,8 +265,8 @@ func (c *Cluster) validatePools() error {
 		case k.Software != c.Software:
 			return bad(key+".cluster", "runs software %s, the cluster runs %s: all ranks run one; state software for the whole", k.Software.Name, c.Software.Name)
 		}
-		if err := p.Cluster.Validate(); err != nil {
-			return bad(key+".cluster", "is %s: %v", p.Cluster.Name, err)
+		if f, ok := errors.AsType[*FieldError](p.Cluster.Validate()); ok {
+			return bad(key+".cluster."+f.Key, "%s", f.Msg)
 		}
 	}
 	if err := c.Between.validate("between"); err != nil {

@@ -271,5 +271,7 @@ func TestConstantsOfPools(t *testing.T) {
 	require.Equal(t, 2*c.Between.Bandwidth, c.Faster(InterLink, 2).Between.Bandwidth)
 	c.Device.Memory++
 	require.ErrorContains(t, c.Validate(), "device: and its links are not the least of the pools")
+	c.Pools[1].Cluster.Device.Units = -1
+	require.EqualError(t, c.Validate(), "cluster: pools[1].cluster.device.units: is -1, must be between 0 and 65536")
 	require.True(t, math.IsInf(rung{kinds: []rung{}}.rate(1), 1), "a level that no pool has")
 }
