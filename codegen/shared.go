@@ -7,13 +7,13 @@ import (
 )
 
 // sharedFirst moves nodes that blocks share and that do not depend on what is computed, such as the positions of a
-// rank's tokens, in front of the first block that reads them. It does so only in plans that overlap something.
+// rank's tokens, in front of the first block that reads them. It does so only in plans that overlap something, or make products in parts.
 // Inside that block such a node would stand between nodes that are adjacent in all other blocks, and would
 // count as work that this block alone can hide communication behind; but the planner needs the first block of a
 // stage to be like the others. It runs before overlap, which then puts the node at the head of the block's
 // segment and makes it wait for what is gathered for the segment.
 func (b *stageBuilder) sharedFirst() {
-	if !b.prog.Plan.Overlap && !b.prog.Plan.OverlapTP {
+	if p := b.prog.Plan; !p.Overlap && !p.OverlapTP && p.TPPieces <= 1 {
 		return
 	}
 	b.leavesFirst()

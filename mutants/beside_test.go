@@ -112,5 +112,10 @@ func inBeside() []mutant {
 		file: "planner/bound.go",
 		old:  "w.backward[whole].at(n, r), backward),", new: "w.backward[whole].at(n, r), 0*backward),",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "the first block waits where others do not", how: "positions stand between its product and what gathers the result in parts",
+		file: "codegen/shared.go",
+		old:  "!p.OverlapTP && p.TPPieces <= 1", new: "!p.OverlapTP",
+		pkg: "./planner", run: "^FuzzCosts$",
 	}}
 }
