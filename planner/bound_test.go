@@ -39,7 +39,7 @@ func TestBoundsOfCuts(t *testing.T) {
 		cut := newCutter(s, skel, x.size, x.schedule)
 		cut.settle()
 		bound := cut.bounds.ofAll()
-		cut.solve(never-1, quick)
+		cut.solve(never-1, quick, 0)
 		require.GreaterOrEqual(t, float64(bound), x.share*float64(cut.dived), x.name)
 		require.LessOrEqual(t, bound, cut.dived, x.name)
 	}
@@ -73,7 +73,7 @@ func TestClimbs(t *testing.T) {
 		require.NoError(t, err)
 		cut := newCutter(s, skel, 1, partition.ZeroBubble)
 		cut.settle()
-		found, certain := cut.solve(never-1, 100_000)
+		found, certain := cut.solve(never-1, 0, 100_000)
 		require.False(t, certain)
 		n := make([]int, len(cut.cut))
 		for i, st := range found.cut {
@@ -90,4 +90,15 @@ func TestClimbs(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestProofClimbs: where a search gives up on more pipelines than it has steps for, it has looked near the cuts of all of them.
+func TestProofClimbs(t *testing.T) {
+	t.Parallel()
+	const batch = 64
+	res, _, err := newSearch(step(t, preset(t, "gpt2-xl"), batch), batch, cluster(t, "a10g"), Options{
+		RuntimeNGPUs: 64, PP: 16, DP: 4, TP: 1, Schedule: partition.ZeroBubble, MemoryLimit: 22 << 30,
+	}, 1_000_000)
+	require.NoError(t, err)
+	require.Less(t, res.Stats.Gap, 0.02)
 }

@@ -427,8 +427,8 @@ func (c *cutter) bound() {
 }
 
 // solve returns the best plan that takes at most ceiling, nil if there is none, and whether that is
-// certain after the given number of steps.
-func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
+// certain after the given number of steps. If it is not, climb may take as many as are left to it.
+func (c *cutter) solve(ceiling cost.Picoseconds, steps, climb int) (*candidate, bool) {
 	defer func() { c.pipe.frame = nil }() // it is large: it has every micro-batch of every position
 	c.budget = steps
 	if c.pipe.template.Chunks() > 1 {
@@ -444,8 +444,8 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps int) (*candidate, bool) {
 		if len(c.ties) == 0 && first != nil {
 			c.ties = append(c.ties, first) // the budget was spent before descend met it
 		}
-		if certain = c.budget >= 0; !certain {
-			c.climb(max(steps, quick))
+		if certain = c.budget >= 0; !certain && climb > 0 {
+			c.climb(climb)
 			c.budget = -1
 		}
 		best, fits := c.pick()
