@@ -408,7 +408,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound counts blocks that lie before a stage", how: "one",
 		file: "planner/bound.go",
-		old:  "o.late+cost.Picoseconds(left)*x.back", new: "o.late+cost.Picoseconds(left+1)*x.back",
+		old:  "o.late[turn]+cost.Picoseconds(left)*x.back", new: "o.late[turn]+cost.Picoseconds(left+1)*x.back",
 		pkg: "./planner", run: first,
 	}, {
 		bug: "forward passes of gpipe hide nothing", how: "not even the first, which is on the way",
@@ -538,7 +538,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "bounds of cuts far below what they take", how: "backward passes follow each other though the stream has sums to make",
 		file: "planner/bound.go",
-		old:  "m1*waits.backward + max(0,", new: "0*waits.backward + max(0,",
+		old:  "cost.Picoseconds(others)*waits.backward + cost", new: "0*waits.backward + cost",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a stage is taken to have room that has none", how: "what a zero-bubble schedule keeps for gradients of weights counts once",
@@ -668,6 +668,46 @@ func inTheBounds() []mutant {
 		old:  "if p.template.Schedule == partition.GPipe {\n\t\tw.sent", new: "if true {\n\t\tw.sent",
 		pkg: "./planner", run: "^FuzzFloors$",
 	}, {
+		bug: "a bound above what a cut takes", how: "gradients of weights that were made before a round are made after it",
+		file: "planner/bound.go",
+		old:  "made := max(0, t.first-x.stage)", new: "made := 0 * max(0, t.first-x.stage)",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "the last stage makes gradients of weights as soon as the first does",
+		file: "planner/bound.go",
+		old:  "others-max(0, x.stage-t.first)", new: "others",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "of as many micro-batches as there are stages one is left after a round",
+		file: "planner/bound.go",
+		old:  "turn{rounds * k, rounds,", new: "turn{rounds * (k - 1), rounds,",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "between rounds stage 0 makes another stage's gradients of weights",
+		file: "planner/bound.go",
+		old:  "if x.stage == 0 {\n\t\tbetween = weight", new: "if true {\n\t\tbetween = weight",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "gradients of weights that stage 0 makes between rounds count twice",
+		file: "planner/bound.go",
+		old:  "cost.Picoseconds(x.turns[k].rounds)*before.more", new: "cost.Picoseconds(x.turns[k].rounds)*2*before.more",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "a stage does its work without a round before it",
+		file: "planner/bound.go",
+		old:  "most = max(0, p.microBatches-2) / k", new: "most = 0 * k",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "between the first and the last backward pass nobody makes gradients of weights",
+		file: "planner/bound.go",
+		old:  "max(0, others-max(0, x.stage-t.first)))*weight", new: "0*max(0, others-max(0, x.stage-t.first)))*weight",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound of all cuts with so many blocks on stage 0 is of others", how: "that have one more there",
+		file: "planner/bound.go",
+		old:  "max(1, most[0]-spare, some)", new: "max(1, most[0]-spare, some+1)",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
 		bug: "a search that gives up returns a cut", how: "that moving a block makes faster",
 		file: "planner/cut.go",
 		old:  "time < least {\n\t\t\t\tleast, tried = time, 0", new: "false {\n\t\t\t\tleast, tried = time, 0",
@@ -677,6 +717,11 @@ func inTheBounds() []mutant {
 		file: "planner/explore.go",
 		old:  "p.solve(ceiling, 0, share)", new: "p.solve(ceiling, 0, 0*share)",
 		pkg: "./planner", run: "^TestProofClimbs$",
+	}, {
+		bug: "a proof that leaves a wide gap", how: "it bounds cuts by stages of which the first may have any number of blocks",
+		file: "planner/cut.go",
+		old:  "steps > quick && least <= ceiling", new: "steps > quick && least > ceiling",
+		pkg: "./planner", run: "^TestProofNarrowsTheGap$",
 	}, {
 		bug: "a proof that leaves a wide gap", how: "it begins with any pipeline",
 		file: "planner/explore.go",

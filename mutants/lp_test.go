@@ -5,8 +5,8 @@ package mutants
 func inThePrograms() []mutant {
 	return []mutant{{
 		bug: "cuts with a slow first stage are left out", how: "the way of micro-batch 0 counts twice",
-		file: "planner/cut.go",
-		old:  "c.descend(stage+1, left-n, before+c.bounds", new: "c.descend(stage+1, left-n, 2*before+c.bounds",
+		file: "planner/bound.go",
+		old:  "if before.time += b.through[stage].at(n, r); stage == 0 {", new: "if before.time += before.time + b.through[stage].at(n, r); stage == 0 {",
 		pkg: "./planner", run: "^TestSearchIsExact$",
 	}, {
 		bug: "a send waits for one micro-batch to leave", how: "whatever room the receiver has",

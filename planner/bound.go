@@ -20,8 +20,8 @@ import (
 // stages have. They follow from a chain of events that every schedule without interleaving has: micro-batch 0 goes forward
 // through all stages and backward down to stage i; i then does the work that it has left; the last backward pass goes on to
 // stage 0, which updates, and what waits for that update follows (see tails). Whatever the cut, that chain passes every block
-// once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i. Another goes
-// through the later stages several times: see rounds.
+// once forward and once backward. Two others end earlier: with the update of i itself, or with all the work of i. They may begin with a
+// later micro-batch than 0: see turn. Another goes through the later stages several times: see rounds.
 //
 // Few numbers of blocks are of interest: those of stages of about equal time. So only these are bounded, when they are asked for;
 // floors, which need no recomputation, tell which.
@@ -36,6 +36,7 @@ type bounds struct {
 	ahead   []cost.Picoseconds // by stage: see gathersAhead
 	end     cost.Picoseconds   // what follows the last backward pass of stage 0
 	before  []line             // by stage: through of the stages before, a block at the fastest of them
+	weights line               // the least of a pass of stage 0 for weight gradients, of a whole micro-batch
 	overall cost.Picoseconds   // see ofAll, 0 until it is asked for
 }
 
@@ -50,7 +51,9 @@ type stageBounds struct {
 	start, flow cost.Picoseconds
 	posted      cost.Picoseconds
 	rounds      rounds
+	turns       [3]turn
 	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest other stage
+	one         cost.Picoseconds    // a pass of stage 0 for the weight gradients of one block at least
 	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest other stage
 	pair        cost.Picoseconds    // a block forward and back, at the fastest other stage
 	end         cost.Picoseconds    // see bounds
@@ -97,6 +100,32 @@ func (p *pipeline) roundsOf(i int, c *chainTimes) rounds {
 	return r
 }
 
+// turn is a micro-batch with which a chain reaches the work of a stage, instead of micro-batch 0. Those before it have gone through
+// all stages and back one after the other, as in rounds of stage 0.
+type turn struct {
+	first  int              // the micro-batch
+	rounds int              // before it
+	time   cost.Picoseconds // of these, with all blocks as fast as at the fastest other stage
+}
+
+// turnsOf returns the turns of a stage: after no round, after one, and after as many as leave more than the last micro-batch.
+func (x *stageBounds) turnsOf(c *chainTimes) (turns [3]turn) {
+	p := x.pipe
+	k, most := p.early[0], 0
+	if p.template.Schedule != partition.GPipe {
+		most = max(0, p.microBatches-2) / k
+	}
+	round := cost.Picoseconds(p.skel.blocks) * x.pair
+	for i := range p.stages {
+		round += p.ahead(i).fixed + c.backFixed[c.first][i]
+	}
+	for i := range turns {
+		rounds := []int{0, min(1, most), most}[i]
+		turns[i] = turn{rounds * k, rounds, cost.Picoseconds(rounds) * round}
+	}
+	return turns
+}
+
 // stageBlockBounds are those of one number of blocks.
 type stageBlockBounds struct {
 	time     cost.Picoseconds // the least with any recomputation; never if none fits
@@ -114,6 +143,8 @@ func newBounds(p *pipeline, limit int64, opts Options, learned map[tried]bool) *
 	b := &bounds{pipe: p, limit: limit, opts: opts, learned: maps.Clone(learned)}
 	c := b.chain()
 	tails := newTails(p)
+	b.weights = c.works[0].weight[whole]
+	b.weights.lower()
 	b.end = tails.of(0, 1) + c.works[0].weight[rest].at(1, recomputation{}) - c.works[0].weight[rest].spares()
 	for i := range p.stages {
 		b.stages = append(b.stages, b.ofStage(i, c, tails))
@@ -190,7 +221,7 @@ func (b *bounds) chain() *chainTimes {
 // ofStage prepares bounds of plans by what stage i has.
 func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first].besides(i), last: c.block[rest].besides(i), end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, one: b.weights.at(1, recomputation{}), back: c.block[first].besides(i), last: c.block[rest].besides(i), end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
 	ahead := c.ahead.besides(i)
 	x.pair, x.start = ahead+x.back, c.forward+cost.Picoseconds(blocks)*ahead
 	x.flow = x.start + cost.Picoseconds(blocks)*x.last + b.end
@@ -214,6 +245,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	}
 	x.slower = p.ahead(i).block[kept] + c.back[first][i].least() - x.pair
 	x.rounds = p.roundsOf(i, c)
+	x.turns = x.turnsOf(c)
 	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
 	least := x.works.least()
 	for n := range x.known {
@@ -234,16 +266,28 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	}
 	m1, m := cost.Picoseconds(p.microBatches-1), cost.Picoseconds(p.microBatches)
 	waits := w.waiting(n, r)
-	own := cost.Picoseconds(n)*x.slower + w.left(p, x.stage, n, r) + m1*waits.backward + max(0, m1-cost.Picoseconds(p.early[x.stage]))*waits.forward
-	late := x.start + own - x.posted + w.weights.at(n, r) + m1*waits.weight + tail
-	passes := w.passes.at(n, r) + m1*(waits.forward+waits.backward)
-	around := x.around(w, n, r, waits)
-	return option{r, max(
-		x.flow+cost.Picoseconds(from)*(x.back-x.last)+own,
-		w.all.at(n, r)+w.waits(m, n, r, waits)+tail,
-		late+cost.Picoseconds(from)*x.back,
-		around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end,
-	), late, around, passes}
+	weight := w.weight[whole].at(n, r) + waits.weight
+	between := x.one // what stage 0 makes after each round
+	if x.stage == 0 {
+		between = weight
+	}
+	o := option{recomputation: r, passes: w.passes.at(n, r) + m1*(waits.forward+waits.backward), around: x.around(w, n, r, waits)}
+	o.time = max(w.all.at(n, r)+w.waits(m, n, r, waits)+tail, o.around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end)
+	for i, t := range x.turns {
+		others := p.microBatches - 1 - t.first
+		own := t.time + cost.Picoseconds(t.rounds)*between + cost.Picoseconds((t.rounds+1)*n)*x.slower + w.left(p, x.stage, t.first, n, r)
+		own += cost.Picoseconds(others)*waits.backward + cost.Picoseconds(max(0, others-p.early[x.stage]))*waits.forward
+		made := max(0, t.first-x.stage) // of so many micro-batches weight gradients are made before: see [codegen.Order]
+		o.flow[i] = x.flow + own + cost.Picoseconds(max(0, others-max(0, x.stage-t.first)))*weight
+		o.late[i] = x.start + own - x.posted + w.weights.at(n, r) + m1*waits.weight - cost.Picoseconds(made)*weight + tail
+		o.time = max(o.time, x.after(&o, i, from))
+	}
+	return o
+}
+
+// after is the bound of an option's turn if so many blocks are not before the stage.
+func (x *stageBounds) after(o *option, turn, left int) cost.Picoseconds {
+	return max(o.flow[turn]+cost.Picoseconds(left)*(x.back-x.last), o.late[turn]+cost.Picoseconds(left)*x.back)
 }
 
 // around bounds the rounds of the stage, but for blocks that take as long as at the fastest other stage.
@@ -300,13 +344,16 @@ func (b *bounds) front(stage, n int) []option {
 	}
 	for _, o := range b.options(stage, n) {
 		if !slices.ContainsFunc(of.front, func(x option) bool {
-			return x.time <= o.time && x.late <= o.late && x.around <= o.around && x.passes <= o.passes
+			return x.time <= o.time && x.around <= o.around && x.passes <= o.passes && allAtMost(x.late, o.late) && allAtMost(x.flow, o.flow)
 		}) {
 			of.front = append(of.front, o)
 		}
 	}
 	return of.front
 }
+
+// allAtMost reports whether every time of a is at most that of b.
+func allAtMost(a, b [3]cost.Picoseconds) bool { return a[0] <= b[0] && a[1] <= b[1] && a[2] <= b[2] }
 
 // leave forbids numbers of blocks of a stage: those for which some, by number less one, is false.
 func (b *bounds) leave(stage int, some []bool) {
@@ -520,14 +567,14 @@ func (w *stageWork) waits(m cost.Picoseconds, n int, r recomputation, each waiti
 		wait(&w.beside.forward[rest], &w.forward[rest], w.leads.forward[rest], n, r) + w.leads.backward[rest] + w.leads.weight[rest]
 }
 
-// left is what stage i has left to do after its first backward pass: the other backward passes, and the forward passes that do
-// not run while micro-batch 0 is on its way (see earlyForwards).
-func (w *stageWork) left(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
+// left is what stage i has left to do after its backward pass over the first of some micro-batches: the other backward passes, and the
+// forward passes that do not run while the first one is on its way (see earlyForwards).
+func (w *stageWork) left(p *pipeline, i, first, n int, r recomputation) cost.Picoseconds {
 	var t cost.Picoseconds
-	if p.microBatches > 1 {
-		t += cost.Picoseconds(p.microBatches-2)*w.backward[whole].at(n, r) + w.last.at(n, r)
+	if m := p.microBatches - first; m > 1 {
+		t += cost.Picoseconds(m-2)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
-	if late := p.microBatches - p.early[i]; late > 0 {
+	if late := p.microBatches - first - p.early[i]; late > 0 {
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t
@@ -547,12 +594,41 @@ func (x *stageBounds) most(time cost.Picoseconds) int {
 	return sort.Search(x.fit, func(i int) bool { return x.floor[i] > time })
 }
 
+// passed is what chains take with the stages before some stage.
+type passed struct {
+	time cost.Picoseconds // micro-batch 0 forward and the last one backward
+	more cost.Picoseconds // how much longer stage 0 takes for the weight gradients of a micro-batch than [stageBounds].one
+}
+
+// past adds a stage with n blocks, recomputed as r says, to what is before the next one.
+func (b *bounds) past(before passed, stage, n int, r recomputation) passed {
+	if before.time += b.through[stage].at(n, r); stage == 0 {
+		w := b.stages[0].works
+		before.more = w.weight[whole].at(n, r) + w.waiting(n, r).weight - b.stages[0].one
+	}
+	return before
+}
+
+// leastPassed bounds what chains take with the stages before some stage, which have so many blocks between them, stage 0 no fewer
+// than some.
+func (b *bounds) leastPassed(stage, blocks, some int) passed {
+	before := passed{time: b.before[stage].at(blocks, recomputation{})}
+	if stage > 0 {
+		before.more = b.weights.at(some, recomputation{}) - b.stages[0].one
+	}
+	return before
+}
+
 // from bounds plans in which stage i is as an option says, and left is the number of blocks that are not before it, its own
-// included. before is the least time that the stages before add to the chain.
-func (b *bounds) from(i, left int, o *option, before cost.Picoseconds) cost.Picoseconds {
+// included. before is the least that the stages before add to chains.
+func (b *bounds) from(i, left int, o *option, before passed) cost.Picoseconds {
 	x := &b.stages[i]
 	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair
-	return max(o.time, before+max(o.passes, around)+b.end, o.late+cost.Picoseconds(left)*x.back)
+	time := max(o.time, before.time+max(o.passes, around)+b.end)
+	for k := range x.turns {
+		time = max(time, x.after(o, k, left)+cost.Picoseconds(x.turns[k].rounds)*before.more)
+	}
+	return time
 }
 
 // ofAll bounds all plans of the pipeline. It is never where there are none.
@@ -563,7 +639,7 @@ func (b *bounds) ofAll() cost.Picoseconds {
 	b.overall = b.best()
 	for more := b.overall/256 + 1; b.overall < never; more *= 4 { // the higher the ceiling, the more is bounded
 		ceiling := min(b.overall+more, never-1)
-		if all := b.reach(ceiling)[0][b.pipe.skel.blocks]; all < never || ceiling == never-1 {
+		if all := b.reach(ceiling, 0)[0][b.pipe.skel.blocks]; all < never || ceiling == never-1 {
 			b.overall = all
 			break
 		}
@@ -573,8 +649,8 @@ func (b *bounds) ofAll() cost.Picoseconds {
 
 // reach bounds, by stage and number of blocks, the plans in which the stages from that one on have so many blocks between
 // them: a dynamic program from the last stage back. What takes longer than the ceiling is never, and so is what is part of no
-// plan: every stage has at least the blocks that the others cannot have within the ceiling.
-func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
+// plan: every stage has at least the blocks that the others cannot have within the ceiling. With some, stage 0 has so many.
+func (b *bounds) reach(ceiling cost.Picoseconds, some int) [][]cost.Picoseconds {
 	stages, blocks := len(b.stages), b.pipe.skel.blocks
 	all := make([][]cost.Picoseconds, stages+1)
 	for i := range all {
@@ -583,16 +659,22 @@ func (b *bounds) reach(ceiling cost.Picoseconds) [][]cost.Picoseconds {
 	all[stages][0] = 0
 	spare, most := -blocks, make([]int, stages) // the blocks that the stages can have, less those that there are
 	for i := range most {
-		most[i] = b.most(i, ceiling)
+		if most[i] = b.most(i, ceiling); i == 0 && some > 0 {
+			most[i] = some
+		}
 		spare += most[i]
 	}
 	if spare < 0 {
 		return all
 	}
+	first := max(1, most[0]-spare, some)
 	for i, later := stages-1, 0; i >= 0; i-- { // later: the most that later stages have
 		least := max(1, most[i]-spare)
+		if i == 0 {
+			least = first
+		}
 		for left := max(stages-i, later+most[i]-spare); left <= min(later+most[i], blocks-i); left++ {
-			before := b.before[i].at(blocks-left, recomputation{})
+			before := b.leastPassed(i, blocks-left, first)
 			time := never
 			for n := max(least, left-later); n <= min(most[i], left-(stages-1-i)); n++ {
 				after := all[i+1][left-n]

@@ -1,12 +1,15 @@
 package planner
 
 import (
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
+	"github.com/autopar/autopar/planner/cost"
 )
 
 // TestBoundsOfCuts: where nodes share a slow link, bounds of all cuts are near the best one.
@@ -31,6 +34,9 @@ func TestBoundsOfCuts(t *testing.T) {
 		{"passes for weight gradients end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.92},
 		{"backward passes end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.OneFOneB, 0.86},
 		{"passes wait for what those before them sum", degrees{plan: 8, dp: 1, cp: 1, tp: 2, pp: 4}, sharding{zero: 2, overlap: true}, 2, partition.OneFOneB, 0.68},
+		{"micro-batches wait for a way there and back, and then for the stage", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{overlap: true}, 1, partition.ZeroBubble, 0.9},
+		{"and it makes weight gradients meanwhile", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.965},
+		{"after several ways", degrees{plan: 64, dp: 2, cp: 1, tp: 4, pp: 8}, sharding{zero: 1, overlap: true}, 1, partition.OneFOneB, 0.895},
 		{"passes wait until what those before them have posted is sent", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{overlap: true}, 1, partition.GPipe, 0.9},
 	} {
 		o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}
@@ -42,20 +48,51 @@ func TestBoundsOfCuts(t *testing.T) {
 		cut.solve(never-1, quick, 0)
 		require.GreaterOrEqual(t, float64(bound), x.share*float64(cut.dived), x.name)
 		require.LessOrEqual(t, bound, cut.dived, x.name)
+		r := rand.New(rand.NewPCG(1, 2))
+		for range 30 {
+			cut.holds(t, x.name, randomBlocks(r, len(cut.cut), skel.blocks))
+		}
 	}
+}
+
+// randomBlocks draws how many blocks each stage has, one at least.
+func randomBlocks(r *rand.Rand, stages, blocks int) []int {
+	n := slices.Repeat([]int{1}, stages)
+	for range blocks - stages {
+		n[r.IntN(stages)]++
+	}
+	return n
+}
+
+// holds compares the bounds of a cut that recomputes nothing, by its stages, with its time.
+func (c *cutter) holds(t *testing.T, name string, n []int) {
+	first := 0
+	for i, n := range n {
+		c.cut[i] = partition.Stage{First: first, Last: first + n}
+		first += n
+	}
+	time, before := c.pipe.time(c.cut), passed{}
+	for i, st := range c.cut {
+		x := &c.bounds.stages[i]
+		o := x.option(x.works, n[i], recomputation{}, x.tails.of(i, n[i])+c.pipe.lastPass(i).outlasts(n[i], recomputation{}))
+		require.LessOrEqual(t, c.bounds.from(i, c.pipe.skel.blocks-st.First, &o, before), time, "%s: stage %d of %v", name, i, n)
+		require.LessOrEqual(t, c.bounds.time(i, n[i]), o.time, "%s: stage %d of %v", name, i, n)
+		before = c.bounds.past(before, i, n[i], recomputation{})
+	}
+	require.LessOrEqual(t, c.bounds.reach(never-1, n[0])[0][c.pipe.skel.blocks], time, "%s: %v", name, n)
 }
 
 // TestProofNarrowsTheGap: pipelines with the least bounds are proven first. Others may spend all steps, and leave the gap as wide.
 func TestProofNarrowsTheGap(t *testing.T) {
 	t.Parallel()
-	const batch = 128
+	const batch = 64
 	c := preset(t, "gpt2-medium")
 	c.Float = ir.BF16
 	on := cluster(t, "a100-80g")
 	on.InterNode.Bandwidth /= 10
 	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 300_000)
 	require.NoError(t, err)
-	require.Less(t, res.Stats.Gap, 0.05)
+	require.Less(t, res.Stats.Gap, 0.0495)
 }
 
 // TestClimbs: where a search of cuts gives up, no block lies better on another stage of what it has found.
@@ -95,10 +132,12 @@ func TestClimbs(t *testing.T) {
 // TestProofClimbs: where a search gives up on more pipelines than it has steps for, it has looked near the cuts of all of them.
 func TestProofClimbs(t *testing.T) {
 	t.Parallel()
-	const batch = 64
-	res, _, err := newSearch(step(t, preset(t, "gpt2-xl"), batch), batch, cluster(t, "a10g"), Options{
-		RuntimeNGPUs: 64, PP: 16, DP: 4, TP: 1, Schedule: partition.ZeroBubble, MemoryLimit: 22 << 30,
-	}, 1_000_000)
+	const batch = 128
+	c := preset(t, "gpt2-xl")
+	c.Float = ir.BF16
+	on := cluster(t, "a100-80g")
+	on.InterNode.Bandwidth /= 40
+	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 300_000)
 	require.NoError(t, err)
-	require.Less(t, res.Stats.Gap, 0.02)
+	require.Less(t, res.Prediction.Step, cost.Picoseconds(540_940_000_000)) // without climbing 540.949 ms
 }

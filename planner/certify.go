@@ -308,7 +308,7 @@ func (a *auditor) cell(r *Region, c cell) error {
 			bound = pipe.time(pipe.interleavedCut(a.opts.recompute(r.replicate), make([]int, r.pp)))
 		} else {
 			b := newBounds(pipe, a.limit, a.opts, nil)
-			if bound = b.best(); bound < r.bound && b.reach(r.bound - 1)[0][a.graphs.blocks] == never {
+			if bound = b.best(); bound < r.bound && b.reach(r.bound-1, 0)[0][a.graphs.blocks] == never {
 				bound = r.bound
 			}
 		}

@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/partition"
-	"github.com/autopar/autopar/planner/cost"
 )
 
 // The check of regions that the search went through cut by cut. It repeats that with code of its
@@ -130,15 +129,15 @@ func (v *cutAudit) below() *candidate {
 		for i := len(v.cut) - 1; i >= 0; i-- {
 			v.room[i] = v.room[i+1] + v.bounds.most(i, v.cert.Step-1)
 		}
-		if faster := v.branch(0, 0, 0); faster != nil || !v.missed || v.steps > patience {
+		if faster := v.branch(0, 0, passed{}); faster != nil || !v.missed || v.steps > patience {
 			return faster
 		}
 	}
 }
 
-// branch cuts the blocks from first on; before is what micro-batch 0 takes through the earlier
+// branch cuts the blocks from first on; before is what chains take with the earlier
 // stages.
-func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate {
+func (v *cutAudit) branch(stage, first int, before passed) *candidate {
 	left := v.graphs.blocks - first
 	if stage == len(v.cut) {
 		if left > 0 {
@@ -156,7 +155,7 @@ func (v *cutAudit) branch(stage, first int, before cost.Picoseconds) *candidate 
 				continue
 			}
 			v.cut[stage] = r.stage(first, n)
-			if faster := v.branch(stage+1, first+n, before+v.bounds.through[stage].at(n, r.recomputation)); faster != nil {
+			if faster := v.branch(stage+1, first+n, v.bounds.past(before, stage, n, r.recomputation)); faster != nil {
 				return faster
 			}
 		}

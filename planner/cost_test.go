@@ -778,19 +778,22 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 			require.LessOrEqual(t, floor, least, "%s: floor of stage %d with %d blocks", c, i, n+1)
 		}
 	}
-	require.Equal(t, fits.everyCut(0, fits.pipe.skel.blocks), reach, "%s: bound of all cuts", c)
+	blocks := fits.pipe.skel.blocks
+	require.Equal(t, fits.everyCut(0, blocks, 0), reach, "%s: bound of all cuts", c)
+	first := 1 + int(c.time)%(blocks-len(fits.stages)+1)
+	require.Equal(t, fits.everyCut(0, blocks, first), fits.reach(never-1, first)[0][blocks], "%s: bound of all cuts with %d blocks on stage 0", c, first)
 	for i, st := range c.p.stages {
 		alone := st.update.busy() // of a stream that does not run on after it
 		if st.update[0].flow.outlasts(tally{1}, recomputation{}) == nil && newTails(c.p).of(i, 1) > alone.at(1, recomputation{}) {
 			met.waiting++
 		}
 	}
-	bounds, before := newBounds(c.p, 1<<60, Options{}, nil), cost.Picoseconds(0)
+	bounds, before := newBounds(c.p, 1<<60, Options{}, nil), passed{}
 	for i, st := range c.cut {
 		n, r, x := st.Last-st.First, recomputationOf(st), &bounds.stages[i]
 		o := x.option(x.works, n, r, x.tails.of(i, n)+c.p.lastPass(i).outlasts(n, r))
 		require.LessOrEqual(t, bounds.from(i, x.pipe.skel.blocks-st.First, &o, before), c.time, "%s: bound of stage %d", c, i)
-		before += bounds.through[i].at(n, r)
+		before = bounds.past(before, i, n, r)
 		arena := c.prog.Stages[i].Arena()
 		for range 2 {
 			least := c.p.memory[i].atLeast(n, recomputationOf(st), c.p.room[i])
@@ -802,16 +805,19 @@ func (c *costCase) isAboveBounds(t *testing.T, met *costsMet) {
 }
 
 // everyCut is [bounds.reach] without a ceiling, by plain recursion over all cuts.
-func (b *bounds) everyCut(stage, left int) cost.Picoseconds {
+func (b *bounds) everyCut(stage, left, some int) cost.Picoseconds {
 	stages, blocks := len(b.stages), b.pipe.skel.blocks
 	if stage == stages {
 		return map[bool]cost.Picoseconds{false: never}[left == 0]
 	}
 	least := never
 	for n := 1; n <= left-(stages-1-stage); n++ {
-		after := b.everyCut(stage+1, left-n)
+		if stage == 0 && some > 0 && n != some {
+			continue
+		}
+		after := b.everyCut(stage+1, left-n, some)
 		for _, o := range b.options(stage, n) {
-			least = min(least, max(after, b.from(stage, left, &o, b.before[stage].at(blocks-left, recomputation{}))))
+			least = min(least, max(after, b.from(stage, left, &o, b.leastPassed(stage, blocks-left, max(1, some)))))
 		}
 	}
 	return least

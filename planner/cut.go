@@ -63,11 +63,12 @@ type cutter struct {
 	free    *freed           // nil until asked for
 	least   cost.Picoseconds // a lower bound of the time of all cuts; never if none fits
 	learned map[tried]bool
-	choice  []int                // of an interleaved schedule, by position: the step of [Recompute.ladder] that it is on
-	rough   bool                 // not settled yet: least assumes that no more is recomputed than the options ask for
-	reach   [][]cost.Picoseconds // see [bounds.reach]
-	shell   bool                 // the shells of its stages do not fit; more of their memory is not known
-	bare    cost.Picoseconds     // see withoutHead; computed when as much was learned as knew says
+	choice  []int                  // of an interleaved schedule, by position: the step of [Recompute.ladder] that it is on
+	rough   bool                   // not settled yet: least assumes that no more is recomputed than the options ask for
+	reach   [][]cost.Picoseconds   // see [bounds.reach]
+	narrow  [][][]cost.Picoseconds // the same by the number of blocks of stage 0; nil unless the search is to be thorough
+	shell   bool                   // the shells of its stages do not fit; more of their memory is not known
+	bare    cost.Picoseconds       // see withoutHead; computed when as much was learned as knew says
 	knew    int
 	laid    map[int]bool     // with how many blocks the last position fits when laid out (see layLast); 0 if it has several chunks
 	head    cost.Picoseconds // see inHead; never until asked for
@@ -87,9 +88,9 @@ const (
 	maxTies  = 32
 )
 
-// descend places stages from the given one on, with so many blocks left to place. before is the
-// time that micro-batch 0 takes through the earlier stages.
-func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
+// descend places stages from the given one on, with so many blocks left to place. before is what
+// chains take with the earlier stages.
+func (c *cutter) descend(stage, left int, before passed) {
 	stages := len(c.pipe.stages)
 	if stage == stages {
 		c.leaf()
@@ -101,7 +102,17 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 		least = left
 	}
 	for n := most; n >= least && c.budget >= 0; n-- {
-		if c.reach[stage+1][left-n] > c.ceiling || c.bounds.time(stage, n) > c.ceiling {
+		reach := c.reach
+		if c.narrow != nil {
+			first := n
+			if stage > 0 {
+				first = c.cut[0].Last
+			}
+			if reach = c.narrow[first]; reach == nil {
+				continue
+			}
+		}
+		if reach[stage+1][left-n] > c.ceiling || c.bounds.time(stage, n) > c.ceiling {
 			continue // n blocks do not fit, though more may
 		}
 		again := c.bounds.choices(stage, n)
@@ -113,15 +124,28 @@ func (c *cutter) descend(stage, left int, before cost.Picoseconds) {
 			}
 			first := c.pipe.skel.blocks - left
 			c.cut[stage] = r.stage(first, n)
-			c.descend(stage+1, left-n, before+c.bounds.through[stage].at(n, r.recomputation))
+			c.descend(stage+1, left-n, c.bounds.past(before, stage, n, r.recomputation))
 		}
 	}
+}
+
+// narrowed bounds the cuts by the number of blocks of stage 0, and returns the least.
+func (c *cutter) narrowed(ceiling cost.Picoseconds) cost.Picoseconds {
+	least, blocks := never, c.pipe.skel.blocks
+	c.narrow = make([][][]cost.Picoseconds, blocks+1)
+	for n := 1; n <= blocks-len(c.cut)+1; n++ {
+		if c.bounds.time(0, n) <= ceiling {
+			c.narrow[n] = c.bounds.reach(ceiling, n)
+			least = min(least, c.narrow[n][0][blocks])
+		}
+	}
+	return least
 }
 
 // dive follows the bounds greedily to one cut. It returns nil if that takes longer than the
 // ceiling; else it lowers the ceiling.
 func (c *cutter) dive() *candidate {
-	left, before := c.pipe.skel.blocks, cost.Picoseconds(0)
+	left, before := c.pipe.skel.blocks, passed{}
 	for i := range c.cut {
 		least, most := never, 0
 		var best option
@@ -142,7 +166,7 @@ func (c *cutter) dive() *candidate {
 			return nil
 		}
 		c.cut[i] = best.stage(c.pipe.skel.blocks-left, most)
-		left, before = left-most, before+c.bounds.through[i].at(most, best.recomputation)
+		left, before = left-most, c.bounds.past(before, i, most, best.recomputation)
 	}
 	time := c.pipe.time(c.cut)
 	if c.dived = time; time > c.ceiling {
@@ -435,12 +459,16 @@ func (c *cutter) solve(ceiling cost.Picoseconds, steps, climb int) (*candidate, 
 		return c.solveInterleaved(ceiling), true
 	}
 	for certain := false; ; {
-		c.ceiling, c.ties, c.reach = ceiling, nil, c.bounds.reach(ceiling)
-		if c.least = max(c.least, min(c.reach[0][c.pipe.skel.blocks], ceiling+1)); c.least > ceiling {
+		c.ceiling, c.ties, c.reach, c.narrow = ceiling, nil, c.bounds.reach(ceiling, 0), nil
+		least := c.reach[0][c.pipe.skel.blocks]
+		if steps > quick && least <= ceiling {
+			least = c.narrowed(ceiling)
+		}
+		if c.least = max(c.least, min(least, ceiling+1)); c.least > ceiling {
 			return nil, true
 		}
 		first := c.dive()
-		c.descend(0, c.pipe.skel.blocks, 0)
+		c.descend(0, c.pipe.skel.blocks, passed{})
 		if len(c.ties) == 0 && first != nil {
 			c.ties = append(c.ties, first) // the budget was spent before descend met it
 		}

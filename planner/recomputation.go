@@ -134,11 +134,11 @@ func triedOf(stage int, s partition.Stage) tried {
 type option struct {
 	recomputation
 	time cost.Picoseconds
-	// late is a lower bound too, without the blocks that do not lie before the stage: see
+	// flow and late are lower bounds too, by turn, without the blocks that do not lie before the stage: see
 	// [bounds.from].
-	late   cost.Picoseconds
-	around cost.Picoseconds // likewise, of the stage's rounds
-	passes cost.Picoseconds // all its passes, without weight gradients if those have passes of their own
+	flow, late [3]cost.Picoseconds
+	around     cost.Picoseconds // likewise, of the stage's rounds
+	passes     cost.Picoseconds // all its passes, without weight gradients if those have passes of their own
 }
 
 // recomputations lists those with which n blocks may fit a stage and that may be part of the fastest
