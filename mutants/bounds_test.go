@@ -566,11 +566,6 @@ func inTheBounds() []mutant {
 		old:  "time = price.Sharers", new: "time = price.Replicas",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
-		bug: "a bound of cuts above another of fewer blocks", how: "passes for weight gradients are spared twice what recomputation has gathered",
-		file: "planner/bound.go",
-		old:  "cost.Picoseconds(x.rounds.weights) * w.weight[whole].at(n, r)", new: "cost.Picoseconds(x.rounds.weights) * (w.weight[whole].at(n, r) - cost.Picoseconds(n)*w.weight[whole].spares())",
-		pkg: "./planner", run: "^FuzzCosts$",
-	}, {
 		bug: "a floor above what a plan takes", how: "waits hide of what delays kernels what those of the least delayed kind of device are delayed by",
 		file: "planner/waits.go",
 		old:  "slow.gather, slow.regather, slow.reduce = max(slow.gather, at.slows(x.gather)), max(slow.regather, at.slows(x.regather)), max(slow.reduce, at.slows(x.reduce))",
@@ -680,12 +675,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound above what a cut takes", how: "of as many micro-batches as there are stages one is left after a round",
 		file: "planner/bound.go",
-		old:  "turn{rounds * k, rounds,", new: "turn{rounds * (k - 1), rounds,",
+		old:  "turn{rounds * p.early[0], rounds,", new: "turn{rounds * (p.early[0] - 1), rounds,",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "between rounds stage 0 makes another stage's gradients of weights",
 		file: "planner/bound.go",
-		old:  "if x.stage == 0 {\n\t\tbetween = weight", new: "if true {\n\t\tbetween = weight",
+		old:  "if x.stage > 0 {\n\t\tweight = x.one", new: "if false {\n\t\tweight = x.one",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "gradients of weights that stage 0 makes between rounds count twice",
@@ -693,9 +688,19 @@ func inTheBounds() []mutant {
 		old:  "cost.Picoseconds(x.turns[k].rounds)*before.more", new: "cost.Picoseconds(x.turns[k].rounds)*2*before.more",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
+		bug: "bounds of cuts far below what they take", how: "rounds of a stage follow none of stage 0",
+		file: "planner/bound.go",
+		old:  "number < stages && (number", new: "number < 1 && (number",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "a stage has as many rounds after those of stage 0 as without",
+		file: "planner/bound.go",
+		old:  "r := rounds{before: before, number: (last-before.first)/k + 1", new: "r := rounds{before: before, number: last/k + 1",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
 		bug: "bounds of cuts far below what they take", how: "a stage does its work without a round before it",
 		file: "planner/bound.go",
-		old:  "most = max(0, p.microBatches-2) / k", new: "most = 0 * k",
+		old:  "most = max(0, p.microBatches-2) / p.early[0]", new: "most = 0 * p.microBatches",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "bounds of cuts far below what they take", how: "between the first and the last backward pass nobody makes gradients of weights",

@@ -64,22 +64,21 @@ type stageBounds struct {
 
 // rounds are a chain of events through the stages from one on. Where a stage has k micro-batches in flight, it goes forward with
 // micro-batch j+k when it has gone back with j (see [codegen.Order]). So micro-batches 0, k, 2k and so on go through these stages and
-// back one after the other; when the last of them is back, the stage has the backward passes of the others left.
+// back one after the other; when the last of them is back, the stage has the backward passes of the others left. Before the first
+// there may be rounds of stage 0, as before a turn.
 type rounds struct {
+	before  turn // instead of micro-batch 0 its first one goes through these stages first
 	number  int
 	fixed   cost.Picoseconds // all of them without blocks, and what follows
 	weights int              // passes for weight gradients between them and the last backward pass
 	left    int              // backward passes after the last round
 }
 
-// roundsOf returns the rounds of stage i.
-func (p *pipeline) roundsOf(i int, c *chainTimes) rounds {
+// roundsOf returns the rounds of stage i after a turn.
+func (p *pipeline) roundsOf(i int, before turn, c *chainTimes) rounds {
 	m, k := p.microBatches, p.early[i]
-	if p.template.Schedule == partition.GPipe {
-		return rounds{}
-	}
-	last := (m - 1) / k * k // the micro-batch of the last round
-	r := rounds{number: last/k + 1, left: m - 1 - last}
+	last := before.first + (m-1-before.first)/k*k // the micro-batch of the last round
+	r := rounds{before: before, number: (last-before.first)/k + 1, left: m - 1 - last}
 	if last == m-1 && p.size(last) != c.first { // of it only the backward pass counts
 		r.number, r.left = r.number-1, 1
 	}
@@ -91,13 +90,36 @@ func (p *pipeline) roundsOf(i int, c *chainTimes) rounds {
 		r.fixed += p.body(i, ir.Backward, rest).posted()
 	}
 	if p.template.Schedule == partition.ZeroBubble {
-		for j := range m - 1 {
-			if (j%k == 0 || j > last) && j >= i {
+		for j := before.first; j < m-1; j++ {
+			if j >= i {
 				r.weights++
+			}
+			if j < last {
+				j += k - 1
 			}
 		}
 	}
 	return r
+}
+
+// roundsOf returns the rounds of a stage, after those of stage 0 with which they take longest if all stages have about as many blocks.
+func (x *stageBounds) roundsOf(c *chainTimes) (longest rounds) {
+	p, stages := x.pipe, len(x.pipe.stages)
+	if p.template.Schedule == partition.GPipe {
+		return rounds{}
+	}
+	n, left := evenShare(p.skel.blocks, stages, x.stage), 0
+	for i := x.stage; i < stages; i++ {
+		left += evenShare(p.skel.blocks, stages, i)
+	}
+	waits, most := x.works.waiting(n, recomputation{}), cost.Picoseconds(-1)
+	for number := 0; number < stages && (number == 0 || number*p.early[0] < p.microBatches-1); number++ {
+		x.rounds = p.roundsOf(x.stage, x.turnOf(number, c), c)
+		if time := x.around(x.works, n, recomputation{}, waits) + cost.Picoseconds(x.rounds.number*left)*x.pair; time > most {
+			most, longest = time, x.rounds
+		}
+	}
+	return longest
 }
 
 // turn is a micro-batch with which a chain reaches the work of a stage, instead of micro-batch 0. Those before it have gone through
@@ -108,22 +130,32 @@ type turn struct {
 	time   cost.Picoseconds // of these, with all blocks as fast as at the fastest other stage
 }
 
-// turnsOf returns the turns of a stage: after no round, after one, and after as many as leave more than the last micro-batch.
-func (x *stageBounds) turnsOf(c *chainTimes) (turns [3]turn) {
+// turnOf returns the turn after so many rounds of stage 0.
+func (x *stageBounds) turnOf(rounds int, c *chainTimes) turn {
 	p := x.pipe
-	k, most := p.early[0], 0
-	if p.template.Schedule != partition.GPipe {
-		most = max(0, p.microBatches-2) / k
-	}
 	round := cost.Picoseconds(p.skel.blocks) * x.pair
 	for i := range p.stages {
 		round += p.ahead(i).fixed + c.backFixed[c.first][i]
 	}
-	for i := range turns {
-		rounds := []int{0, min(1, most), most}[i]
-		turns[i] = turn{rounds * k, rounds, cost.Picoseconds(rounds) * round}
+	return turn{rounds * p.early[0], rounds, cost.Picoseconds(rounds) * round}
+}
+
+// turnsOf returns the turns of a stage: after no round, after one, and after as many as leave more than the last micro-batch.
+func (x *stageBounds) turnsOf(c *chainTimes) [3]turn {
+	most := 0
+	if p := x.pipe; p.template.Schedule != partition.GPipe {
+		most = max(0, p.microBatches-2) / p.early[0]
 	}
-	return turns
+	return [3]turn{{}, x.turnOf(min(1, most), c), x.turnOf(most, c)}
+}
+
+// before is how long the rounds of stage 0 before a turn take if the stage has n blocks, and makes gradients of their weights in so
+// much time.
+func (x *stageBounds) before(t *turn, n int, weight cost.Picoseconds) cost.Picoseconds {
+	if x.stage > 0 {
+		weight = x.one
+	}
+	return t.time + cost.Picoseconds(t.rounds)*(weight+cost.Picoseconds(n)*x.slower)
 }
 
 // stageBlockBounds are those of one number of blocks.
@@ -244,8 +276,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 		x.posted = p.body(i, ir.Backward, rest).posted()
 	}
 	x.slower = p.ahead(i).block[kept] + c.back[first][i].least() - x.pair
-	x.rounds = p.roundsOf(i, c)
-	x.turns = x.turnsOf(c)
+	x.rounds, x.turns = x.roundsOf(c), x.turnsOf(c)
 	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
 	least := x.works.least()
 	for n := range x.known {
@@ -267,15 +298,12 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	m1, m := cost.Picoseconds(p.microBatches-1), cost.Picoseconds(p.microBatches)
 	waits := w.waiting(n, r)
 	weight := w.weight[whole].at(n, r) + waits.weight
-	between := x.one // what stage 0 makes after each round
-	if x.stage == 0 {
-		between = weight
-	}
 	o := option{recomputation: r, passes: w.passes.at(n, r) + m1*(waits.forward+waits.backward), around: x.around(w, n, r, waits)}
 	o.time = max(w.all.at(n, r)+w.waits(m, n, r, waits)+tail, o.around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end)
-	for i, t := range x.turns {
+	for i := range x.turns {
+		t := &x.turns[i]
 		others := p.microBatches - 1 - t.first
-		own := t.time + cost.Picoseconds(t.rounds)*between + cost.Picoseconds((t.rounds+1)*n)*x.slower + w.left(p, x.stage, t.first, n, r)
+		own := x.before(t, n, weight) + cost.Picoseconds(n)*x.slower + w.left(p, x.stage, t.first, n, r)
 		own += cost.Picoseconds(others)*waits.backward + cost.Picoseconds(max(0, others-p.early[x.stage]))*waits.forward
 		made := max(0, t.first-x.stage) // of so many micro-batches weight gradients are made before: see [codegen.Order]
 		o.flow[i] = x.flow + own + cost.Picoseconds(max(0, others-max(0, x.stage-t.first)))*weight
@@ -292,7 +320,8 @@ func (x *stageBounds) after(o *option, turn, left int) cost.Picoseconds {
 
 // around bounds the rounds of the stage, but for blocks that take as long as at the fastest other stage.
 func (x *stageBounds) around(w *stageWork, n int, r recomputation, waits waiting) cost.Picoseconds {
-	time := x.rounds.fixed + cost.Picoseconds(max(0, x.rounds.number-1+x.rounds.left))*waits.backward + cost.Picoseconds(x.rounds.weights)*waits.weight
+	time := x.before(&x.rounds.before, n, w.weight[whole].at(n, r)+waits.weight)
+	time += x.rounds.fixed + cost.Picoseconds(max(0, x.rounds.number-1+x.rounds.left))*waits.backward + cost.Picoseconds(x.rounds.weights)*waits.weight
 	time += cost.Picoseconds(x.rounds.number*n) * x.slower
 	if left := x.rounds.left; left > 0 {
 		time += cost.Picoseconds(left-1)*w.backward[whole].at(n, r) + w.last.at(n, r)
@@ -623,7 +652,7 @@ func (b *bounds) leastPassed(stage, blocks, some int) passed {
 // included. before is the least that the stages before add to chains.
 func (b *bounds) from(i, left int, o *option, before passed) cost.Picoseconds {
 	x := &b.stages[i]
-	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair
+	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair + cost.Picoseconds(x.rounds.before.rounds)*before.more
 	time := max(o.time, before.time+max(o.passes, around)+b.end)
 	for k := range x.turns {
 		time = max(time, x.after(o, k, left)+cost.Picoseconds(x.turns[k].rounds)*before.more)

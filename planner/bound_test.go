@@ -34,7 +34,7 @@ func TestBoundsOfCuts(t *testing.T) {
 		{"passes for weight gradients end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.92},
 		{"backward passes end with their stream", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.OneFOneB, 0.86},
 		{"passes wait for what those before them sum", degrees{plan: 8, dp: 1, cp: 1, tp: 2, pp: 4}, sharding{zero: 2, overlap: true}, 2, partition.OneFOneB, 0.68},
-		{"micro-batches wait for a way there and back, and then for the stage", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{overlap: true}, 1, partition.ZeroBubble, 0.9},
+		{"micro-batches wait for a way there and back, and then for the stage", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{overlap: true}, 1, partition.ZeroBubble, 0.915},
 		{"and it makes weight gradients meanwhile", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.965},
 		{"after several ways", degrees{plan: 64, dp: 2, cp: 1, tp: 4, pp: 8}, sharding{zero: 1, overlap: true}, 1, partition.OneFOneB, 0.895},
 		{"passes wait until what those before them have posted is sent", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{overlap: true}, 1, partition.GPipe, 0.9},
@@ -82,17 +82,20 @@ func (c *cutter) holds(t *testing.T, name string, n []int) {
 	require.LessOrEqual(t, c.bounds.reach(never-1, n[0])[0][c.pipe.skel.blocks], time, "%s: %v", name, n)
 }
 
-// TestProofNarrowsTheGap: pipelines with the least bounds are proven first. Others may spend all steps, and leave the gap as wide.
+// TestProofNarrowsTheGap: pipelines with the least bounds are proven first, as others may spend all steps and leave the gap as wide; and
+// cuts are bounded by how many blocks the first stage has.
 func TestProofNarrowsTheGap(t *testing.T) {
 	t.Parallel()
-	const batch = 64
-	c := preset(t, "gpt2-medium")
-	c.Float = ir.BF16
+	const batch = 128
 	on := cluster(t, "a100-80g")
-	on.InterNode.Bandwidth /= 10
-	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 300_000)
-	require.NoError(t, err)
-	require.Less(t, res.Stats.Gap, 0.0495)
+	on.InterNode.Bandwidth /= 20
+	for model, gap := range map[string]float64{"gpt2-medium": 0.06, "gpt2-xl": 0.04} {
+		c := preset(t, model)
+		c.Float = ir.BF16
+		res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 100_000)
+		require.NoError(t, err)
+		require.Less(t, res.Stats.Gap, gap, model)
+	}
 }
 
 // TestClimbs: where a search of cuts gives up, no block lies better on another stage of what it has found.
