@@ -651,7 +651,11 @@ func (s *searcher) moved(o outline, way *ways, lone bool) *workTimes {
 			updated := v.ofLike(trunk.mesh) / int64(ranks) // tensor-parallel ranks may have shared out the sum
 			all.shares, late.shares = all.shares+min(part, updated), late.shares+min(part, updated)
 		case v.gradient && cut && o.zero >= 2:
-			reduce := collective(ir.OpReduceScatter, v.bytes)
+			bytes := v.bytes
+			if v.turned { // into the slices of the weight first, which may be smaller where sizes are odd
+				bytes = min(bytes, v.ofLike(trunk.mesh))
+			}
+			reduce := collective(ir.OpReduceScatter, bytes)
 			each.all += reduce
 			each.weight += reduce
 		case v.gradient:
