@@ -31,7 +31,10 @@ func (c Config) Fits(l Layout) error {
 		{"tie_embeddings", c.TieEmbeddings, !c.TieEmbeddings},
 	}
 	not := "GPT-2: nanoGPT's and HuggingFace's weights files cannot say it; use the run's own checkpoint"
-	if l == Llama {
+	switch {
+	case l == NanoGPT && c.Fits(Llama) == nil:
+		not = "GPT-2: nanoGPT's weights files cannot say it; HuggingFace's layout for Llamas can"
+	case l == Llama:
 		not = "Llama: HuggingFace's weights files cannot say it; use the run's own checkpoint"
 		differences = []difference{
 			{"activation", c.Activation, c.Activation != SwiGLU},
