@@ -137,7 +137,7 @@ func openModel(from string) (gpt.Config, string, weightSource, error) {
 
 // loadTokenizer returns the tokenizer of the data in dir. "" means that no data is named, not the
 // current directory. A directory that is not there, as one that has moved, is noted: its tokenizer
-// may have been another than GPT-2's. So is a model with many more tokens than GPT-2.
+// may have been another than GPT-2's. So is a model with many more tokens than the data.
 func loadTokenizer(dir string, cfg gpt.Config, note func(format string, args ...any)) (t data.Tokenizer, err error) {
 	whose := "that of " + dir
 	if dir == "" {
@@ -154,9 +154,12 @@ func loadTokenizer(dir string, cfg gpt.Config, note func(format string, args ...
 	if t.VocabSize() > cfg.VocabSize {
 		return nil, &InputError{What: "tokenizer", Msg: fmt.Sprintf("%s has %d tokens, the model %d: name the directory of the data it was trained on with --data", whose, t.VocabSize(), cfg.VocabSize)}
 	}
-	if _, isChar := t.(*data.Char); !isChar && cfg.VocabSize >= t.VocabSize()+padding && note != nil {
-		note("tokens are taken for GPT-2's %s, but the model has %s: of one that was trained on others, as a Llama is, the text means nothing",
-			grouped(int64(t.VocabSize())), grouped(int64(cfg.VocabSize)))
+	if has, all := grouped(int64(t.VocabSize())), grouped(int64(cfg.VocabSize)); cfg.VocabSize >= t.VocabSize()+padding && note != nil {
+		if _, isChar := t.(*data.Char); isChar {
+			note("the data in %s has %s symbols, but the model has %s: if it was trained on other data, name its directory with --data", dir, has, all)
+		} else {
+			note("tokens are taken for GPT-2's %s, but the model has %s: of one that was trained on others, as a Llama is, the text means nothing", has, all)
+		}
 	}
 	if _, err := os.Stat(dir); dir != "" && errors.Is(err, fs.ErrNotExist) && note != nil {
 		note("the data directory %s is not there, so tokens are taken for GPT-2's: if the model was trained on others, name its directory with --data", dir)

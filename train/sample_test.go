@@ -317,4 +317,20 @@ func TestTokenizerOfDataThatMoved(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, notes, 1)
 	require.Contains(t, notes[0], "tokens are taken for GPT-2's 50,257, but the model has 128,256: ")
+
+	text := filepath.Join(there, "input.txt")
+	require.NoError(t, os.WriteFile(text, []byte(strings.Repeat("abc\n", 100)), 0o644))
+	corpus, err := data.FileCorpus(text)
+	require.NoError(t, err)
+	_, err = data.Prepare(t.Context(), corpus, data.CharEncoding, there)
+	require.NoError(t, err)
+	for size, want := range map[int]int{4: 0, 64: 0, 50257: 1} {
+		cfg.VocabSize, notes = size, nil
+		_, err = loadTokenizer(there, cfg, func(format string, args ...any) { notes = append(notes, fmt.Sprintf(format, args...)) })
+		require.NoError(t, err)
+		require.Len(t, notes, want, size)
+		for _, n := range notes {
+			require.Contains(t, n, "has 4 symbols, but the model has 50,257: ")
+		}
+	}
 }
