@@ -102,8 +102,8 @@ func (p *pipeline) roundsOf(i int, before turn, c *chainTimes) rounds {
 	return r
 }
 
-// roundsOf returns the rounds of a stage, after those of stage 0 with which they take longest if all stages have about as many blocks.
-func (x *stageBounds) roundsOf(c *chainTimes) (longest rounds) {
+// longestRounds returns the rounds of a stage, after those of stage 0 with which they take longest if all stages have about as many blocks.
+func (x *stageBounds) longestRounds(c *chainTimes) (longest rounds) {
 	p, stages := x.pipe, len(x.pipe.stages)
 	if p.template.Schedule == partition.GPipe {
 		return rounds{}
@@ -276,7 +276,7 @@ func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 		x.posted = p.body(i, ir.Backward, rest).posted()
 	}
 	x.slower = p.ahead(i).block[kept] + c.back[first][i].least() - x.pair
-	x.rounds, x.turns = x.roundsOf(c), x.turnsOf(c)
+	x.rounds, x.turns = x.longestRounds(c), x.turnsOf(c)
 	x.fit = sort.Search(len(x.known), func(n int) bool { return p.memory[i].least(n+1, p.room[i]) > b.limit })
 	least := x.works.least()
 	for n := range x.known {
