@@ -680,12 +680,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound above what a cut takes", how: "between rounds stage 0 makes another stage's gradients of weights",
 		file: "planner/bound.go",
-		old:  "if x.stage > 0 {\n\t\tweight = x.one", new: "if false {\n\t\tweight = x.one",
+		old:  "if x.stage > 0 {\n\t\tweight = 0", new: "if false {\n\t\tweight = 0",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "gradients of weights that stage 0 makes between rounds count twice",
 		file: "planner/bound.go",
-		old:  "cost.Picoseconds(x.turns[k].rounds)*before.more", new: "cost.Picoseconds(x.turns[k].rounds)*2*before.more",
+		old:  "cost.Picoseconds(x.turns[k].rounds)*before.weights", new: "cost.Picoseconds(x.turns[k].rounds)*2*before.weights",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "bounds of cuts far below what they take", how: "rounds of a stage follow none of stage 0",

@@ -53,7 +53,6 @@ type stageBounds struct {
 	rounds      rounds
 	turns       [3]turn
 	slower      cost.Picoseconds    // by how much longer micro-batch 0 takes through a block here than on the fastest other stage
-	one         cost.Picoseconds    // a pass of stage 0 for the weight gradients of one block at least
 	back, last  cost.Picoseconds    // micro-batch 0 and the last one back through a block, at the fastest other stage
 	pair        cost.Picoseconds    // a block forward and back, at the fastest other stage
 	end         cost.Picoseconds    // see bounds
@@ -82,10 +81,7 @@ func (p *pipeline) roundsOf(i int, before turn, c *chainTimes) rounds {
 	if last == m-1 && p.size(last) != c.first { // of it only the backward pass counts
 		r.number, r.left = r.number-1, 1
 	}
-	for j := range p.stages[i:] {
-		r.fixed += p.ahead(i+j).fixed + c.backFixed[c.first][i+j]
-	}
-	r.fixed = cost.Picoseconds(r.number) * (r.fixed - p.body(i, ir.Backward, c.first).posted())
+	r.fixed = cost.Picoseconds(r.number) * (c.round[i] - p.body(i, ir.Backward, c.first).posted())
 	if i > 0 && r.left == 0 { // else the last of those has it
 		r.fixed += p.body(i, ir.Backward, rest).posted()
 	}
@@ -114,9 +110,9 @@ func (x *stageBounds) longestRounds(c *chainTimes) (longest rounds) {
 	}
 	waits, most := x.works.waiting(n, recomputation{}), cost.Picoseconds(-1)
 	for number := 0; number < stages && (number == 0 || number*p.early[0] < p.microBatches-1); number++ {
-		x.rounds = p.roundsOf(x.stage, x.turnOf(number, c), c)
-		if time := x.around(x.works, n, recomputation{}, waits) + cost.Picoseconds(x.rounds.number*left)*x.pair; time > most {
-			most, longest = time, x.rounds
+		some := p.roundsOf(x.stage, x.turnOf(number, c), c)
+		if time := x.around(&some, x.works, n, recomputation{}, waits) + cost.Picoseconds(some.number*left)*x.pair; time > most {
+			most, longest = time, some
 		}
 	}
 	return longest
@@ -133,11 +129,7 @@ type turn struct {
 // turnOf returns the turn after so many rounds of stage 0.
 func (x *stageBounds) turnOf(rounds int, c *chainTimes) turn {
 	p := x.pipe
-	round := cost.Picoseconds(p.skel.blocks) * x.pair
-	for i := range p.stages {
-		round += p.ahead(i).fixed + c.backFixed[c.first][i]
-	}
-	return turn{rounds * p.early[0], rounds, cost.Picoseconds(rounds) * round}
+	return turn{rounds * p.early[0], rounds, cost.Picoseconds(rounds) * (c.round[0] + cost.Picoseconds(p.skel.blocks)*x.pair)}
 }
 
 // turnsOf returns the turns of a stage: after no round, after one, and after as many as leave more than the last micro-batch.
@@ -150,10 +142,10 @@ func (x *stageBounds) turnsOf(c *chainTimes) [3]turn {
 }
 
 // before is how long the rounds of stage 0 before a turn take if the stage has n blocks, and makes gradients of their weights in so
-// much time.
+// much time. If it is another than stage 0, what that makes between rounds is left out: see passed.
 func (x *stageBounds) before(t *turn, n int, weight cost.Picoseconds) cost.Picoseconds {
 	if x.stage > 0 {
-		weight = x.one
+		weight = 0
 	}
 	return t.time + cost.Picoseconds(t.rounds)*(weight+cost.Picoseconds(n)*x.slower)
 }
@@ -200,6 +192,7 @@ type chainTimes struct {
 	ahead     fastest               // forward through a block
 	back      [2][]line             // by size and stage, a micro-batch backward through the stage
 	backFixed [2][]cost.Picoseconds // what back has outside of blocks
+	round     []cost.Picoseconds    // by stage, micro-batch 0 forward and backward through it and all later ones, without blocks
 	block     [2]fastest            // by size, a micro-batch backward through a block
 	works     []stageWork           // by stage
 }
@@ -247,13 +240,19 @@ func (b *bounds) chain() *chainTimes {
 			c.block[size].note(l.least())
 		}
 	}
+	c.round = slices.Clone(c.backFixed[c.first])
+	for i := stages - 1; i >= 0; i-- {
+		if c.round[i] += p.ahead(i).fixed; i+1 < stages {
+			c.round[i] += c.round[i+1]
+		}
+	}
 	return c
 }
 
 // ofStage prepares bounds of plans by what stage i has.
 func (b *bounds) ofStage(i int, c *chainTimes, tails *tails) stageBounds {
 	p, stages, blocks, first := b.pipe, len(b.pipe.stages), b.pipe.skel.blocks, c.first
-	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, one: b.weights.at(1, recomputation{}), back: c.block[first].besides(i), last: c.block[rest].besides(i), end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
+	x := stageBounds{pipe: p, stage: i, works: &c.works[i], tails: tails, back: c.block[first].besides(i), last: c.block[rest].besides(i), end: b.end, known: make([]*stageBlockBounds, blocks-stages+1)}
 	ahead := c.ahead.besides(i)
 	x.pair, x.start = ahead+x.back, c.forward+cost.Picoseconds(blocks)*ahead
 	x.flow = x.start + cost.Picoseconds(blocks)*x.last + b.end
@@ -298,7 +297,7 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	m1, m := cost.Picoseconds(p.microBatches-1), cost.Picoseconds(p.microBatches)
 	waits := w.waiting(n, r)
 	weight := w.weight[whole].at(n, r) + waits.weight
-	o := option{recomputation: r, passes: w.passes.at(n, r) + m1*(waits.forward+waits.backward), around: x.around(w, n, r, waits)}
+	o := option{recomputation: r, passes: w.passes.at(n, r) + m1*(waits.forward+waits.backward), around: x.around(&x.rounds, w, n, r, waits)}
 	o.time = max(w.all.at(n, r)+w.waits(m, n, r, waits)+tail, o.around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end)
 	for i := range x.turns {
 		t := &x.turns[i]
@@ -318,16 +317,16 @@ func (x *stageBounds) after(o *option, turn, left int) cost.Picoseconds {
 	return max(o.flow[turn]+cost.Picoseconds(left)*(x.back-x.last), o.late[turn]+cost.Picoseconds(left)*x.back)
 }
 
-// around bounds the rounds of the stage, but for blocks that take as long as at the fastest other stage.
-func (x *stageBounds) around(w *stageWork, n int, r recomputation, waits waiting) cost.Picoseconds {
-	time := x.before(&x.rounds.before, n, w.weight[whole].at(n, r)+waits.weight)
-	time += x.rounds.fixed + cost.Picoseconds(max(0, x.rounds.number-1+x.rounds.left))*waits.backward + cost.Picoseconds(x.rounds.weights)*waits.weight
-	time += cost.Picoseconds(x.rounds.number*n) * x.slower
-	if left := x.rounds.left; left > 0 {
+// around bounds rounds of the stage, but for blocks that take as long as at the fastest other stage.
+func (x *stageBounds) around(rounds *rounds, w *stageWork, n int, r recomputation, waits waiting) cost.Picoseconds {
+	time := x.before(&rounds.before, n, w.weight[whole].at(n, r)+waits.weight)
+	time += rounds.fixed + cost.Picoseconds(max(0, rounds.number-1+rounds.left))*waits.backward + cost.Picoseconds(rounds.weights)*waits.weight
+	time += cost.Picoseconds(rounds.number*n) * x.slower
+	if left := rounds.left; left > 0 {
 		time += cost.Picoseconds(left-1)*w.backward[whole].at(n, r) + w.last.at(n, r)
 	}
-	if x.rounds.weights > 0 {
-		time += cost.Picoseconds(x.rounds.weights) * w.weight[whole].at(n, r)
+	if rounds.weights > 0 {
+		time += cost.Picoseconds(rounds.weights) * w.weight[whole].at(n, r)
 	}
 	return time
 }
@@ -625,15 +624,15 @@ func (x *stageBounds) most(time cost.Picoseconds) int {
 
 // passed is what chains take with the stages before some stage.
 type passed struct {
-	time cost.Picoseconds // micro-batch 0 forward and the last one backward
-	more cost.Picoseconds // how much longer stage 0 takes for the weight gradients of a micro-batch than [stageBounds].one
+	time    cost.Picoseconds // micro-batch 0 forward and the last one backward
+	weights cost.Picoseconds // after each round of stage 0: its pass for weight gradients
 }
 
 // past adds a stage with n blocks, recomputed as r says, to what is before the next one.
 func (b *bounds) past(before passed, stage, n int, r recomputation) passed {
 	if before.time += b.through[stage].at(n, r); stage == 0 {
 		w := b.stages[0].works
-		before.more = w.weight[whole].at(n, r) + w.waiting(n, r).weight - b.stages[0].one
+		before.weights = w.weight[whole].at(n, r) + w.waiting(n, r).weight
 	}
 	return before
 }
@@ -643,7 +642,7 @@ func (b *bounds) past(before passed, stage, n int, r recomputation) passed {
 func (b *bounds) leastPassed(stage, blocks, some int) passed {
 	before := passed{time: b.before[stage].at(blocks, recomputation{})}
 	if stage > 0 {
-		before.more = b.weights.at(some, recomputation{}) - b.stages[0].one
+		before.weights = b.weights.at(some, recomputation{})
 	}
 	return before
 }
@@ -652,10 +651,10 @@ func (b *bounds) leastPassed(stage, blocks, some int) passed {
 // included. before is the least that the stages before add to chains.
 func (b *bounds) from(i, left int, o *option, before passed) cost.Picoseconds {
 	x := &b.stages[i]
-	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair + cost.Picoseconds(x.rounds.before.rounds)*before.more
+	around := o.around + cost.Picoseconds(x.rounds.number*left)*x.pair + cost.Picoseconds(x.rounds.before.rounds)*before.weights
 	time := max(o.time, before.time+max(o.passes, around)+b.end)
 	for k := range x.turns {
-		time = max(time, x.after(o, k, left)+cost.Picoseconds(x.turns[k].rounds)*before.more)
+		time = max(time, x.after(o, k, left)+cost.Picoseconds(x.turns[k].rounds)*before.weights)
 	}
 	return time
 }
