@@ -242,6 +242,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(slowSeeds+454), uint64(0xe4c1561a3e3924fd), uint64(0x1bc7a52d5e9434d7), false, true, false, uint8(18), uint8(1))    // positions stand between no product and what gathers its result
 	f.Add(uint64(slowSeeds+448), uint64(0x860c5fccdc1a949f), uint64(0x3a9472c8be771652), false, true, false, uint8(19), uint8(1))    // likewise in stages of a pipeline
 	f.Add(uint64(slowSeeds+768), uint64(0xf82f73f5f5379853), uint64(0x9f6ebf4d716c1471), false, false, false, uint8(25), uint8(1))   // gradients that are moved into the slices of an adapter's weight are reduced in these
+	f.Add(uint64(slowSeeds+723), uint64(0x63f700a1341ebdc8), uint64(0x050c066727ce97d8), true, false, false, uint8(11), uint8(1))    // the head's weights are gathered beside the last block, no other has them
 	f.Add(uint64(softwareSeeds+22), uint64(softwareSeeds+22), uint64(0), false, false, true, uint8(0), uint8(3))                     // the gradient with which the last block begins is gathered as other blocks' are
 	f.Add(uint64(softwareSeeds+42), uint64(softwareSeeds+42), uint64(0), false, false, true, uint8(0), uint8(2))                     // software hides as much of a pass that is in two
 	f.Add(uint64(softwareSeeds+33), uint64(softwareSeeds+33), uint64(0), false, false, false, uint8(0), uint8(16))                   // software hides what no schedule runs beside kernels

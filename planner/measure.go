@@ -65,6 +65,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 	}
 	streams := b.plan.Overlap // otherwise no buffer from outside lives through a part of the block only
+	early := earlyFor(st, b.ofBlock)
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range all {
 		b := &all[i]
@@ -96,7 +97,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 				own, until = true, b.handed
 			}
 			add(&live, b.To)
-			if !streams || b.From <= from[b.Body] && b.To >= to[b.Body] {
+			if !streams || b.From <= from[b.Body] && b.To >= to[b.Body] && !early[b.Buffer] {
 				add(&between, b.To)
 			} else if own {
 				add(&between, until)
@@ -123,6 +124,22 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 	}
 	return m
+}
+
+// earlyFor tells which buffers of a stage its communication stream makes outside of blocks: the head's weights, which it gathers
+// beside the last block and beside no other.
+func earlyFor(st *codegen.Stage, ofBlock map[*ir.Node]bool) map[*codegen.Buffer]bool {
+	early := map[*codegen.Buffer]bool{}
+	for phase := range st.Bodies {
+		for i := range st.Bodies[phase].Instrs {
+			if in := &st.Bodies[phase].Instrs[i]; in.Async && !ofBlock[in.Node] {
+				for _, id := range in.Results {
+					early[&st.Buffers[id]] = true
+				}
+			}
+		}
+	}
+	return early
 }
 
 // carried returns the temporary bytes of other blocks that live while a block between two others runs, in a plan with overlap:
