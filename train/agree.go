@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -126,6 +128,44 @@ func difference(mine, first string) string {
 		}
 	}
 	return ""
+}
+
+// sameDirectory returns an error, in all processes, if one of them does not find in the output directory what rank 0 makes there:
+// its part of a checkpoint would be missing in rank 0's.
+func (r *run) sameDirectory(ctx context.Context) error {
+	if r.exec.Peers() == nil || r.Config.Train.EvalOnly {
+		return nil
+	}
+	var name, lacks []byte
+	if r.exec.Here()[0] == 0 && r.opts.Out != "" {
+		f, err := os.CreateTemp(r.opts.Out, ".seen-by-all-*") // a name that nobody has looked for, so that no file system remembers its absence
+		if err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
+		defer os.Remove(f.Name())
+		if err := f.Close(); err != nil {
+			return fmt.Errorf("train: %w", err)
+		}
+		name = []byte(filepath.Base(f.Name()))
+	}
+	names, err := r.gather(ctx, name)
+	if err != nil {
+		return fmt.Errorf("train: where rank 0 saves: %w", err)
+	}
+	if _, err := os.Lstat(filepath.Join(r.opts.Out, string(names[0]))); err != nil && len(names[0]) > 0 {
+		lacks = fmt.Appendf(nil, "%q", r.opts.Out)
+	}
+	dirs, err := r.gather(ctx, lacks)
+	if err != nil {
+		return fmt.Errorf("train: where the processes save: %w", err)
+	}
+	for rank, dir := range dirs {
+		if len(dir) > 0 {
+			return &InputError{What: fmt.Sprintf("rank %d", rank), Msg: fmt.Sprintf("does not find in %s what rank 0 has just written where it saves: "+
+				"all processes need one output directory, on a file system that all machines share", dir)}
+		}
+	}
+	return nil
 }
 
 // gather gives every process the texts of all, by rank. Every process must take part, even an

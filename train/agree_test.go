@@ -125,3 +125,19 @@ func TestProcessesResumeAlike(t *testing.T) {
 		require.ErrorContains(t, err, "the newest checkpoint that rank 1 finds is of step 2, that of rank 0 of step 3 (-1 is none): all processes need one output directory")
 	}
 }
+
+// TestProcessesSaveTogether: processes that would save in different directories train nothing. The first checkpoint would lack what
+// ranks elsewhere have.
+func TestProcessesSaveTogether(t *testing.T) {
+	cfg, plan, outs := tinyConfig(t, textData(t)), planOf(2, 1, 1), [2]string{t.TempDir(), t.TempDir()}
+	for _, err := range trainEach(t, plan, plain, func(rank int) (*config.Config, RunOptions) {
+		return cfg, RunOptions{Out: outs[rank], Steps: 2}
+	}) {
+		var input *InputError
+		require.ErrorAs(t, err, &input)
+		require.ErrorContains(t, err, fmt.Sprintf("rank 1: does not find in %q what rank 0 has just written where it saves: all processes need one output directory", outs[1]))
+	}
+	left, err := filepath.Glob(filepath.Join(outs[0], ".seen*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}

@@ -185,6 +185,9 @@ func (r *run) begin(ctx context.Context) error {
 			r.printf("%s is of an earlier run, which this one replaces when it first saves; --resume would go on with it\n", there)
 		}
 	}
+	if err := r.sameDirectory(ctx); err != nil {
+		return err
+	}
 	peak := r.opts.PeakFLOPS
 	if peak == 0 {
 		peak = nanoGPTPeakFLOPS
