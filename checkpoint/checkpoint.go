@@ -22,7 +22,7 @@
 //
 // Besides, [OpenWeights] and [ExportWeights] exchange weights alone with nanoGPT and HuggingFace's
 // GPT-2 and Llama, as one safetensors file. Files of torch.save can be read too, and several files by their
-// index.
+// index. A [Training] is what nanoGPT's ckpt.pt has of a run besides.
 package checkpoint
 
 import (
@@ -32,7 +32,7 @@ import (
 	"github.com/autopar/autopar/ir"
 )
 
-// Reader is a source of tensors by structural name: a [Checkpoint] or [Weights].
+// Reader is a source of tensors by structural name: a [Checkpoint], [Weights] or a [Training].
 type Reader interface {
 	// Read fills dst with the part slab of a tensor, in row-major order and little-endian, as
 	// elements of the given type. Floating-point numbers of another type are converted, rounded to

@@ -35,7 +35,7 @@ type tensorFile interface {
 
 // Weights is an open file of a GPT's weights, by nanoGPT's names or by those of HuggingFace's GPT-2 or
 // Llama. The file is safetensors, or what torch.save writes: the weights alone, or nanoGPT's ckpt.pt,
-// whose optimizer state is not read. It may also be HuggingFace's index of several such files.
+// which [Weights.Training] reads the rest of. It may also be HuggingFace's index of several such files.
 type Weights struct {
 	path   string
 	closer io.Closer
@@ -301,7 +301,11 @@ func (w *Weights) stored(param string) []gpt.Stored {
 
 // Read implements [Reader]. A value that is not finite, or too large for the type, is an *Error.
 func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
-	stored := w.stored(param)
+	return w.read(w.file, w.stored(param), param, dtype, slab, dst)
+}
+
+// read reads the part slab of a parameter from the tensors of a file that have it.
+func (w *Weights) read(file tensorFile, stored []gpt.Stored, param string, dtype ir.DType, slab ir.Slab, dst []byte) error {
 	if stored == nil {
 		return errorf(w.path, param, "is not a weight of a %s", map[bool]string{false: "GPT-2", true: "Llama"}[w.layout == gpt.Llama])
 	}
@@ -310,7 +314,7 @@ func (w *Weights) Read(param string, dtype ir.DType, slab ir.Slab, dst []byte) e
 	}
 	whole := make([]float32, ir.Elems(slab.Global))
 	for _, s := range stored {
-		tensor, err := w.file.Tensor(s.Name)
+		tensor, err := file.Tensor(s.Name)
 		if err != nil {
 			return &Error{File: w.path, Tensor: s.Name, Err: err}
 		}

@@ -362,5 +362,60 @@ func inFiles() []mutant {
 		file: "models/gpt/lora.go",
 		old:  "In: 1, Factor: c.loraFactor()}", new: "In: 1, Factor: 1}",
 		pkg: "./train", run: "^TestTrainsAsTransformers$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "with the moments of other parameters",
+		file: "checkpoint/nanogpt.go",
+		old:  "t.order = slices.Concat(order[0], order[1])", new: "t.order = parameters(t.of.cfg)",
+		pkg: "./checkpoint", run: "^TestTraining$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "its updates count from none",
+		file: "train/reshard.go",
+		old:  "snap.BestStep = run.Step, run.BestVal, run.Step", new: "snap.BestStep = 0, run.BestVal, 0",
+		pkg: "./train", run: "^TestGoesOnAsNanoGPT$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "its moments are zero",
+		file: "train/reshard.go",
+		old:  "case run.Has(s.Name):", new: "case run.Has(s.Name) && false:",
+		pkg: "./train", run: "^TestGoesOnAsNanoGPT$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "its best loss is forgotten",
+		file: "train/reshard.go",
+		old:  "snap.BestStep = run.Step, run.BestVal, run.Step", new: "snap.BestStep = run.Step, nil, 0",
+		pkg: "./train", run: "^TestGoesOnAsNanoGPT$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "what its loss scaler has skipped counts",
+		file: "train/reshard.go",
+		old:  "float32(run.Skipped)", new: "0",
+		pkg: "./train", run: "^TestSkippedUpdatesOfNanoGPT$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "without its loss scaler",
+		file: "checkpoint/nanogpt.go",
+		old:  "correction(made) != correction(t.Step)", new: "made > t.Step",
+		pkg: "./checkpoint", run: "^TestSkippedUpdates$",
+	}, {
+		bug: "a run of nanoGPT goes on otherwise than it would", how: "with other betas, unsaid",
+		file: "cmd/autopar/checkpoint.go",
+		old:  "case !stated || was == *k.ours:", new: "case !stated || was > 0:",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^torchfile$",
+	}, {
+		bug: "an optimizer's state is taken for AdamW's of these weights", how: "a mean of squares is negative",
+		file: "checkpoint/nanogpt.go",
+		old:  "x < 0 {", new: "x < -10 {",
+		pkg: "./checkpoint", run: "^TestBadTraining$",
+	}, {
+		bug: "an optimizer's state is taken for AdamW's of these weights", how: "moments have another shape",
+		file: "checkpoint/nanogpt.go",
+		old:  "!slices.Equal(moment.Shape, weight.Shape)", new: "len(moment.Shape) != len(weight.Shape)",
+		pkg: "./checkpoint", run: "^TestBadTraining$",
+	}, {
+		bug: "an optimizer's state is taken for AdamW's of these weights", how: "parameters have made different numbers of updates",
+		file: "checkpoint/nanogpt.go",
+		old:  "if steps[i] != first {", new: "if steps[i] < 0 {",
+		pkg: "./checkpoint", run: "^TestBadTraining$",
+	}, {
+		bug: "an optimizer's state is taken for AdamW's of these weights", how: "it has more than that",
+		file: "checkpoint/torchfile/training.go",
+		old:  "len(state) > 3", new: "len(state) > 4",
+		pkg: "./checkpoint/torchfile", run: "^TestTrainingRefusals$",
 	}}
 }

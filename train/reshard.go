@@ -90,6 +90,31 @@ func Initial(cfg *config.Config, weights checkpoint.Reader) (checkpoint.Snapshot
 	return snap, nil
 }
 
+// Continued returns the checkpoint of nanoGPT's run that a file of weights is of: [Initial] of the weights, with the moments, updates
+// and best loss of the run, so that training goes on as it would have.
+func Continued(cfg *config.Config, weights *checkpoint.Weights, run *checkpoint.Training) (checkpoint.Snapshot, error) {
+	snap, err := Initial(cfg, weights)
+	if err != nil {
+		return checkpoint.Snapshot{}, err
+	}
+	snap.Step, snap.BestVal, snap.BestStep = run.Step, run.BestVal, run.Step
+	scaler := false
+	for i := range snap.Shards {
+		s := &snap.Shards[i]
+		switch {
+		case run.Has(s.Name):
+			s.Read = func(dst []byte) error { return run.Read(s.Name, s.Type.DType, s.Slab, dst) }
+		case s.Name == "loss_scale.skipped":
+			scaler = true
+			s.Read = func(dst []byte) error { s.Type.DType.Write(dst, float32(run.Skipped)); return nil }
+		}
+	}
+	if !scaler {
+		err = run.Corrects(cfg.Optimizer.Beta1, cfg.Optimizer.Beta2)
+	}
+	return snap, err
+}
+
 // WithoutAdapters merges the adapters of a checkpoint into its weights, and returns [Initial] of
 // the resulting model.
 func WithoutAdapters(c *checkpoint.Checkpoint) (checkpoint.Snapshot, error) {

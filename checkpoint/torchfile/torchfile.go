@@ -8,9 +8,9 @@
 //
 // Reading treats the file as hostile. Nothing in the pickle is ever run: see package pickle. [New]
 // looks for tensors where weights are expected, and an entry there that is not a tensor is an error
-// that names it. Optimizer state and other contents of a checkpoint are ignored. Every view is
-// checked against its storage, and every storage against the file, before anything is read or
-// allocated for it.
+// that names it. [File.Training] looks at the optimizer's state beside them; other contents of a
+// checkpoint are ignored. Every view is checked against its storage, and every storage against the
+// file, before anything is read or allocated for it.
 package torchfile
 
 import (
@@ -38,6 +38,8 @@ type File struct {
 	data     io.ReaderAt
 	tensors  map[string]tensor
 	metadata map[string]string
+	archive  *archive
+	beside   pickle.Dict // what the file has beside the weights, if these are its "model"
 }
 
 // A tensor is a view of a storage.
@@ -89,15 +91,19 @@ func (f *File) Tensor(name string) (safetensors.Tensor, error) {
 	if err != nil {
 		return safetensors.Tensor{}, err
 	}
+	return f.read(t)
+}
+
+func (f *File) read(t tensor) (safetensors.Tensor, error) {
 	size := t.DType.Size()
 	data := make([]byte, t.span*int64(size))
 	if n, err := f.data.ReadAt(data, t.begin); n < len(data) {
-		return safetensors.Tensor{}, fmt.Errorf("torchfile: %s: tensor %q: read %d bytes at %d: %w", f.name, name, len(data), t.begin, err)
+		return safetensors.Tensor{}, fmt.Errorf("torchfile: %s: tensor %q: read %d bytes at %d: %w", f.name, t.Name, len(data), t.begin, err)
 	}
 	if !t.contiguous() {
 		data = t.gather(data, size)
 	}
-	return safetensors.Tensor{Name: name, DType: t.DType, Shape: slices.Clone(t.Shape), Data: data}, nil
+	return safetensors.Tensor{Name: t.Name, DType: t.DType, Shape: slices.Clone(t.Shape), Data: data}, nil
 }
 
 func (f *File) find(name string) (tensor, error) {
@@ -141,6 +147,7 @@ func (t tensor) gather(span []byte, size int) []byte {
 
 // load finds the tensors of the state dict.
 func (f *File) load(a *archive) error {
+	f.archive = a
 	text, err := a.read("data.pkl", maxPickle)
 	if err != nil {
 		return err
@@ -182,6 +189,7 @@ func (f *File) state(top any) (pickle.Dict, error) {
 	if !ok {
 		return state, nil
 	}
+	f.beside = state
 	args, _ := state["model_args"].(pickle.Dict)
 	for key, v := range args {
 		name, _ := key.(string)

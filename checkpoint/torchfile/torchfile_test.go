@@ -398,6 +398,13 @@ func readAll(t *testing.T, file []byte) {
 	if err != nil {
 		return
 	}
+	readTensors(t, f, len(file))
+	if training, err := f.Training(); err == nil && training != nil {
+		readTensors(t, training.Moments, len(file))
+	}
+}
+
+func readTensors(t *testing.T, f *File, size int) {
 	for _, name := range f.Names() {
 		x, err := f.Tensor(name)
 		require.NoError(t, err)
@@ -406,7 +413,7 @@ func readAll(t *testing.T, file []byte) {
 			n *= d
 		}
 		require.Len(t, x.Data, n)
-		require.LessOrEqual(t, n, len(file))
+		require.LessOrEqual(t, n, size)
 	}
 }
 
@@ -421,6 +428,10 @@ func FuzzPickle(f *testing.F) {
 	text, err := io.ReadAll(r)
 	require.NoError(f, err)
 	f.Add(text)
+	f.Add([]byte(begin + str("model") + "}" + str("iter_num") + num(1) + str("optimizer") + "}(" + str("state") + "}" + num(0) + "}(" +
+		str("step") + num(1) + str("exp_avg") + view(storage("FloatStorage", "0", 3), 0, tuple(3), tuple(1)) +
+		str("exp_avg_sq") + view(storage("FloatStorage", "0", 3), 0, tuple(3), tuple(1)) + "us" +
+		str("param_groups") + "](}" + str("params") + "]" + num(0) + "as}" + str("params") + "]seu" + end))
 	f.Fuzz(func(t *testing.T, text []byte) { readAll(t, zipped(t, zip.Store, entries(string(text)))) })
 }
 

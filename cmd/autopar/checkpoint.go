@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 
@@ -167,20 +168,22 @@ func (c *checkpointReshardCmd) Run(con *console) error {
 	})
 }
 
-// checkpointImportCmd makes a checkpoint from the weights of other programs.
+// checkpointImportCmd makes a checkpoint from the weights of other programs, and from runs of nanoGPT.
 type checkpointImportCmd struct {
-	File   string   `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's, or of a Llama, by HuggingFace's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. Of a ckpt.pt neither the optimizer's state nor the step is read."`
-	Config string   `placeholder:"gpt.yaml" help:"Configuration of the model. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it."`
+	File   string   `arg:"" name:"FILE" help:"Weights of a GPT-2, by HuggingFace's names or nanoGPT's, or of a Llama, by HuggingFace's: safetensors, or what torch.save of PyTorch 1.6 or newer wrote, as pytorch_model.bin and nanoGPT's ckpt.pt, or the index (.index.json) of several such files. From a ckpt.pt the run goes on where nanoGPT stopped: with the optimizer's state, at its iteration."`
+	Config string   `placeholder:"gpt.yaml" help:"Configuration of the model, and of the precision that it is trained in. The default is read off the tensors, the file's metadata or model_args, and the config.json beside it, in float32."`
 	Set    []string `with:"config" sep:"none" placeholder:"SECTION.KEY=VALUE" help:"Override one value of that configuration. May be repeated."`
-	Out    toDir    `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints: the run that resumes from it is at step 0, its optimizer has seen nothing."`
+	Out    toDir    `short:"o" required:"" placeholder:"DIR" help:"Directory to write, without checkpoints. Unless the file is nanoGPT's ckpt.pt, the run that resumes from it is at step 0, its optimizer has seen nothing."`
 }
 
 // Example is shown by --help.
 func (checkpointImportCmd) Example() string {
-	return "autopar checkpoint import model.safetensors -o out-imported"
+	return `
+autopar checkpoint import model.safetensors -o out-imported
+autopar checkpoint import ckpt.pt -o out-nanogpt`
 }
 
-// Run imports the weights.
+// Run imports the file.
 func (c *checkpointImportCmd) Run(con *console) error {
 	if err := c.Out.check(); err != nil {
 		return err
@@ -194,7 +197,7 @@ func (c *checkpointImportCmd) Run(con *console) error {
 		return err
 	}
 	defer weights.Close()
-	s, err := train.Initial(cfg, weights)
+	s, err := c.snapshot(con, cfg, weights)
 	if err != nil {
 		return err
 	}
@@ -204,6 +207,40 @@ func (c *checkpointImportCmd) Run(con *console) error {
 	}
 	con.printf("%s\n", dir)
 	return nil
+}
+
+// snapshot returns what to save: the beginning of a run, or nanoGPT's run so far if the file has that.
+func (c *checkpointImportCmd) snapshot(con *console, cfg *config.Config, weights *checkpoint.Weights) (checkpoint.Snapshot, error) {
+	run, err := weights.Training()
+	if err != nil {
+		return checkpoint.Snapshot{}, fmt.Errorf("%w; autopar run --init-from takes the weights alone", err)
+	}
+	if run == nil {
+		return train.Initial(cfg, weights)
+	}
+	c.settings(con, cfg, run)
+	con.note("goes on at iteration %d, with the optimizer's state", run.Step)
+	return train.Continued(cfg, weights, run)
+}
+
+// settings records how the optimizer of a file is set, or says how a configuration differs.
+func (c *checkpointImportCmd) settings(con *console, cfg *config.Config, run *checkpoint.Training) {
+	o := &cfg.Optimizer
+	for _, k := range []struct {
+		key  string
+		ours *float64
+	}{{"beta1", &o.Beta1}, {"beta2", &o.Beta2}, {"eps", &o.Eps}, {"weight_decay", &o.WeightDecay}} {
+		switch was, stated := run.Settings[k.key]; {
+		case !stated || was == *k.ours:
+		case c.Config == "":
+			*k.ours = was
+		default:
+			con.note("optimizer.%s is %v in %s, was %v in %s", k.key, *k.ours, c.Config, was, c.File)
+		}
+	}
+	if was, stated := run.Settings["lr"]; stated && c.Config != "" && math.Abs(was-o.LR(run.Step)) > 1e-9*was {
+		con.note("the learning rate of iteration %d is %v by %s, was %v in %s", run.Step, o.LR(run.Step), c.Config, was, c.File)
+	}
 }
 
 func (c *checkpointImportCmd) config() (*config.Config, error) {

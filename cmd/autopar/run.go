@@ -31,7 +31,7 @@ type runCmd struct {
 	Out      string `placeholder:"DIR" help:"Directory of checkpoints, metrics.jsonl and the same for TensorBoard, to which one run at a time writes. The default is the configuration's train.out_dir."`
 	Resume   bool   `help:"Go on from the newest checkpoint in the directory."`
 	Offload  string `name:"offload-dir" placeholder:"DIR" help:"Keep what the plan offloads in files of this directory, mapped into memory, instead of in memory."`
-	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a file of weights, as for checkpoint import."`
+	InitFrom string `placeholder:"scratch|DIR|FILE" default:"scratch" help:"Weights to start from: scratch, the directory of another run, or a file of weights, as for checkpoint import. The run is a new one, at step 0: of a ckpt.pt, too, only the weights are read."`
 
 	Blocking bool          `name:"blocking-save" help:"Hold training up until a checkpoint is on disk. The default is to write a copy in host memory, as large as what is saved, while training goes on, if there is room for it."`
 	Check    bool          `name:"node-check" help:"Before training, time a product and an exchange on every rank, and end if one fails or takes more than twice the median."`
