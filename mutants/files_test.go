@@ -390,7 +390,7 @@ func inFiles() []mutant {
 	}, {
 		bug: "a run of nanoGPT goes on otherwise than it would", how: "without its loss scaler",
 		file: "checkpoint/nanogpt.go",
-		old:  "correction(made) != correction(t.Step)", new: "made > t.Step",
+		old:  "correction(made) != correction(t.Step)", new: "correction(made) > correction(t.Step)",
 		pkg: "./checkpoint", run: "^TestSkippedUpdates$",
 	}, {
 		bug: "a run of nanoGPT goes on otherwise than it would", how: "with other betas, unsaid",
