@@ -26,7 +26,7 @@ func TestOverlapParity(t *testing.T) {
 	for _, c := range plans {
 		p := c.plan
 		tried[p.ZeRO]++
-		p.Overlap, p.OverlapTP, p.OverlapP2P = true, p.TP > 1 && p.Schedule != partition.ZeroBubble, p.PP() > 1
+		p.Overlap, p.OverlapTP, p.OverlapP2P = true, p.TP > 1 && !p.Schedule.SplitsBackward(), p.PP() > 1
 		prog, exec := trainer(t, p, parityBatch)
 		require.NoError(t, codegen.Check(prog))
 		got := stepsOf(t, prog, exec, parityBatch, paritySteps())

@@ -349,7 +349,7 @@ func parityPlans(n int) []parityCase {
 func takeTurns(p *partition.Plan, n int) {
 	p.MicroBatch = 1 + n%3
 	p.Overlap = n/3%2 == 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.OneFOneB)
-	p.OverlapTP = p.TP > 1 && p.Schedule != partition.ZeroBubble && rand.New(rand.NewPCG(uint64(n), 1)).IntN(2) == 0
+	p.OverlapTP = p.TP > 1 && !p.Schedule.SplitsBackward() && rand.New(rand.NewPCG(uint64(n), 1)).IntN(2) == 0
 	p.OverlapP2P = p.PP() > 1 && rand.New(rand.NewPCG(uint64(n), 2)).IntN(2) == 0
 	if dp := p.DataParallel(); p.ZeRO > 0 && dp > 2 && dp%2 == 0 && n/2%2 == 1 {
 		p.ZeROGroup = 2

@@ -11,7 +11,7 @@ import (
 	"github.com/autopar/autopar/partition"
 )
 
-// TestPipelineParity trains under interleaved and zero-bubble schedules, with
+// TestPipelineParity trains under interleaved, zero-bubble and eager schedules, with
 // numbers of micro-batches that are no multiple of the pipeline's depth and the
 // token table tied over its ends, and compares each step with one rank (rows 30,
 // 31 and 33).
@@ -21,6 +21,7 @@ func TestPipelineParity(t *testing.T) {
 		dp, tp, pp, interleave, micro, zero int
 		sequence                            bool
 		recompute                           string
+		schedule                            partition.Schedule // else interleaved or zero-bubble
 	}{
 		{dp: 1, tp: 1, pp: 2, interleave: 2, micro: 2},
 		{dp: 1, tp: 1, pp: 2, interleave: 3, micro: 1, recompute: "full"},
@@ -39,9 +40,18 @@ func TestPipelineParity(t *testing.T) {
 		{dp: 2, tp: 1, pp: 2, micro: 1, zero: 1},
 		{dp: 2, tp: 2, pp: 2, micro: 1, zero: 2, recompute: "full"},
 		{dp: 3, tp: 1, pp: 2, micro: 1, zero: 3},
+		{dp: 1, tp: 1, pp: 2, micro: 3, schedule: partition.EagerOneFOneB},
+		{dp: 1, tp: 1, pp: 4, micro: 1, recompute: "full", schedule: partition.EagerOneFOneB},
+		{dp: 2, tp: 2, pp: 2, micro: 1, zero: 2, sequence: true, schedule: partition.EagerOneFOneB},
+		{dp: 1, tp: 1, pp: 4, micro: 1, schedule: partition.EagerZeroBubble},
+		{dp: 1, tp: 2, pp: 3, micro: 2, recompute: "selective", schedule: partition.EagerZeroBubble},
+		{dp: 3, tp: 1, pp: 2, micro: 1, zero: 3, schedule: partition.EagerZeroBubble},
 	} {
 		p := pipelinePlan(c.dp, c.tp, c.pp, c.interleave, c.micro, c.recompute)
 		p.ZeRO, p.SequenceParallel = c.zero, c.sequence
+		if c.schedule != "" {
+			p.Schedule = c.schedule
+		}
 		name := fmt.Sprintf("%s dp %d tp %d pp %d micro-batch %d zero %d sequence %t recompute %q", p.ScheduleText(), c.dp, c.tp, c.pp, c.micro, c.zero, c.sequence, c.recompute)
 		t.Run(name, func(t *testing.T) {
 			prog, exec := trainer(t, p, parityBatch)

@@ -81,6 +81,10 @@ func TestExpects(t *testing.T) {
 		{1, 1, 2, 1, 1, partition.ZeroBubble},
 		{2, 1, 4, 1, 1, partition.ZeroBubble},
 		{1, 1, 3, 1, 2, partition.ZeroBubble},
+		{1, 1, 4, 0, 1, partition.EagerOneFOneB},
+		{2, 1, 2, 0, 1, partition.EagerOneFOneB},
+		{1, 1, 4, 0, 1, partition.EagerZeroBubble},
+		{1, 2, 2, 0, 2, partition.EagerZeroBubble},
 	} {
 		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d chunks %d micro-batch %d", c.schedule, c.dp, c.tp, c.pp, c.chunks, c.mb), func(t *testing.T) {
 			p := plan(c.dp, c.tp, c.pp, c.mb, 8, c.schedule, false)

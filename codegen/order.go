@@ -30,36 +30,50 @@ func Order(p *partition.Plan, position, m int, training bool) []Task {
 	for i := range warm {
 		add(pass(ir.Forward, i, n, k))
 	}
-	split := training && p.Schedule == partition.ZeroBubble
+	split, lag := training && p.Schedule.SplitsBackward(), WeightLag(p.Schedule, position)
 	for i := range backwards {
 		if next := warm + i; next < forwards {
 			add(pass(ir.Forward, next, n, k))
 		}
 		add(pass(ir.Backward, i, n, k))
-		// A later position has fewer micro-batches in flight, so it can keep each of them longer: its
-		// weight-gradient passes lag behind its backward passes by its index.
-		if mb := i - position; split && mb >= 0 {
+		if mb := i - lag; split && mb >= 0 {
 			add(Task{Phase: ir.WeightGrad, MicroBatch: mb})
 		}
 	}
-	for mb := max(0, backwards-position); split && mb < m; mb++ {
+	for mb := max(0, backwards-lag); split && mb < m; mb++ {
 		add(Task{Phase: ir.WeightGrad, MicroBatch: mb})
 	}
 	return append(tasks, Task{Phase: ir.Update})
 }
 
 // warmUp returns the number of forward passes that a position runs before it alternates forward and backward
-// passes. Under 1F1B that is the number of positions after it; with k chunks over n positions it is n(k-1) +
-// 2(n-1-i) at position i (Narayanan et al. SC'21, section 2.2).
+// passes. Under 1F1B that is the number of positions after it, under an eager schedule twice that (Zhuang et al. MLSys'23);
+// with k chunks over n positions it is n(k-1) + 2(n-1-i) at position i (Narayanan et al. SC'21, section 2.2).
 func warmUp(p *partition.Plan, position, m int) int {
 	n, k := p.PP(), p.Chunks()
-	switch p.Schedule {
-	case partition.GPipe:
+	switch after := n - 1 - position; {
+	case p.Schedule == partition.GPipe:
 		return m
-	case partition.Interleaved:
-		return min(n*(k-1)+2*(n-1-position), m*k)
+	case p.Schedule == partition.Interleaved:
+		return min(n*(k-1)+2*after, m*k)
+	case p.Schedule.Eager():
+		return min(2*after, m)
+	default:
+		return min(after, m)
 	}
-	return min(n-1-position, m)
+}
+
+// WeightLag returns by how many micro-batches the passes for weight gradients of a position lag behind its backward passes, 0 where
+// these are one. A later position has fewer micro-batches in flight, so it can keep each of them longer: until all positions keep as
+// many.
+func WeightLag(s partition.Schedule, position int) int {
+	switch s {
+	case partition.ZeroBubble:
+		return position
+	case partition.EagerZeroBubble:
+		return 2 * position
+	}
+	return 0
 }
 
 // pass returns pass number i of one phase in the interleaved order over n positions with k chunks each: groups
@@ -73,18 +87,16 @@ func pass(phase ir.Phase, i, n, k int) Task {
 }
 
 // InFlight returns, for each chunk of a position, the largest number of micro-batches whose activations it
-// keeps at once: all m of them under GPipe, the number of positions from here to the end under 1F1B, and never
-// more than m.
+// keeps at once: all m of them under GPipe, and never more than that. Under 1F1B it is one more than the warm-up has, and
+// where weight gradients have a pass of their own, as many more as that lags behind.
 func InFlight(p *partition.Plan, position, m int, training bool) []int {
 	switch {
 	case !training:
 		return slices.Repeat([]int{1}, p.Chunks())
 	case p.Schedule == partition.GPipe:
 		return []int{m}
-	case p.Schedule == partition.OneFOneB:
-		return []int{min(m, p.PP()-position)}
-	case p.Schedule == partition.ZeroBubble:
-		return []int{min(m, p.PP())}
+	case p.Schedule != partition.Interleaved:
+		return []int{min(m, warmUp(p, position, m)+1+WeightLag(p.Schedule, position))}
 	}
 	// A chunk holds the most when its first backward pass begins. From then on n backward passes follow in a
 	// row, with no more than n forward passes between them, and after those the state is that of n
@@ -114,7 +126,7 @@ func Releases(p *partition.Plan, training bool) ir.Phase {
 	switch {
 	case !training:
 		return ir.Forward
-	case p.Schedule == partition.ZeroBubble:
+	case p.Schedule.SplitsBackward():
 		return ir.WeightGrad
 	}
 	return ir.Backward

@@ -71,7 +71,7 @@ func TestOrders(t *testing.T) {
 		phase     ir.Phase
 		chunk, mb int
 	}
-	for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.Interleaved, partition.ZeroBubble} {
+	for _, schedule := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.Interleaved, partition.ZeroBubble, partition.EagerOneFOneB, partition.EagerZeroBubble} {
 		for n := 1; n <= 5; n++ {
 			for k := 1; k <= 4; k++ {
 				if (schedule == partition.Interleaved) != (k > 1) || k > 1 && n == 1 {
@@ -139,6 +139,37 @@ func TestZeroBubbleOrder(t *testing.T) {
 	}
 }
 
+// TestEagerOrder: the warm-up is twice as long as that of 1F1B (Zhuang et al. 2023). After it forward and backward passes
+// alternate, and weight gradients lag behind so far that all positions have as many micro-batches in flight.
+func TestEagerOrder(t *testing.T) {
+	const n, m = 4, 13
+	for _, schedule := range []partition.Schedule{partition.EagerOneFOneB, partition.EagerZeroBubble} {
+		p := outline(n, 1, schedule)
+		for i := range n {
+			tasks, inFlight := codegen.Order(p, i, m, true), 2*(n-1-i)+1
+			require.Equal(t, inFlight, leading(tasks))
+			forward, backward := 0, 0
+			for _, x := range tasks {
+				switch x.Phase {
+				case ir.Forward:
+					require.Equal(t, max(0, forward+1-inFlight), backward, "%s, position %d", schedule, i)
+					forward++
+				case ir.Backward:
+					backward++
+				case ir.WeightGrad:
+					if backward < m {
+						require.Equal(t, backward-1-2*i, x.MicroBatch, "position %d", i)
+					}
+				}
+			}
+			if schedule.SplitsBackward() {
+				inFlight = 2*n - 1
+			}
+			require.Equal(t, []int{inFlight}, codegen.InFlight(p, i, m, true), "%s, position %d", schedule, i)
+		}
+	}
+}
+
 // pipeline is a plan with stages as equal as the number of layers allows, interleaved if there are several
 // chunks.
 func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Plan {
@@ -150,7 +181,7 @@ func pipeline(dp, tp, pp, chunks, mb, layers int, recompute bool) *partition.Pla
 	return p
 }
 
-// TestPipelinesAreSound checks interleaved and zero-bubble programs for every number of micro-batches, whether
+// TestPipelinesAreSound checks interleaved, zero-bubble and eager programs for every number of micro-batches, whether
 // or not it is a multiple of the ranks, together with all other kinds of parallelism.
 func TestPipelinesAreSound(t *testing.T) {
 	const layers = 12
@@ -163,6 +194,9 @@ func TestPipelinesAreSound(t *testing.T) {
 		for mb := 1; mb <= 4; mb++ {
 			dp, tp := 1+mb%2, 1+(mb/2+pp)%2
 			p := pipeline(dp, tp, pp, chunks, mb, layers, (mb+chunks)%2 == 0)
+			if chunks == 1 {
+				p.Schedule = []partition.Schedule{partition.ZeroBubble, partition.EagerZeroBubble, partition.EagerOneFOneB}[(mb+pp)%3]
+			}
 			if dp > 1 {
 				p.ZeRO = (pp + mb + chunks) % 4
 			}

@@ -280,6 +280,7 @@ func TestNoWords(t *testing.T) {
 		want          string
 	}{
 		"schedule": {gpt2, export.Megatron, func(p *partition.Plan) { p.DP, p.Stages, p.Schedule = 8, stages(6, 6), partition.ZeroBubble }, "schedule zero-bubble: plan with --schedule 1f1b or interleaved"},
+		"eager":    {gpt2, export.Torchtitan, func(p *partition.Plan) { p.DP, p.Stages, p.Schedule = 8, stages(6, 6), partition.EagerOneFOneB }, "schedule eager-1f1b: plan with --schedule 1f1b, interleaved or gpipe"},
 		"gpipe":    {gpt2, export.Megatron, func(p *partition.Plan) { p.Schedule = partition.GPipe }, "schedule gpipe without a pipeline: plan with --schedule 1f1b"},
 		"batch":    {gpt2, export.Megatron, func(p *partition.Plan) { p.MicroBatch = 3 }, "4 sequences of a data-parallel rank in micro-batches of 3, of which the last is smaller: plan with --micro-batch 2"},
 		"share":    {gpt2, export.Megatron, func(p *partition.Plan) { p.PlanNGPUs, p.RuntimeNGPUs, p.DP = 24, 24, 24 }, "64 sequences on 24 data-parallel ranks, of which some get fewer"},

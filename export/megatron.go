@@ -24,7 +24,7 @@ func (p *plan) megatron(o Options) string {
 		a.add("cp-comm-type", "all_gather")
 	}
 	a.flag(p.SequenceParallel && p.TP > 1, "sequence-parallel")
-	p.lack(p.PP() > 1 && (p.Schedule == partition.GPipe || p.Schedule == partition.ZeroBubble), "schedule %s: plan with --schedule 1f1b or interleaved", p.Schedule)
+	p.lack(p.PP() > 1 && p.Schedule != partition.OneFOneB && p.Schedule != partition.Interleaved, "schedule %s: plan with --schedule 1f1b or interleaved", p.Schedule)
 	if p.PP() > 1 && (p.Chunks() > 1 || p.most()*len(p.Stages) != m.NLayer) {
 		a.add("pipeline-model-parallel-layout", p.layout())
 	}

@@ -52,7 +52,7 @@ func (p *plan) torchtitan(o Options) string {
 	f.set("context_parallel_degree", p.ContextParallel())
 	local := p.MicroBatch
 	if p.PP() > 1 {
-		p.lack(p.Schedule == partition.ZeroBubble, "schedule %s: plan with --schedule 1f1b, interleaved or gpipe", p.Schedule)
+		p.lack(p.Schedule.SplitsBackward() || p.Schedule.Eager(), "schedule %s: plan with --schedule 1f1b, interleaved or gpipe", p.Schedule)
 		f.set("pipeline_parallel_degree", p.PP())
 		f.set("pipeline_parallel_schedule", map[partition.Schedule]string{partition.GPipe: "GPipe", partition.OneFOneB: "1F1B", partition.Interleaved: "Interleaved1F1B"}[p.Schedule])
 		f.set("pipeline_parallel_microbatch_size", p.MicroBatch)

@@ -543,7 +543,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a stage is taken to have room that has none", how: "what a zero-bubble schedule keeps for gradients of weights counts once",
 		file: "planner/slices.go",
-		old:  "if c.pipe.template.Schedule == partition.ZeroBubble { // it may be kept", new: "if false { // it may be kept",
+		old:  "if c.pipe.template.Schedule.SplitsBackward() { // it may be kept", new: "if false { // it may be kept",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "floors far below what plans take", how: "a pass that reduces gradients does not wait for its stream",
@@ -665,12 +665,12 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound above what a cut takes", how: "gradients of weights that were made before a round are made after it",
 		file: "planner/bound.go",
-		old:  "made := max(0, t.first-x.stage)", new: "made := 0 * max(0, t.first-x.stage)",
+		old:  "made := max(0, t.first-lag)", new: "made := 0 * max(0, t.first-lag)",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "the last stage makes gradients of weights as soon as the first does",
 		file: "planner/bound.go",
-		old:  "others-max(0, x.stage-t.first)", new: "others",
+		old:  "others-max(0, lag-t.first)", new: "others",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "of as many micro-batches as there are stages one is left after a round",
@@ -705,7 +705,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "bounds of cuts far below what they take", how: "between the first and the last backward pass nobody makes gradients of weights",
 		file: "planner/bound.go",
-		old:  "max(0, others-max(0, x.stage-t.first)))*weight", new: "0*max(0, others-max(0, x.stage-t.first)))*weight",
+		old:  "max(0, others-max(0, lag-t.first)))*weight", new: "0*max(0, others-max(0, lag-t.first)))*weight",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}, {
 		bug: "a bound of all cuts with so many blocks on stage 0 is of others", how: "that have one more there",
@@ -742,5 +742,45 @@ func inTheBounds() []mutant {
 		file: "planner/measure.go",
 		old:  "!early[b.Buffer]", new: "!early[nil]",
 		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "an eager schedule that is none", how: "a position runs ahead no further",
+		file: "codegen/order.go",
+		old:  "return min(2*after, m)", new: "return min(after, m)",
+		pkg: "./codegen", run: "^TestEagerOrder$",
+	}, {
+		bug: "an eager schedule that is none", how: "weight gradients lag behind no further",
+		file: "codegen/order.go",
+		old:  "return 2 * position", new: "return position",
+		pkg: "./codegen", run: "^TestEagerOrder$",
+	}, {
+		bug: "part of the space dropped", how: "eager schedules are never searched",
+		file: "planner/space.go",
+		old:  ", partition.EagerOneFOneB, partition.EagerZeroBubble}", new: "}",
+		pkg: "./planner", run: "^TestEagerSearchIsExact$",
+	}, {
+		bug: "an eager schedule where it makes no difference", how: "plans are ordered by the names of their schedules",
+		file: "planner/space.go",
+		old:  "		compareBools(a.Schedule.Eager(), b.Schedule.Eager()),\n", new: "",
+		pkg: "./planner", run: "^TestEagerSearchIsExact$",
+	}, {
+		bug: "a bound above what a plan takes", how: "an eager position has as few forward passes before its first backward pass as another",
+		file: "planner/pipeline.go",
+		old:  "return min(m, 2*after+1)", new: "return min(m, after+1)",
+		pkg: "./planner", run: "^FuzzCosts$",
+	}, {
+		bug: "a bound above what a cut takes", how: "a message is sent after its pass and again with all others",
+		file: "planner/bound.go",
+		old:  "time += cost.Picoseconds(some-2)*passes", new: "time += cost.Picoseconds(some)*passes",
+		pkg: "./planner", run: "^TestCostOfEagerSchedulesIsSimulation$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "any number of messages may be on their way at once",
+		file: "planner/bound.go",
+		old:  "w.posting(p, x.stage, n, r))", new: "0*w.posting(p, x.stage, n, r))",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "bounds of cuts far below what they take", how: "passes of a warm-up do not wait for messages",
+		file: "planner/bound.go",
+		old:  "if some > 1 {", new: "if some < 1 {",
+		pkg: "./planner", run: "^TestBoundsOfCuts$",
 	}}
 }

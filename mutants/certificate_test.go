@@ -17,8 +17,8 @@ func inTheCertificate() []mutant {
 	}, {
 		bug: "part of the space dropped", how: "gpipe is never searched",
 		file: "planner/space.go",
-		old:  "return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}",
-		new:  "return []partition.Schedule{partition.OneFOneB, partition.ZeroBubble}",
+		old:  "{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, ",
+		new:  "{partition.OneFOneB, partition.ZeroBubble, ",
 		pkg:  "./planner", run: "^TestCertificateOptions$",
 	}, {
 		bug:  "what spares memory is looked at under the first ceiling only",

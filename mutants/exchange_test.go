@@ -86,7 +86,7 @@ func inTheExchange() []mutant {
 	}, {
 		bug: "floor above what plans take", how: "it has recomputation add what zero-bubble schedules do not hide",
 		file: "planner/floor.go",
-		old:  "return schedule == partition.ZeroBubble }", new: "return schedule == \"\" }",
+		old:  "return schedule.SplitsBackward() }", new: "return schedule == \"\" }",
 		pkg: "./planner", run: "^TestRecomputationInOrder$",
 	}}
 }

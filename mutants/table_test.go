@@ -278,12 +278,12 @@ func inThePartition() []mutant {
 	}, {
 		bug: "gradient of a weight before the gradient it is made of", how: "a zero-bubble schedule runs ahead",
 		file: "codegen/order.go",
-		old:  "if mb := i - position; split", new: "if mb := i + 1 - position; split",
+		old:  "if mb := i - lag; split", new: "if mb := i + 1 - lag; split",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "slot reused while its weight gradients are to come", how: "as many slots as under 1f1b",
 		file: "codegen/order.go",
-		old:  "return []int{min(m, p.PP())}", new: "return []int{min(m, p.PP()-position)}",
+		old:  "+1+WeightLag(p.Schedule, position))}", new: "+1)}",
 		pkg: "./codegen", run: "^TestPipelinesAreSound$",
 	}, {
 		bug: "slot reused while its micro-batch is in flight", how: "a forward pass goes before the first backward pass of a chunk",

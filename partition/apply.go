@@ -72,7 +72,7 @@ func apply(g *ir.Graph, p *Plan, batch int, blocks []string, lone bool) (*ir.Gra
 	// This comes before the backward pass is split: fetches are then nodes like others, so those that serve
 	// only the backward pass, or only weight gradients, go with what they serve.
 	offload(out, p.Offload)
-	if p.Schedule == ZeroBubble {
+	if p.Schedule.SplitsBackward() {
 		splitBackward(out)
 	}
 	return out, nil

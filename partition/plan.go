@@ -35,7 +35,17 @@ const (
 	// ZeroBubble is 1f1b with the backward pass split: gradients of parameters are computed later, in what
 	// would be the bubble (Qi et al. 2024, ZB-H1).
 	ZeroBubble Schedule = "zero-bubble"
+	// The eager ones are 1f1b and zero-bubble with twice as many forward passes in the warm-up, so that a micro-batch is on its way
+	// between stages while others are computed (eager-1F1B of Zhuang et al. 2023, arXiv 2211.05322). They keep the activations of more micro-batches.
+	EagerOneFOneB   Schedule = "eager-1f1b"
+	EagerZeroBubble Schedule = "eager-zero-bubble"
 )
+
+// SplitsBackward reports whether gradients of parameters are computed in a pass of their own.
+func (s Schedule) SplitsBackward() bool { return s == ZeroBubble || s == EagerZeroBubble }
+
+// Eager reports whether the warm-up is twice as long as the way of a micro-batch through the stages that follow.
+func (s Schedule) Eager() bool { return s == EagerOneFOneB || s == EagerZeroBubble }
 
 // MaxTPPieces is the largest allowed [Plan.TPPieces]. More parts expose less communication, but cost more
 // launches.

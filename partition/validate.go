@@ -46,7 +46,7 @@ func (p *Plan) Validate(blocks, batch int) error {
 	if err := p.validateShares(batch); err != nil {
 		return err
 	}
-	if p.OverlapTP && p.Schedule == ZeroBubble {
+	if p.OverlapTP && p.Schedule.SplitsBackward() {
 		return planErrorf("overlap_tp", "is on, but schedule %s puts off the products beside which it would be; want overlap_tp off, or schedule %s", p.Schedule, OneFOneB)
 	}
 	if p.OverlapP2P && p.PP() == 1 {
@@ -186,7 +186,7 @@ func (p *Plan) validatePlacements(batch int) error {
 // validateSchedule checks the schedule against the number of stages.
 func (p *Plan) validateSchedule() error {
 	switch p.Schedule {
-	case GPipe, OneFOneB, ZeroBubble:
+	case GPipe, OneFOneB, ZeroBubble, EagerOneFOneB, EagerZeroBubble:
 		if p.Interleave > 1 {
 			return planErrorf("interleave", "is %d, which only schedule interleaved can run; %s runs 1 stage per rank", p.Interleave, p.Schedule)
 		}
@@ -198,7 +198,7 @@ func (p *Plan) validateSchedule() error {
 			return planErrorf("interleave", "is %d, there are %d stages for at least 2 ranks: at most %d per rank", p.Interleave, n, n/2)
 		}
 	default:
-		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved or zero-bubble)", p.Schedule)
+		return planErrorf("schedule", "unknown schedule %q (want gpipe, 1f1b, interleaved, zero-bubble, eager-1f1b or eager-zero-bubble)", p.Schedule)
 	}
 	if p.Interleave < 0 {
 		return planErrorf("interleave", "is %d, want at least 0", p.Interleave)

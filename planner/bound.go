@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sort"
 
+	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/planner/cost"
@@ -85,9 +86,9 @@ func (p *pipeline) roundsOf(i int, before turn, c *chainTimes) rounds {
 	if i > 0 && r.left == 0 { // else the last of those has it
 		r.fixed += p.body(i, ir.Backward, rest).posted()
 	}
-	if p.template.Schedule == partition.ZeroBubble {
+	if p.template.Schedule.SplitsBackward() {
 		for j := before.first; j < m-1; j++ {
-			if j >= i {
+			if j >= codegen.WeightLag(p.template.Schedule, i) {
 				r.weights++
 			}
 			if j < last {
@@ -296,16 +297,17 @@ func (x *stageBounds) option(w *stageWork, n int, r recomputation, tail cost.Pic
 	}
 	m1, m := cost.Picoseconds(p.microBatches-1), cost.Picoseconds(p.microBatches)
 	waits := w.waiting(n, r)
-	weight := w.weight[whole].at(n, r) + waits.weight
-	o := option{recomputation: r, passes: w.passes.at(n, r) + m1*(waits.forward+waits.backward), around: x.around(&x.rounds, w, n, r, waits)}
+	weight, lag := w.weight[whole].at(n, r)+waits.weight, codegen.WeightLag(p.template.Schedule, x.stage)
+	passes := max(w.passes.at(n, r)+m1*(waits.forward+waits.backward), w.posting(p, x.stage, n, r))
+	o := option{recomputation: r, passes: passes, around: x.around(&x.rounds, w, n, r, waits)}
 	o.time = max(w.all.at(n, r)+w.waits(m, n, r, waits)+tail, o.around+cost.Picoseconds(x.rounds.number*from)*x.pair+x.end)
 	for i := range x.turns {
 		t := &x.turns[i]
 		others := p.microBatches - 1 - t.first
 		own := x.before(t, n, weight) + cost.Picoseconds(n)*x.slower + w.left(p, x.stage, t.first, n, r)
 		own += cost.Picoseconds(others)*waits.backward + cost.Picoseconds(max(0, others-p.early[x.stage]))*waits.forward
-		made := max(0, t.first-x.stage) // of so many micro-batches weight gradients are made before: see [codegen.Order]
-		o.flow[i] = x.flow + own + cost.Picoseconds(max(0, others-max(0, x.stage-t.first)))*weight
+		made := max(0, t.first-lag) // of so many micro-batches weight gradients are made before: see [codegen.Order]
+		o.flow[i] = x.flow + own + cost.Picoseconds(max(0, others-max(0, lag-t.first)))*weight
 		o.late[i] = x.start + own - x.posted + w.weights.at(n, r) + m1*waits.weight - cost.Picoseconds(made)*weight + tail
 		o.time = max(o.time, x.after(&o, i, from))
 	}
@@ -394,7 +396,7 @@ func (b *bounds) leave(stage int, some []bool) {
 
 // lastPass is the last pass of a step at stage i, in which its gradients are completed.
 func (p *pipeline) lastPass(i int) body {
-	if p.template.Schedule == partition.ZeroBubble {
+	if p.template.Schedule.SplitsBackward() {
 		return p.body(i, ir.WeightGrad, rest)
 	}
 	return p.body(i, ir.Backward, rest)
@@ -472,6 +474,11 @@ type stageWork struct {
 	// sent are passes up to what they send, that included, where passes of a kind follow each other: the next one waits until it
 	// is sent. Otherwise they are nothing.
 	sent struct{ forward, backward line }
+	// posts are passes up to what they post, by size, and all that they post, one message after the other.
+	posts struct {
+		forward, backward [2]line
+		all               cost.Picoseconds
+	}
 }
 
 // newStageWork adds up the work of stage i over m micro-batches.
@@ -492,6 +499,13 @@ func newStageWork(p *pipeline, i int, m cost.Picoseconds) stageWork {
 		w.streams.backward, w.streams.weight = p.body(i, ir.Backward, whole), p.body(i, ir.WeightGrad, whole)
 	}
 	w.known = map[flowKey][2]cost.Picoseconds{}
+	for size, times := range [2]cost.Picoseconds{whole: m - 1, rest: 1} {
+		forward, backward := p.body(i, ir.Forward, size), p.body(i, ir.Backward, size)
+		w.posts.forward[size], w.posts.backward[size] = forward.sent(), backward.sent()
+		w.posts.forward[size].fixed -= forward.posted()
+		w.posts.backward[size].fixed -= backward.posted()
+		w.posts.all += times * (forward.posted() + backward.posted())
+	}
 	if p.template.Schedule == partition.GPipe {
 		w.sent.forward, w.sent.backward = p.body(i, ir.Forward, whole).sent(), p.body(i, ir.Backward, whole).sent()
 	}
@@ -534,7 +548,7 @@ func (l line) plus(m line) line {
 func (w *stageWork) least() stageWork {
 	l := *w
 	for size := range 2 {
-		for _, x := range []*line{&l.forward[size], &l.backward[size], &l.weight[size]} {
+		for _, x := range []*line{&l.forward[size], &l.backward[size], &l.weight[size], &l.posts.forward[size], &l.posts.backward[size]} {
 			x.lower()
 		}
 	}
@@ -606,6 +620,23 @@ func (w *stageWork) left(p *pipeline, i, first, n int, r recomputation) cost.Pic
 		t += cost.Picoseconds(late-1)*w.forward[whole].at(n, r) + w.forward[rest].at(n, r)
 	}
 	return t
+}
+
+// posting is how long stage i takes from when it has micro-batch 0 until all that it posts is sent, one message after the other. The
+// forward passes before its first backward pass, and the backward passes after its last forward pass, wait for the message of the one
+// before.
+func (w *stageWork) posting(p *pipeline, i, n int, r recomputation) cost.Picoseconds {
+	time, some := w.posts.all, p.early[i]
+	for _, passes := range []*[2]line{&w.posts.forward, &w.posts.backward} {
+		last := whole
+		if passes == &w.posts.backward || some == p.microBatches {
+			last = rest
+		}
+		if some > 1 {
+			time += cost.Picoseconds(some-2)*passes[whole].at(n, r) + passes[last].at(n, r)
+		}
+	}
+	return time + w.posts.forward[p.size(0)].at(n, r)
 }
 
 // most returns the most blocks that a stage can have within a time, 0 if not even one.

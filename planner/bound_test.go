@@ -18,10 +18,10 @@ func TestBoundsOfCuts(t *testing.T) {
 	const batch = 256
 	c := preset(t, "gpt2-medium")
 	c.Float = ir.BF16
-	on := cluster(t, "a10g")
+	on, g := cluster(t, "a10g"), step(t, c, batch)
 	opts, err := Options{RuntimeNGPUs: 256}.on(on, batch)
 	require.NoError(t, err)
-	s := newSearcher(step(t, c, batch), batch, on, opts)
+	s := newSearcher(g, batch, on, opts)
 	for _, x := range []struct {
 		name     string
 		degrees  degrees
@@ -38,7 +38,13 @@ func TestBoundsOfCuts(t *testing.T) {
 		{"and it makes weight gradients meanwhile", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{zero: 2, overlap: true}, 1, partition.ZeroBubble, 0.965},
 		{"after several ways", degrees{plan: 64, dp: 2, cp: 1, tp: 4, pp: 8}, sharding{zero: 1, overlap: true}, 1, partition.OneFOneB, 0.895},
 		{"passes wait until what those before them have posted is sent", degrees{plan: 64, dp: 8, cp: 1, tp: 1, pp: 8}, sharding{overlap: true}, 1, partition.GPipe, 0.9},
+		{"messages wait for each other, and the first and the last passes for the one before", degrees{plan: 64, dp: 2, cp: 1, tp: 4, pp: 8}, sharding{overlap: true}, 1, partition.EagerOneFOneB, 0.88},
+		{"messages wait for each other, and weight gradients are made meanwhile", degrees{plan: 64, dp: 4, cp: 1, tp: 2, pp: 8}, sharding{overlap: true}, 1, partition.EagerZeroBubble, 0.9},
 	} {
+		if x.schedule.Eager() {
+			on.InterNode.Bandwidth = 5e8
+			s = newSearcher(g, batch, on, opts)
+		}
 		o := outline{degrees: x.degrees, sharding: x.sharding, chunks: 1}
 		skel, err := s.skeleton(o)
 		require.NoError(t, err)

@@ -54,7 +54,7 @@ func left(k, n int, taken ...int) bool { return !*exactAll && !slices.Contains(t
 
 // skip reports whether a case has so many plans that only -exact-all goes through them.
 func (b *brute) skip() bool {
-	const most = 500
+	const most = 800
 	if *exactAll {
 		return false
 	}
@@ -249,12 +249,12 @@ func (b *brute) sizesOf(s *searcher, o outline, local int, beside bool) {
 		if b.opts.Schedule == partition.Interleaved {
 			continue
 		}
-		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble} {
+		for _, plan.Schedule = range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.EagerOneFOneB, partition.EagerZeroBubble} {
 			if o.pp == 1 && plan.Schedule != partition.OneFOneB && b.opts.Schedule == "" ||
 				b.opts.Schedule != "" && plan.Schedule != b.opts.Schedule {
 				continue // nothing to order, or not asked for
 			}
-			plan.OverlapTP = beside && plan.Schedule != partition.ZeroBubble
+			plan.OverlapTP = beside && !plan.Schedule.SplitsBackward()
 			b.cuts(plan, nil, 0)
 		}
 	}
@@ -635,6 +635,40 @@ func TestInterleavedSearchIsExact(t *testing.T) {
 	}
 	t.Logf("chunks %v, %d recompute", chunks, recomputing)
 	require.Positive(t, recomputing)
+}
+
+// TestEagerSearchIsExact: the same where a message takes about as long as a pass, so that eager schedules win.
+func TestEagerSearchIsExact(t *testing.T) {
+	t.Parallel()
+	const seed = 8
+	r := rand.New(rand.NewPCG(seed, 0))
+	winners := map[partition.Schedule]int{}
+	for k := range 24 {
+		model := tiny(3 + k%2)
+		model.Bias = k%3 == 0
+		batch, pp := 5+r.IntN(4), 2+k%2
+		if k%8 == 6 {
+			batch = 1
+		}
+		b := &brute{
+			t: t, g: step(t, model, batch), blocks: model.NLayer, batch: batch, tokens: model.BlockSize, cluster: randomCluster(r),
+			opts: Options{RuntimeNGPUs: pp, PlanNGPUs: pp, CP: 1, TP: 1, PP: pp, MicroBatch: 1, Offload: "none", LossSlices: 1, Recompute: RecomputeNone},
+		}
+		on := b.cluster
+		on.Levels, on.DevicesPerNode, on.IntraNode = nil, pp, cost.Link{Bandwidth: 1e12, Efficiency: 1}
+		free, err := Search(b.g, batch, on, b.opts)
+		require.NoError(t, err)
+		pass := free.Prediction.Step.Seconds() / float64(2*batch)
+		on.IntraNode.Bandwidth = float64(4*model.NEmbd*model.BlockSize) / (pass * []float64{0.5, 1, 2}[k%3])
+		b.limit = []int64{1 << 40, 1<<10 + free.Prediction.PeakBytes[0]}[k%2]
+		b.opts.MemoryLimit = b.limit
+		if res, _ := b.compare(seed, k); res != nil {
+			winners[res.Plan.Schedule]++
+			require.False(t, batch == 1 && res.Plan.Schedule.Eager(), "case %d", k) // the order is the same, and so is the time
+		}
+	}
+	t.Logf("winners %v", winners)
+	require.Positive(t, winners[partition.EagerZeroBubble])
 }
 
 // TestSearchInPiecesIsExact: the same where products and the collectives next to them are made in parts.

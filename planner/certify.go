@@ -192,7 +192,7 @@ func (a *auditor) isTemplate(o outline) error {
 	if template.SequenceParts != a.cert.Plan.SequenceParts {
 		return refute(8, "the winner cuts sequences in %d parts, the space in %d", a.cert.Plan.SequenceParts, template.SequenceParts)
 	}
-	if on := template.OverlapTP && a.cert.Plan.Schedule != partition.ZeroBubble; on != a.cert.Plan.OverlapTP {
+	if on := template.OverlapTP && !a.cert.Plan.Schedule.SplitsBackward(); on != a.cert.Plan.OverlapTP {
 		return refute(8, "the winner has overlap of tensor parallelism %s, the space %s", onOff(a.cert.Plan.OverlapTP), onOff(on))
 	}
 	if !reflect.DeepEqual(slices.Clip(template.Placements), slices.Clip(a.cert.Plan.Placements)) && len(template.Placements)+len(a.cert.Plan.Placements) > 0 {

@@ -182,6 +182,16 @@ func TestCostOfSlowMemoryIsSimulation(t *testing.T) {
 	holdSeeds(t, true, true, []costSeed{{seed: 9140, cases: 80}}, 9144)
 }
 
+// The same of eager schedules, on links that are so slow that it matters how many micro-batches are on their way.
+func TestCostOfEagerSchedulesIsSimulation(t *testing.T) {
+	t.Parallel()
+	cases := 25
+	if *exactAll {
+		cases = 300
+	}
+	holdCosts(t, rand.New(rand.NewPCG(eagerSeeds+101, 0)), eagerSeeds+101, 0, cases, 1, false, false)
+}
+
 // The same of models of which adapters alone are trained.
 func TestCostOfAdaptersIsSimulation(t *testing.T) {
 	t.Parallel()
@@ -243,6 +253,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(slowSeeds+448), uint64(0x860c5fccdc1a949f), uint64(0x3a9472c8be771652), false, true, false, uint8(19), uint8(1))    // likewise in stages of a pipeline
 	f.Add(uint64(slowSeeds+768), uint64(0xf82f73f5f5379853), uint64(0x9f6ebf4d716c1471), false, false, false, uint8(25), uint8(1))   // gradients that are moved into the slices of an adapter's weight are reduced in these
 	f.Add(uint64(slowSeeds+723), uint64(0x63f700a1341ebdc8), uint64(0x050c066727ce97d8), true, false, false, uint8(11), uint8(1))    // the head's weights are gathered beside the last block, no other has them
+	f.Add(uint64(eagerSeeds+233), uint64(0x6268fcb68118f0b2), uint64(0x63c2bf632933f040), false, true, false, uint8(24), uint8(1))   // an eager position runs ahead before its first backward pass
 	f.Add(uint64(softwareSeeds+22), uint64(softwareSeeds+22), uint64(0), false, false, true, uint8(0), uint8(3))                     // the gradient with which the last block begins is gathered as other blocks' are
 	f.Add(uint64(softwareSeeds+42), uint64(softwareSeeds+42), uint64(0), false, false, true, uint8(0), uint8(2))                     // software hides as much of a pass that is in two
 	f.Add(uint64(softwareSeeds+33), uint64(softwareSeeds+33), uint64(0), false, false, false, uint8(0), uint8(16))                   // software hides what no schedule runs beside kernels
@@ -382,6 +393,9 @@ func drawDevice(r *rand.Rand, c *cost.Cluster) {
 		*c = *cost.Join(c.Name, &c.Between, c.Pools...)
 	}
 }
+
+// eagerSeeds is the first of the seeds whose schedules may be eager, on slow links, too.
+const eagerSeeds = 800_000
 
 // slowSeeds is the first of the seeds whose links may be so slow that streams take most of the time.
 const slowSeeds = 600_000
@@ -556,6 +570,9 @@ func drawCost(t *testing.T, r *rand.Rand, seed uint64, k, kinds int, pieces, ext
 		c.b++
 	}
 	c.schedule = []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble}[r.IntN(3)]
+	if seed >= eagerSeeds && r.IntN(2) == 0 {
+		c.schedule = eager(c.schedule)
+	}
 	if chunks > 1 {
 		c.schedule = partition.Interleaved
 	}
@@ -679,7 +696,7 @@ func (c *costCase) isAboveFloors(t *testing.T, r *rand.Rand, met *costsMet) {
 	require.LessOrEqual(t, keeps.persist, p.memory[0].morePersist, "%s: what a block keeps", c)
 	for e := range extents {
 		require.LessOrEqual(t, keeps.slots[0][e], p.memory[0].moreSlot[e], "%s: what a block keeps for a micro-batch, extent %d", c, e)
-		if c.schedule == partition.ZeroBubble {
+		if c.schedule.SplitsBackward() {
 			q := *p
 			q.memory = slices.Clone(p.memory)
 			q.measureApart()

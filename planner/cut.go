@@ -318,7 +318,7 @@ func newCutter(s *searcher, skel *skeleton, size int, schedule partition.Schedul
 func (p *pipeline) leastKept() cost.Picoseconds {
 	q := *p
 	q.memory = make([]stageMemory, len(p.stages)) // unlimited
-	if p.template.Schedule == partition.ZeroBubble {
+	if p.template.Schedule.SplitsBackward() {
 		q.spared = p.besideProducts()
 	}
 	least := newBounds(&q, 1<<62, Options{Recompute: RecomputeNone}, nil).best()
@@ -338,7 +338,7 @@ func (p *pipeline) leastKept() cost.Picoseconds {
 func (p *pipeline) besideProducts() []cost.Picoseconds {
 	under, _ := p.skel.under(p.template.Schedule)
 	phase := ir.Backward
-	if under.of.plan.Schedule == partition.ZeroBubble {
+	if under.of.plan.Schedule.SplitsBackward() {
 		phase = ir.WeightGrad
 	}
 	all := make([]cost.Picoseconds, len(p.stages))

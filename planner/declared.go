@@ -293,7 +293,7 @@ func (d *declared) groups(cut degrees, zero, chunks int) []int {
 // schedules lists the schedules of an outline.
 func (d *declared) schedules(x outline) []partition.Schedule {
 	var all []partition.Schedule
-	for _, s := range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved} {
+	for _, s := range []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.Interleaved, partition.EagerOneFOneB, partition.EagerZeroBubble} {
 		switch {
 		case (s == partition.Interleaved) != (x.chunks > 1):
 		case x.chunks > 1, d.opts.Schedule == s:

@@ -219,7 +219,7 @@ func (s *searcher) footprintOf(p *partition.Plan, at int, how packing, others bo
 
 // stageKeyOf returns the key of a position of a plan, with at most the blocks of a row compiled.
 func stageKeyOf(of *blueprint, p *partition.Plan, position int, most row) stageKey {
-	key := stageKey{of: of, split: p.Schedule == partition.ZeroBubble, whole: most.repeated == 0}
+	key := stageKey{of: of, split: p.Schedule.SplitsBackward(), whole: most.repeated == 0}
 	key.position, key.positions = standIn(position, p.PP())
 	var short [][extents]int
 	for _, st := range chunksOf(p, position)[:most.chunks(p)] {

@@ -206,13 +206,13 @@ func TestFewBlocksShowMany(t *testing.T) {
 		require.NoError(t, err)
 		plan.Stages = cut
 		plan.MicroBatch = 1 + r.IntN((batch+plan.DataParallel()-1)/plan.DataParallel())
-		plan.Schedule = []partition.Schedule{partition.OneFOneB, partition.ZeroBubble}[r.IntN(2)]
+		plan.Schedule = []partition.Schedule{partition.OneFOneB, partition.ZeroBubble, partition.EagerOneFOneB, partition.EagerZeroBubble}[r.IntN(4)]
 		if o.chunks > 1 {
 			plan.Schedule = partition.Interleaved
 		}
 		if o.overlap {
 			overlapped[plan.Schedule]++
-		} else if plan.Schedule == partition.ZeroBubble {
+		} else if plan.Schedule.SplitsBackward() {
 			split++
 		}
 		got, _, err := s.peaks(&plan)
@@ -224,7 +224,7 @@ func TestFewBlocksShowMany(t *testing.T) {
 			require.False(t, c.unlike || key.whole, "seed %d case %d: %+v units %d %s %+v", seed, k, o, units, plan.Schedule, cut)
 		}
 	}
-	require.Len(t, overlapped, 3)
+	require.Len(t, overlapped, 5)
 	require.Positive(t, split)
 	t.Logf("%v overlapped, %d zero-bubble", overlapped, split)
 }

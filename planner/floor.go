@@ -199,7 +199,7 @@ type sizeOn struct {
 
 // inOrder reports whether a schedule runs no kernels beside tensor-parallel collectives, whatever the options say: a
 // zero-bubble schedule moves the products of weight gradients, which would run there, to a pass of their own.
-func inOrder(schedule partition.Schedule) bool { return schedule == partition.ZeroBubble }
+func inOrder(schedule partition.Schedule) bool { return schedule.SplitsBackward() }
 
 // work returns what the blueprint of one stage executes in order at the degrees of an outline. With trunk it leaves out what
 // depends on ZeRO and on the number of data-parallel ranks, which gathers, reduces or adds up parameters and gradients. What

@@ -134,7 +134,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 			}
 			x.known[triedOf(at, cut[at])], most = peak, max(most, peak)
 		}
-		if miss := most - may; !x.certain() && x.template.Schedule != partition.ZeroBubble && (missed == 0 || miss < missed) {
+		if miss := most - may; !x.certain() && !x.template.Schedule.SplitsBackward() && (missed == 0 || miss < missed) {
 			missed = miss
 		}
 		if most < least {
@@ -149,7 +149,7 @@ func (s *searcher) layLeanest(x *lean, least int64) (closest *partition.Plan, ne
 // bound returns a lower bound of the largest stage of any plan of the pipeline.
 func (x *lean) bound() int64 {
 	_, least := x.leanest()
-	if x.template.Schedule == partition.ZeroBubble {
+	if x.template.Schedule.SplitsBackward() {
 		_, least = x.leanestBy(func(stage, n int) (int64, recomputation) {
 			return x.memory[stage].least(n, x.room[stage]), recomputation{}
 		})

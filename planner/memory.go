@@ -4,7 +4,6 @@ import (
 	"slices"
 
 	"github.com/autopar/autopar/codegen"
-	"github.com/autopar/autopar/partition"
 )
 
 // This file bounds from below the peak memory of a stage with any number of blocks and any recomputation, from programs with
@@ -192,7 +191,7 @@ func (p *pipeline) measureInOrder() {
 // measureApart measures what slots have from the end of their backward pass on, with programs that run it in two passes.
 // Programs with one pass do not show all that weight gradients read of what is recomputed.
 func (p *pipeline) measureApart() {
-	if p.template.Schedule != partition.ZeroBubble || p.measured {
+	if !p.template.Schedule.SplitsBackward() || p.measured {
 		return
 	}
 	p.measured = true

@@ -463,7 +463,7 @@ func (o Options) validateOverlap() error {
 		switch {
 		case o.TP == 1:
 			return optionErrorf("overlap-tp", "is on, but tp is 1: it needs at least 2")
-		case o.Schedule == partition.ZeroBubble:
+		case o.Schedule.SplitsBackward():
 			return optionErrorf("overlap-tp", "is on, but schedule %s puts off the products beside which it would be; leave one of them out", o.Schedule)
 		}
 	}
@@ -498,7 +498,7 @@ func (o Options) validateWords() error {
 		{"overlap-tp", o.OverlapTP, " on off "},
 		{"overlap-p2p", o.OverlapP2P, " on off "},
 		{"offload", o.Offload, " none optimizer params "},
-		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble "},
+		{"schedule", string(o.Schedule), " gpipe 1f1b interleaved zero-bubble eager-1f1b eager-zero-bubble "},
 		{"recompute", string(o.Recompute), " none pointwise selective full "},
 		{"policy", string(o.Policy), " dp fsdp megatron autodist "},
 	} {

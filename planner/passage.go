@@ -65,7 +65,7 @@ func (p *passage) all(part, n int) cost.Picoseconds {
 
 // way is the time of the last micro-batch, the smallest, through a part of the model there and back, n times.
 func (p *passage) way(part, n int) cost.Picoseconds {
-	if p.schedule == partition.ZeroBubble { // on its way back it does not wait for weight gradients
+	if p.schedule.SplitsBackward() { // on its way back it does not wait for weight gradients
 		return cost.Picoseconds(n) * p.last[part].forward
 	}
 	return cost.Picoseconds(n) * p.last[part].way
@@ -155,7 +155,7 @@ func (s *searcher) least(p *passage) cost.Picoseconds {
 	share := (blocks + p.pp - 1) / p.pp
 	bound = max(bound, p.all(inBlock, share)+p.update(share), p.all(beforeBlocks, 1)+p.all(inBlock, 1)+p.finish(0, 1, false))
 	ending := p.finish(0, 1, false) // position 0 updates a block at least
-	if p.schedule == partition.ZeroBubble {
+	if p.schedule.SplitsBackward() {
 		for at := 1; at < p.pp; at++ { // or the position itself: it may make gradients of weights after its last backward pass
 			ending = min(ending, p.finish(at, 1, false))
 		}
@@ -187,7 +187,7 @@ func (s *searcher) leastOfOne(p *passage) cost.Picoseconds {
 	inOrder := p.recomputing()*recomputed + p.all(beforeBlocks, 1) + p.all(inBlock, blocks) + p.all(afterBlocks, 1)
 	before, block, n := &p.last[beforeBlocks], &p.last[inBlock], cost.Picoseconds(blocks)
 	inOrder += max(before.update+n*block.update, before.normed+before.renews+p.last[afterBlocks].renews+n*(block.normed+block.renews))
-	stream, split := s.streamed(p, &p.first[inBlock]), p.schedule == partition.ZeroBubble
+	stream, split := s.streamed(p, &p.first[inBlock]), p.schedule.SplitsBackward()
 	forward, backward := stream.alone(&p.first, cost.Picoseconds(blocks), recomputed, split)
 	inOrder += cost.Picoseconds(p.m-1) * (forward + backward)
 	if p.first != p.last {
@@ -253,7 +253,7 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 	after := cost.Picoseconds(0) // what the position does in order after that
 	switch x := &last[beforeBlocks]; {
 	case at > 0:
-	case p.schedule == partition.ZeroBubble:
+	case p.schedule.SplitsBackward():
 		after = x.weight + x.closing
 	default:
 		after = x.all - x.forward + x.closing
@@ -263,7 +263,7 @@ func (p *passage) exposed(last *workTimes, at int) cost.Picoseconds {
 
 // once is what the stream does besides in the last pass that completes gradients.
 func (p *passage) once(t *partTimes) cost.Picoseconds {
-	if p.schedule == partition.ZeroBubble {
+	if p.schedule.SplitsBackward() {
 		return t.once - t.soon
 	}
 	return t.once
@@ -320,7 +320,7 @@ func (p *passage) outlastEven(at, some, blocks int, more cost.Picoseconds) cost.
 // alone is the time of the first micro-batch through all positions and back, if nothing else kept them busy.
 func (s *searcher) alone(p *passage) cost.Picoseconds {
 	way := func(t *partTimes) cost.Picoseconds {
-		if p.schedule == partition.ZeroBubble { // weight gradients are left for later
+		if p.schedule.SplitsBackward() { // weight gradients are left for later
 			return t.all - t.weight
 		}
 		return t.way
@@ -448,7 +448,7 @@ func fill(positions []position, blocks int, more *again, from cost.Picoseconds) 
 // streams: see waiting.
 func (s *searcher) positions(p *passage) []position {
 	blocks, m := cost.Picoseconds(s.graphs.blocks), p.m
-	split := p.schedule == partition.ZeroBubble
+	split := p.schedule.SplitsBackward()
 	// back is a backward pass, up to what the position before waits for.
 	back := func(of *partTimes) cost.Picoseconds {
 		if split {
@@ -547,7 +547,7 @@ func (s *searcher) positions(p *passage) []position {
 			add(&beside, m1*first.streams()+last.streams())
 			switch {
 			case split: // weight gradients that come before the last backward pass, and all of them
-				add(&through, cost.Picoseconds(max(0, m-1-at))*first.weight)
+				add(&through, cost.Picoseconds(max(0, m-1-codegen.WeightLag(p.schedule, at)))*first.weight)
 				add(&update, m1*first.weight+last.weight)
 				add(&drain, m1*first.weight)
 			case m > 1: // else it may gather before the gradient arrives
@@ -614,7 +614,7 @@ func (s *searcher) positions(p *passage) []position {
 // the passes but the last one, or under a zero-bubble schedule those for weight gradients.
 func (p *passage) waiting(at int) (through, update chain) {
 	first, _ := p.position(at)
-	split := p.schedule == partition.ZeroBubble
+	split := p.schedule.SplitsBackward()
 	var longer chain
 	add := func(to *cost.Picoseconds, t *partTimes) {
 		if *to += t.reduces - t.weight; !split {
@@ -633,7 +633,7 @@ func (p *passage) waiting(at int) (through, update chain) {
 	}
 	throughs := p.m - 1
 	if split {
-		throughs = max(0, p.m-1-at)
+		throughs = max(0, p.m-1-codegen.WeightLag(p.schedule, at))
 	}
 	through, update = longer.times(throughs), longer.times(p.m-1)
 	if !split && at < p.pp-1 && p.m > 1 { // the first may have gathered the weights of two blocks when its gradient arrives

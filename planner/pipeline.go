@@ -59,7 +59,7 @@ func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pip
 	}
 	p.template = s.plan
 	p.template.MicroBatch, p.template.Schedule = microBatch, schedule
-	p.template.OverlapTP = p.template.OverlapTP && schedule != partition.ZeroBubble
+	p.template.OverlapTP = p.template.OverlapTP && !schedule.SplitsBackward()
 	for i := range p.template.PP() {
 		p.early = append(p.early, earlyForwards(schedule, p.microBatches, p.template.PP(), i))
 		for c, room := range s.all.room(&p.template, i, p.microBatches) {
@@ -73,7 +73,7 @@ func openPipeline(s *skeleton, microBatch int, schedule partition.Schedule) *pip
 func (p *pipeline) remember(memory []stageMemory) {
 	s := p.skel
 	p.memory, p.most = slices.Clone(memory), s.most
-	if p.template.Schedule == partition.ZeroBubble {
+	if p.template.Schedule.SplitsBackward() {
 		// Temporary values of the backward pass may lie in the slots instead, and gradients of the head are made after it.
 		for i := range p.memory {
 			m := &p.memory[i]
@@ -98,10 +98,14 @@ func (p *pipeline) remember(memory []stageMemory) {
 // earlyForwards returns how many of m forward passes of a position run while micro-batch 0 is on its way through all positions
 // and back: those before the first backward pass. Under gpipe, where the last forward pass is on that way itself, it is one.
 func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
-	if schedule == partition.GPipe {
+	switch after := positions - 1 - at; {
+	case schedule == partition.GPipe:
 		return 1
+	case schedule.Eager():
+		return min(m, 2*after+1)
+	default:
+		return min(m, after+1)
 	}
-	return min(m, positions-at)
 }
 
 // mayFit reports whether the stages could hold all blocks between them, if they recompute what spares the most memory.
@@ -282,7 +286,7 @@ func (p *pipeline) even(i int, phase ir.Phase) bool {
 // body returns what stage i does in a pass over a micro-batch of a size: nil where the schedule has no such pass.
 func (p *pipeline) body(i int, phase ir.Phase, size int) body {
 	s := p.stages[i]
-	switch split := p.template.Schedule == partition.ZeroBubble; {
+	switch split := p.template.Schedule.SplitsBackward(); {
 	case phase == ir.Backward && split:
 		return s.input[size]
 	case phase == ir.WeightGrad && !split:

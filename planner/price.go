@@ -58,7 +58,7 @@ func (s *skeleton) prices(of extent, stage int, phase ir.Phase, size int, mesh i
 // pass selects a pass from the instructions of a phase: all of them, or, of a backward phase that
 // is not split by its own program, one of its two parts, input and [ir.WeightGrad].
 func (s *skeleton) pass(all []priced, phase ir.Phase) []priced {
-	if phase != input && phase != ir.WeightGrad || s.of.plan.Schedule == partition.ZeroBubble {
+	if phase != input && phase != ir.WeightGrad || s.of.plan.Schedule.SplitsBackward() {
 		return all
 	}
 	var some []priced
@@ -239,7 +239,7 @@ func (t *stageTimes) pass(phase ir.Phase) *[2]body {
 // backward phase serves the whole backward pass and both of its parts, except with overlap, under
 // which a split backward pass has a program of its own.
 func (s *skeleton) passes(phase ir.Phase) []ir.Phase {
-	split := s.of.plan.Schedule == partition.ZeroBubble
+	split := s.of.plan.Schedule.SplitsBackward()
 	switch {
 	case phase == ir.WeightGrad && !split:
 		return nil
@@ -309,7 +309,7 @@ type knownTimes struct {
 // schedule, or "" where all schedules share them. They do not on a crowded machine, where prices
 // depend on how many ranks wait, nor where overlap gives a split backward pass an order of its own.
 func (s *skeleton) under(schedule partition.Schedule) (*skeleton, partition.Schedule) {
-	crowded, split := s.price.Crowded(s.plan.PP()), s.overlaps() && schedule == partition.ZeroBubble
+	crowded, split := s.price.Crowded(s.plan.PP()), s.overlaps() && schedule.SplitsBackward()
 	if !crowded && !split {
 		return s, ""
 	}

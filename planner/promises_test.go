@@ -234,7 +234,7 @@ func given(r *rand.Rand, p *proven) {
 	case 4, 5:
 		o.MicroBatch = 1 + r.IntN(p.batch)
 	case 6:
-		o.Schedule = partition.Schedule(word("1f1b", "gpipe", "zero-bubble", "interleaved"))
+		o.Schedule = partition.Schedule(word("1f1b", "gpipe", "zero-bubble", "interleaved", "eager-1f1b", "eager-zero-bubble"))
 	case 7:
 		o.Interleave = 1 + r.IntN(4)
 	case 8:

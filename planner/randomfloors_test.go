@@ -21,7 +21,7 @@ func FuzzFloors(f *testing.F) {
 	for seed := *firstSeed; seed < *firstSeed+*moreSeeds; seed++ {
 		f.Add(seed)
 	}
-	for _, seed := range []uint64{4, 58, 256, 363, 401, 504, 984, 1512, 2331, 3189, 3629, 4705, 5150, 5874, 7125} {
+	for _, seed := range []uint64{4, 58, 256, 363, 401, 504, 984, 1512, 2331, 3189, 3629, 4705, 5150, 5874, 7125, eagerFloors, eagerFloors + 1} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, seed uint64) {
@@ -29,10 +29,27 @@ func FuzzFloors(f *testing.F) {
 		s := slowSearcher(t, r)
 		for range 25 {
 			if o, schedule := slowOutline(r, s); o.plan > 0 {
+				if seed >= eagerFloors && r.IntN(2) == 0 {
+					schedule = eager(schedule)
+				}
 				holdFloors(t, r, s, o, 1+r.IntN(s.mostSequences(o)), schedule)
 			}
 		}
 	})
+}
+
+// eagerFloors is the first of the seeds whose schedules may be eager.
+const eagerFloors = 20_000
+
+// eager is the eager one of two schedules; others remain what they are.
+func eager(schedule partition.Schedule) partition.Schedule {
+	switch schedule {
+	case partition.OneFOneB:
+		return partition.EagerOneFOneB
+	case partition.ZeroBubble:
+		return partition.EagerZeroBubble
+	}
+	return schedule
 }
 
 func oneOf[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }

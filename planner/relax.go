@@ -837,7 +837,7 @@ func (s *searcher) kept(o outline, size int, schedule partition.Schedule) (persi
 	trunk := s.trunk(o)
 	all := trunk.slotsOf(size, s.batch)
 	slots = [][extents]int64{all.slot}
-	if schedule == partition.ZeroBubble {
+	if schedule.SplitsBackward() {
 		slots = append(slots, all.apart)
 	}
 	if !inOrder(schedule) {

@@ -335,7 +335,7 @@ func (c *cutter) roomy(t tried) bool {
 		}
 		switch b.Region {
 		case codegen.Temp:
-			if c.pipe.template.Schedule == partition.ZeroBubble { // it may be kept for the pass for weight gradients
+			if c.pipe.template.Schedule.SplitsBackward() { // it may be kept for the pass for weight gradients
 				bytes *= int64(room.Slots)
 			}
 		case codegen.Slot:
@@ -368,7 +368,7 @@ func (p *pipeline) leaveHead() {
 			m.slot[e] = got.slot[0].block
 		}
 		m.temp[e], m.tempMiddle[e] = 0, 0
-		if p.template.Schedule != partition.ZeroBubble { // under which temporary values may lie in slots
+		if !p.template.Schedule.SplitsBackward() { // under which temporary values may lie in slots
 			m.temp[e], m.tempMiddle[e] = of.tempOfBlocks(e, last, sizes), got.tempAmong
 		}
 		m.tempInner[e] = min(m.tempInner[e], m.temp[e])

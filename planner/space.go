@@ -266,14 +266,14 @@ func schedules(o Options, pp, chunks int) []partition.Schedule {
 	case pp == 1:
 		return []partition.Schedule{partition.OneFOneB}
 	}
-	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble}
+	return []partition.Schedule{partition.OneFOneB, partition.GPipe, partition.ZeroBubble, partition.EagerOneFOneB, partition.EagerZeroBubble}
 }
 
 // comparePlans orders plans of equal cost. In this order of importance it prefers: ranks in the
 // usual order; smaller units; less context parallelism, less tensor parallelism, fewer rows of it;
 // fewer stages; less ZeRO, smaller groups, less offload; fewer slices of the loss and fewer parts
 // of products; no sequence and no batch parallelism; fewer replicated modules and fewer on a grid;
-// no overlap, but stages that do not wait for their sends; pools as they stand in the cluster; larger micro-batches; 1f1b, then gpipe; fewer
+// no overlap, but stages that do not wait for their sends; pools as they stand in the cluster; larger micro-batches; no eager schedule; 1f1b, then gpipe; fewer
 // chunks; then the cut.
 //
 // It is 0 only for equal plans of one search, in which placements follow from degrees and split.
@@ -298,6 +298,7 @@ func comparePlans(a, b *partition.Plan) int {
 		compareBools(b.OverlapP2P, a.OverlapP2P),
 		slices.Compare(a.PoolOrder, b.PoolOrder),
 		cmp.Compare(b.MicroBatch, a.MicroBatch),
+		compareBools(a.Schedule.Eager(), b.Schedule.Eager()),
 		cmp.Compare(a.Schedule, b.Schedule),
 		cmp.Compare(a.Chunks(), b.Chunks()),
 		slices.CompareFunc(a.Stages, b.Stages, func(x, y partition.Stage) int {

@@ -158,6 +158,8 @@ func shapes() []shape {
 		{dp: 3, tp: 2, pp: 1, micro: 1, schedule: partition.GPipe, recompute: true, zero: 3, overlap: true},
 		{dp: 1, tp: 1, pp: 4, micro: 1, schedule: partition.ZeroBubble},
 		{dp: 2, tp: 2, pp: 2, micro: 1, schedule: partition.ZeroBubble, recompute: true},
+		{dp: 1, tp: 1, pp: 4, micro: 1, schedule: partition.EagerOneFOneB, recompute: true},
+		{dp: 2, tp: 2, pp: 2, micro: 1, schedule: partition.EagerZeroBubble},
 		{dp: 1, tp: 1, pp: 2, micro: 2, schedule: partition.Interleaved, interleave: 2},
 		{dp: 2, tp: 3, pp: 2, micro: 1, schedule: partition.Interleaved, interleave: 2, recompute: true},
 	}

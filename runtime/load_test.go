@@ -76,7 +76,7 @@ func mixed(t *testing.T, rng *rand.Rand) *codegen.Program {
 	if p.TP == 1 {
 		p.SequenceParallel, p.OverlapTP = false, false
 	}
-	if p.Schedule = []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble, partition.Interleaved}[rng.IntN(4)]; p.Schedule == partition.Interleaved {
+	if p.Schedule = []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble, partition.Interleaved, partition.EagerOneFOneB, partition.EagerZeroBubble}[rng.IntN(6)]; p.Schedule == partition.Interleaved {
 		p.Interleave = 2
 		stages *= 2
 	}

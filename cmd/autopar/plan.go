@@ -44,7 +44,7 @@ type fixed struct {
 	CP               *int   `group:"fix" name:"cp" placeholder:"N" help:"Context-parallel degree: ranks that share every sequence."`
 	PP               *int   `group:"fix" name:"pp" placeholder:"N" help:"Pipeline stages."`
 	MicroBatch       *int   `group:"fix" placeholder:"N" help:"Sequences per micro-batch of one data-parallel rank."`
-	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble" help:"Order of the micro-batches in a pipeline."`
+	Schedule         string `group:"fix" enum:",gpipe,1f1b,interleaved,zero-bubble,eager-1f1b,eager-zero-bubble" default:"" placeholder:"gpipe|1f1b|interleaved|zero-bubble|eager-1f1b|eager-zero-bubble" help:"Order of the micro-batches in a pipeline. Eager ones let messages between stages travel longer, and keep more micro-batches in memory."`
 	Interleave       *int   `group:"fix" placeholder:"N" help:"Chunks of the model per rank of a pipeline; more than 1 is the interleaved schedule."`
 	RankOrder        string `group:"fix" placeholder:"tp-cp-dp-pp" help:"Order of the axes over the ranks of a unit, innermost first."`
 	Zero             *int   `group:"fix" placeholder:"N" help:"ZeRO stage, 0 to 3: shard optimizer state (1), gradients (2) and parameters (3) over data-parallel ranks."`

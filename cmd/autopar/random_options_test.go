@@ -39,6 +39,9 @@ func (c *randomRun) options(ranks int) []string {
 	context := f.give(often, "cp", cp) && cp > 1
 	f.give(50, "micro-batch", 1+c.IntN((c.batch+copies-1)/copies))
 	schedule := c.word("gpipe 1f1b zero-bubble")
+	if c.eager && schedule != "gpipe" && c.IntN(2) == 0 {
+		schedule = "eager-" + schedule
+	}
 	if 2*pp <= c.layers && c.IntN(3) == 0 {
 		schedule = "interleaved"
 	}
@@ -78,7 +81,7 @@ func (c *randomRun) options(ranks int) []string {
 // this schedule.
 func (f *flags) tensorParallel(grid, shareable bool, schedule string) {
 	beside := "on off"
-	if schedule == "zero-bubble" {
+	if strings.HasSuffix(schedule, "zero-bubble") {
 		beside = "off"
 	}
 	f.give(50, "overlap-tp", f.c.word(beside))

@@ -51,7 +51,7 @@ func addSeeds(f *testing.F, own ...uint64) {
 //
 // A seed that fails prints its configuration and commands, and keeps their files.
 func FuzzPlansTrainAlike(f *testing.F) {
-	addSeeds(f, 1, 2, 3, 4, 5, 6)
+	addSeeds(f, 1, 2, 3, 4, 5, 6, eagerSeeds+2)
 	f.Fuzz(func(t *testing.T, seed uint64) {
 		const first, all = 2, 5 // steps
 		c := newRandomRun(t, seed, false)
@@ -75,6 +75,7 @@ type randomRun struct {
 	*rand.Rand
 	layers, block, batch int
 	table                string  // the module that holds the vocabulary's table
+	eager                bool    // schedules may be
 	reproducible         bool    // to the bit, without tensor and context parallelism
 	loss, norm           float64 // by how much losses may differ, and gradient norms as a share of themselves
 	commands             []string
@@ -83,7 +84,7 @@ type randomRun struct {
 func newRandomRun(t *testing.T, seed uint64, wide bool) *randomRun {
 	dir, err := os.MkdirTemp("", "autopar")
 	require.NoError(t, err)
-	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), loss: 1e-5, norm: 1e-5}
+	c := &randomRun{T: t, Rand: rand.New(rand.NewPCG(seed, 0)), loss: 1e-5, norm: 1e-5, eager: seed >= eagerSeeds}
 	var yaml string
 	t.Cleanup(func() {
 		if t.Failed() {
@@ -131,6 +132,9 @@ func (c *randomRun) adapters(seed uint64) string {
 	return fmt.Sprintf(", lora_rank: %d, lora_alpha: %d, lora_dropout: 0.%d, lora_targets: %s",
 		1+r.IntN(3), r.IntN(9), r.IntN(3), targets[r.IntN(len(targets))])
 }
+
+// eagerSeeds is a seed from which on schedules may be eager.
+const eagerSeeds = 10_000
 
 // largeSeeds is a seed from which on models have sizes around those at which the CPU's kernels change their algorithms: some
 // hundred tokens, whole blocks of the kernels, and one more or less.

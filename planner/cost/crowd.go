@@ -163,7 +163,7 @@ func (c busyPipeline) length(speed func(busy int) float64) float64 {
 		plan.Interleave = 0
 	}
 	backward := 2.0
-	if c.schedule == partition.ZeroBubble {
+	if c.schedule.SplitsBackward() {
 		backward = 1 // gradients of inputs only
 	}
 	tasks := make([][]codegen.Task, c.positions) // those left; the first is in progress

@@ -56,12 +56,12 @@ func TestBusy(t *testing.T) {
 				m := NewModel(c, 2*positions)
 				for batches := 1; batches <= 9; batches++ {
 					work := float64(batches) / float64(batches+positions-1) // of GPipe and 1F1B
-					for _, s := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble} {
+					for _, s := range []partition.Schedule{partition.GPipe, partition.OneFOneB, partition.ZeroBubble, partition.EagerOneFOneB, partition.EagerZeroBubble} {
 						share := m.Busy(s, positions, 1, batches)
 						at := fmt.Sprintf("%s: %d positions, %d cores, %d micro-batches, %v", s, positions, cores, batches, threads)
 						require.LessOrEqual(t, share, 1.0, at)
 						require.GreaterOrEqual(t, share, work-1e-9, at)
-						if s != partition.ZeroBubble && threads == 0 {
+						if !s.SplitsBackward() && threads == 0 {
 							require.InEpsilon(t, work, share, 1e-9, at)
 						}
 					}

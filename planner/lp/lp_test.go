@@ -68,6 +68,9 @@ func jobs() []job {
 		name: "zero-bubble Llama", model: llama, batch: 6, cluster: "a100-40g", uneven: true,
 		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 1, Schedule: partition.ZeroBubble},
 	}, {
+		name: "eager Llama", model: llama, batch: 8, cluster: "a100-40g", uneven: true,
+		opts: planner.Options{DP: 1, TP: 1, PP: 3, MicroBatch: 1, Schedule: partition.EagerZeroBubble},
+	}, {
 		name: "overlapped ZeRO", model: less, batch: 14, cluster: "h100",
 		opts: planner.Options{DP: 2, TP: 1, PP: 3, MicroBatch: 2, Schedule: partition.OneFOneB, ZeRO: zero(2), Overlap: "on"},
 	}, {

@@ -60,8 +60,8 @@ func New(g *ir.Graph, batch int, c *cost.Cluster, plan *partition.Plan, options 
 	if plan.Chunks() > 1 {
 		return nil, fmt.Errorf("lp: the plan has %d chunks per rank, which are cut evenly: there is nothing to choose; want interleave 1", plan.Chunks())
 	}
-	if plan.Overlap && plan.Schedule == partition.ZeroBubble {
-		return nil, fmt.Errorf("lp: communication that goes on beside the next pass, as with overlap under schedule zero-bubble, cannot be stated in this version; want overlap off, or schedule 1f1b")
+	if plan.Overlap && plan.Schedule.SplitsBackward() {
+		return nil, fmt.Errorf("lp: communication that goes on beside the next pass, as with overlap under schedule %s, cannot be stated in this version; want overlap off, or schedule 1f1b", plan.Schedule)
 	}
 	if err := plan.Validate(blocks, batch); err != nil {
 		return nil, err

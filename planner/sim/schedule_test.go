@@ -2,6 +2,7 @@ package sim_test
 
 import (
 	"fmt"
+	"math"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -65,6 +66,44 @@ func bubble(line *sim.Timeline) cost.Picoseconds {
 		sum += r.Breakdown.Bubble
 	}
 	return sum
+}
+
+// TestEagerSchedules: where a message takes longer than half of what a position does with a micro-batch, eager schedules have less
+// bubble, and more micro-batches in memory.
+func TestEagerSchedules(t *testing.T) {
+	c := gpt.DefaultConfig()
+	c.NLayer, c.NHead, c.NEmbd, c.BlockSize, c.VocabSize = 16, 4, 256, 128, 256
+	const pp, m = 4, 16
+	g, err := gpt.TrainStep(c, gpt.Optimizer{Beta1: .9, Beta2: .99, Eps: 1e-8, GradClip: 1}, m, 128)
+	require.NoError(t, err)
+	run := func(on *cost.Cluster, schedule partition.Schedule) (memory int64, step cost.Picoseconds) {
+		p := &partition.Plan{PlanNGPUs: pp, RuntimeNGPUs: pp, DP: 1, TP: 1, MicroBatch: 1, Schedule: schedule, OverlapP2P: true}
+		for s := range pp {
+			p.Stages = append(p.Stages, partition.Stage{First: s * c.NLayer / pp, Last: (s + 1) * c.NLayer / pp})
+		}
+		prog, err := codegen.Compile(g, p, m, nil)
+		require.NoError(t, err)
+		require.NoError(t, codegen.Check(prog))
+		line, err := sim.Run(prog, on, sim.Options{})
+		require.NoError(t, err)
+		return prog.Stages[0].Arena(), line.Step
+	}
+	for plain, eager := range map[partition.Schedule]partition.Schedule{partition.OneFOneB: partition.EagerOneFOneB, partition.ZeroBubble: partition.EagerZeroBubble} {
+		on, err := cost.Load("a100-80g")
+		require.NoError(t, err)
+		for _, slower := range []float64{1, 2000} {
+			on.IntraNode.Bandwidth /= slower
+			few, usual := run(on, plain)
+			many, ahead := run(on, eager)
+			t.Logf("%s: %s and %s in %d and %d bytes, eager", plain, usual, ahead, few, many)
+			require.Greater(t, many, few)
+			if slower > 1 {
+				require.Less(t, float64(ahead), 0.85*float64(usual))
+			} else {
+				require.Less(t, math.Abs(float64(ahead)/float64(usual)-1), 0.01)
+			}
+		}
+	}
 }
 
 func percent(line *sim.Timeline) float64 {
