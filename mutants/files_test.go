@@ -417,5 +417,20 @@ func inFiles() []mutant {
 		file: "checkpoint/torchfile/training.go",
 		old:  "len(state) > 3", new: "len(state) > 4",
 		pkg: "./checkpoint/torchfile", run: "^TestTrainingRefusals$",
+	}, {
+		bug: "the work of minutes cannot be written", how: "as a file",
+		file: "cmd/autopar/output.go",
+		old:  "why = wholefile.Unwritable(filepath.Dir(path))", new: "_ = path",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "the work of minutes cannot be written", how: "in a directory",
+		file: "cmd/autopar/output.go",
+		old:  `if why := wholefile.Unwritable(dir); why != "" {`, new: `if why := ""; why != "" {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "the work of minutes cannot be written", how: "by a name that is too long",
+		file: "cmd/autopar/output.go",
+		old:  `if why == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {`, new: `if why == "" && err != nil && false {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
 	}}
 }

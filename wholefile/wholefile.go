@@ -160,6 +160,26 @@ func Obstacle(dir string) string {
 	}
 }
 
+// Unwritable says why no file can be begun in dir, or where it is to be made: in the directory nearest
+// above. It returns "" if one can, which it has tried.
+func Unwritable(dir string) string {
+	dir = filepath.Clean(dir)
+	for up := filepath.Dir(dir); up != dir; dir, up = up, filepath.Dir(up) {
+		if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	temp, err := createTemp(filepath.Join(dir, "probe"))
+	if at, ok := errors.AsType[*fs.PathError](err); ok {
+		err = at.Err
+	}
+	if err != nil {
+		return fmt.Sprintf("no file can be made in %s: %v", dir, err)
+	}
+	(&File{File: temp}).Discard()
+	return ""
+}
+
 // Write writes a whole file, and makes its directory if there is none.
 func Write(path string, content []byte) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {

@@ -102,6 +102,25 @@ func TestObstacle(t *testing.T) {
 	}
 }
 
+// TestUnwritable: that no file can be made is known from trying, in the directory nearest above one that is to be made.
+func TestUnwritable(t *testing.T) {
+	dir := t.TempDir()
+	for _, path := range []string{dir, filepath.Join(dir, "a", "b")} {
+		require.Empty(t, Unwritable(path))
+	}
+	all, err := os.ReadDir(dir)
+	require.NoError(t, err)
+	require.Empty(t, all)
+	file := filepath.Join(dir, "file")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	require.Equal(t, "no file can be made in "+file+": not a directory", Unwritable(file))
+	if runtime.GOOS == "linux" {
+		for _, path := range []string{"/proc", "/proc/a/b"} {
+			require.Equal(t, "no file can be made in /proc: no such file or directory", Unwritable(path))
+		}
+	}
+}
+
 // TestLeftovers: what a killed process has left goes when the file is written again; what is being written, and what only looks
 // like it, stays.
 func TestLeftovers(t *testing.T) {

@@ -50,10 +50,21 @@ type fittedConstant struct {
 	Basis  string  `json:"basis"`
 }
 
+// The files that are written.
+const (
+	fitFile       = "fit.json"
+	residualsFile = "residuals.svg"
+)
+
 // Run fits, and prints the constants and errors.
 func (c *fitCmd) Run(con *console) error {
 	if err := mayBeDirectory("fit: -o", c.Out); err != nil {
 		return err
+	}
+	for _, name := range []string{fitFile, residualsFile} {
+		if err := apart("fit: -o", filepath.Join(c.Out, name), c.Table); err != nil && c.Out != "" {
+			return err
+		}
 	}
 	rows, err := measured.Load(c.Table)
 	if err != nil {
@@ -120,10 +131,10 @@ func (c *fitCmd) write(f *measured.Fit, r fitted) error {
 	if err := measured.Plot(&image, f.Rows, "svg"); err != nil {
 		return err
 	}
-	if err := writeFile(filepath.Join(c.Out, "fit.json"), figures.Bytes()); err != nil {
+	if err := writeFile(filepath.Join(c.Out, fitFile), figures.Bytes()); err != nil {
 		return err
 	}
-	return writeFile(filepath.Join(c.Out, "residuals.svg"), image.Bytes())
+	return writeFile(filepath.Join(c.Out, residualsFile), image.Bytes())
 }
 
 func (r fitted) print(con *console) {

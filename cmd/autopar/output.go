@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -67,25 +68,43 @@ func toFile(flag, out string) error {
 	return nil
 }
 
-// mayBeFile refuses an output file that is a directory, or in what is none, before work is done for it. Names that are "" or "-"
-// stand for no file.
+// mayBeFile refuses an output file that is a directory, or that cannot be written where it is, before work is done for it. Names
+// that are "" or "-" stand for no file.
 func mayBeFile(flag, out string) error {
 	if out == "" || out == "-" {
 		return nil
 	}
-	if info, err := os.Stat(out); err == nil && info.IsDir() {
+	info, err := os.Stat(out)
+	if err == nil && info.IsDir() {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
 	}
 	dir, _ := filepath.Split(out) // unlike Dir it does not clean
-	if why := wholefile.Obstacle(dir); why != "" {
+	why := wholefile.Obstacle(dir)
+	if why == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
+		why = infile.WithoutPath(err).Error()
+	}
+	if path, linked := followed(out); why == "" && linked == nil && (err != nil || info.Mode().IsRegular()) { // else as in writeFile
+		why = wholefile.Unwritable(filepath.Dir(path))
+	}
+	if why != "" {
 		return usagef("%s %s cannot be written: %s", flag, out, why)
 	}
 	return nil
 }
 
-// mayBeDirectory refuses an output directory if it, or one above it, is a file or a link to nothing, or if it is named as if it were
-// printed.
+// mayBeDirectory refuses an output directory that cannot be one, or in which no file can be made. "" stands for none.
 func mayBeDirectory(flag, dir string) error {
+	if err := namesDirectory(flag, dir); err != nil || dir == "" {
+		return err
+	}
+	if why := wholefile.Unwritable(dir); why != "" {
+		return usagef("%s %s cannot be written: %s", flag, dir, why)
+	}
+	return nil
+}
+
+// namesDirectory refuses a directory if it, or one above it, is a file or a link to nothing, or if it is named as if it were printed.
+func namesDirectory(flag, dir string) error {
 	if dir == "-" {
 		return usagef("%s - is not the standard output here; name a directory", flag)
 	}
@@ -95,7 +114,7 @@ func mayBeDirectory(flag, dir string) error {
 	return nil
 }
 
-// mayBeRun refuses the directory of a run if it cannot be a directory, is a checkpoint, or holds those of another run. Checkpoints
+// mayBeRun refuses the directory of a run if it cannot be a directory, or be written to, is a checkpoint, or holds those of another run. Checkpoints
 // that a run saved in a checkpoint would not be found again, because the one that it is comes first, and would be removed together
 // with it.
 func mayBeRun(flag, dir string) error {

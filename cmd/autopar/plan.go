@@ -260,15 +260,6 @@ func (c *planCmd) Run(con *console) error {
 		took += fmt.Sprintf(", and %s more for alternatives", explain.Seconds(doc.Search.Beyond))
 	}
 	con.note("considered %s plans in %s; %s", explain.Grouped(int64(doc.Search.PlansConsidered)), took, proof)
-	if c.DumpDir != "" {
-		programs, err := compile(cfg, doc.Plan)
-		if err != nil {
-			return err
-		}
-		if err := programs.dump(c.DumpDir); err != nil {
-			return err
-		}
-	}
 	text, err := doc.Marshal()
 	if err != nil {
 		return err
@@ -284,6 +275,15 @@ func (c *planCmd) Run(con *console) error {
 			return err
 		}
 		con.note("wrote %s: %s", c.Certificate, explain.Count(len(certificate.Regions), "region"))
+	}
+	if c.DumpDir != "" {
+		programs, err := compile(cfg, doc.Plan)
+		if err != nil {
+			return err
+		}
+		if err := programs.dump(c.DumpDir); err != nil {
+			return err
+		}
 	}
 	if c.LP != "" {
 		if err := c.writeLP(con, cfg, cluster, options, doc); err != nil {

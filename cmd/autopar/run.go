@@ -72,7 +72,7 @@ func (c *runCmd) directory(command string, doc *planner.Document) (string, error
 		return "", usagef("%s: --steps is %d, but by train.eval_only the plan makes no updates", command, *c.Steps)
 	}
 	if doc.Config.Train.EvalOnly { // nothing is written, and a checkpoint may be evaluated
-		return out, mayBeDirectory(named, out)
+		return out, namesDirectory(named, out)
 	}
 	return out, mayBeRun(named, out)
 }
