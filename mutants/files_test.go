@@ -432,5 +432,15 @@ func inFiles() []mutant {
 		file: "cmd/autopar/output.go",
 		old:  `if why == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {`, new: `if why == "" && err != nil && false {`,
 		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "a result cannot be written to a pipe", how: "that a link leads to",
+		file: "cmd/autopar/output.go",
+		old:  "\tif info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {\n\t\treturn os.WriteFile", new: "\tif info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() && info.Mode().Type() != fs.ModeSymlink {\n\t\treturn os.WriteFile",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "weights for a device are work that failed", how: "not a command line that is wrong",
+		file: "cmd/autopar/checkpoint.go",
+		old:  "if info, err := os.Stat(c.Out); err == nil && !info.Mode().IsRegular() && !info.IsDir() {", new: "if info, err := os.Stat(c.Out); err == nil && info == nil {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
 	}}
 }

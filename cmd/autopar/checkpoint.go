@@ -274,6 +274,9 @@ func (c *checkpointExportCmd) Run(con *console) error {
 	if err := toFile("checkpoint: -o", c.Out); err != nil {
 		return err
 	}
+	if info, err := os.Stat(c.Out); err == nil && !info.Mode().IsRegular() && !info.IsDir() {
+		return usagef("checkpoint: -o %s is there and no regular file, such as a device or a pipe, which cannot hold weights; name a file", c.Out)
+	}
 	return c.convert(con, func(ck *checkpoint.Checkpoint) (string, error) {
 		if err := apart("checkpoint: -o", c.Out, ck.Paths()...); err != nil {
 			return "", err

@@ -158,14 +158,14 @@ func (c *console) put(path string, text []byte) error {
 
 // writeFile writes a result to a file, whole or not at all: if the disk is full, the old file stays. If the path is a link, it
 // writes to what the link names, which may be a file that is not there yet. If it is not a regular file, such as a pipe, it writes
-// to that directly.
+// to that directly, by the path as it is: a link to a pipe, as /dev/stdout may be one, does not name another path.
 func writeFile(path string, text []byte) error {
+	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+		return os.WriteFile(path, text, 0o666)
+	}
 	path, err := followed(path)
 	if err != nil {
 		return err
-	}
-	if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-		return os.WriteFile(path, text, 0o666)
 	}
 	return wholefile.Write(path, text)
 }
