@@ -33,5 +33,10 @@ func inThePrograms() []mutant {
 		file: "planner/galvatron/search.go",
 		old:  " && x.memory <= y.memory", new: "",
 		pkg: "./planner/galvatron", run: "^TestSearchIsExact$",
+	}, {
+		bug:  "a plan that the LP cannot state is not shown",
+		file: "cmd/autopar/plan.go",
+		old:  "err = c.writeLP(con, cfg, cluster, options, doc)", new: "if err := c.writeLP(con, cfg, cluster, options, doc); err != nil {\n\t\t\treturn err\n\t\t}",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^lp$",
 	}}
 }

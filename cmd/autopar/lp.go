@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"strings"
 
 	"github.com/autopar/autopar/config"
 	"github.com/autopar/autopar/explain"
@@ -21,8 +22,8 @@ func (c *planCmd) writeLP(con *console, cfg *config.Config, cluster *cost.Cluste
 	}
 	limit := cluster.MemoryUnder(o.MemoryLimit, doc.Plan.RuntimeNGPUs)
 	program, err := lp.New(training, cfg.Batch.Global, cluster, doc.Plan, lp.Options{Limit: limit, Recompute: o.Recompute, Eval: evaluation})
-	if err != nil {
-		return usagef("plan: --lp: %v", err)
+	if err != nil { // depends on the plan, which is kept
+		return usagef("plan: --lp %s is not written, but the plan is as shown: %s", c.LP, strings.TrimPrefix(err.Error(), "lp: "))
 	}
 	var text bytes.Buffer
 	step := cost.Picoseconds(math.Round(doc.Predicted.StepSeconds * 1e12))

@@ -286,9 +286,7 @@ func (c *planCmd) Run(con *console) error {
 		}
 	}
 	if c.LP != "" {
-		if err := c.writeLP(con, cfg, cluster, options, doc); err != nil {
-			return err
-		}
+		err = c.writeLP(con, cfg, cluster, options, doc)
 	}
 	if c.json() {
 		con.printf("%s", text)
@@ -296,9 +294,9 @@ func (c *planCmd) Run(con *console) error {
 		printPlan(con, doc)
 	}
 	if unproven != nil {
-		return unproven
+		err = errors.Join(err, unproven)
 	}
-	return nil
+	return err
 }
 
 // unpinned is the time of a step under the best plan without the user's pins, 0 if no plan fits without them.
