@@ -53,10 +53,8 @@ func (c *explainCmd) Run(con *console) error {
 		return usagef("explain: --rank is text or trace, --why text or json; --format %s is not for them", c.Format)
 	case c.Top < 0:
 		return usagef("explain: --top is %d, must be at least 0", c.Top)
-	case !(c.Price >= 0):
-		return usagef("explain: --price is %v, must not be negative", c.Price)
-	case c.Price > mostPrice:
-		return usagef("explain: --price is %v, must be at most %v", c.Price, float64(mostPrice))
+	case !(c.Price >= 0 && c.Price <= mostPrice): // nor NaN
+		return usagef("explain: --price is %v, must be a number from 0 to %v", c.Price, float64(mostPrice))
 	}
 	if err := c.unseen(); err != nil {
 		return err
