@@ -117,5 +117,15 @@ func inTheAnswers() []mutant {
 		file: "cmd/autopar/robust.go",
 		old:  "if all = all[:searched]; r.Least < searched {", new: "if searched = len(all); r.Least < searched {",
 		pkg: "./cmd/autopar", run: "^TestRobustAlternatives$",
+	}, {
+		bug: "a plan is priced on two clusters of one name", how: "and nothing tells which is which",
+		file: "cmd/autopar/recost.go",
+		old:  "&& !sameFigures(doc.Cluster, cluster) {", new: "&& !sameFigures(cluster, cluster) {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^recost$",
+	}, {
+		bug: "a plan is priced on two clusters of one name", how: "that are the same",
+		file: "cmd/autopar/recost.go",
+		old:  "&& !sameFigures(doc.Cluster, cluster) {", new: "&& c.given() {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^recost$",
 	}}
 }

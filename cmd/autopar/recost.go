@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"reflect"
 
@@ -60,6 +61,9 @@ func (c *explainCmd) recost(con *console) error {
 		}
 		return err
 	}
+	if r.Was.Cluster == r.Now.Cluster && !sameFigures(doc.Cluster, cluster) { // such as a built-in one that was copied and edited
+		r.Now.Cluster += " of " + c.Cluster
+	}
 	var text bytes.Buffer
 	if c.Format == "json" {
 		err = r.JSON(&text)
@@ -70,4 +74,11 @@ func (c *explainCmd) recost(con *console) error {
 		return err
 	}
 	return con.put(c.Out, text.Bytes())
+}
+
+// sameFigures reports whether a plan file would say the same of two clusters.
+func sameFigures(a, b *cost.Cluster) bool {
+	x, bad := json.Marshal(a)
+	y, err := json.Marshal(b)
+	return errors.Join(bad, err) == nil && bytes.Equal(x, y)
 }
