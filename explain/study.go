@@ -217,7 +217,7 @@ func (s *Study) planned() Option {
 	return o
 }
 
-// Sensitivities adds to the report the fastest plans with one GiB more, with links and HBM of twice the speed, with half and
+// Sensitivities adds to the report the fastest plans with one GiB more, with links and HBM of twice the bandwidth, with half and
 // twice the batch, and with twice the devices. It takes at most eight searches.
 func (s *Study) Sensitivities() error {
 	out := &Sensitivities{Planned: s.planned()}
@@ -233,14 +233,14 @@ func (s *Study) Sensitivities() error {
 		settings = append(settings, x)
 	}
 	change("+1 GiB per device", func(x *setting) { x.limit, x.cluster = x.limit+1<<30, x.cluster.Larger(1<<30, x.ranks) })
-	faster := func(name string, r cost.Resource) {
-		change(name, func(x *setting) { x.cluster = x.cluster.Faster(r, 2) })
+	wider := func(name string, r cost.Resource) {
+		change(name, func(x *setting) { x.cluster = x.cluster.Wider(r, 2) })
 	}
 	if p := s.doc.Plan; s.doc.Cluster.Node(p, p.RuntimeNGPUs-1) > 0 {
-		faster("2x network between nodes", cost.InterLink)
+		wider("2x network between nodes", cost.InterLink)
 	}
-	faster("2x network in a node", cost.IntraLink)
-	faster("2x HBM bandwidth", cost.HBM)
+	wider("2x network in a node", cost.IntraLink)
+	wider("2x HBM bandwidth", cost.HBM)
 	if batch := s.doc.Config.Batch.Global; batch > 1 {
 		name := "half the batch"
 		if batch%2 > 0 {

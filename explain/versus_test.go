@@ -247,6 +247,19 @@ func TestStudyOfPools(t *testing.T) {
 	require.Less(t, r.Sensitivities.Changes[at].StepSeconds, r.Prediction.StepSeconds)
 }
 
+// TestTwiceTheNetworkIsBandwidth: messages to which bandwidth is nothing take as long over a network of twice that.
+func TestTwiceTheNetworkIsBandwidth(t *testing.T) {
+	c, err := cost.Load("h100")
+	require.NoError(t, err)
+	c.DevicesPerNode = 1
+	c.InterNode.Bandwidth, c.InterNode.Latency = 1e18, 1e-3
+	s, r := studyOn(t, c)
+	require.NoError(t, s.Sensitivities())
+	at := slices.IndexFunc(r.Sensitivities.Changes, func(o Option) bool { return o.Change == "2x network between nodes" })
+	require.GreaterOrEqual(t, at, 0)
+	require.Equal(t, r.Sensitivities.Now.StepSeconds, r.Sensitivities.Changes[at].StepSeconds)
+}
+
 // TestTwiceTheDevices: ranks that share the memory of a machine get less each only if that is below the limit of the configuration,
 // in the sensitivities as along the front of devices.
 func TestTwiceTheDevices(t *testing.T) {

@@ -127,5 +127,15 @@ func inTheAnswers() []mutant {
 		file: "cmd/autopar/recost.go",
 		old:  "&& !sameFigures(doc.Cluster, cluster) {", new: "&& c.given() {",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^recost$",
+	}, {
+		bug:  "twice the network also has half the latency",
+		file: "explain/study.go",
+		old:  "x.cluster.Wider(r, 2)", new: "x.cluster.Faster(r, 2)",
+		pkg: "./explain", run: "^TestTwiceTheNetworkIsBandwidth$",
+	}, {
+		bug: "twice the network is the network as it is", how: "between kinds of devices",
+		file: "planner/cost/constants.go",
+		old:  "link(&d.Between)", new: "_ = link",
+		pkg: "./explain", run: "^TestStudyOfPools$",
 	}}
 }

@@ -24,7 +24,7 @@ type explainCmd struct {
 	Rank          *int    `placeholder:"R" help:"Print the program of one rank, or with --format trace its timeline."`
 	Why           string  `placeholder:"NAME" help:"Explain one tensor or op: a name, or a regular expression."`
 	Versus        string  `placeholder:"dp|fsdp|megatron|all|FILE" help:"Hold this plan against the best one of a policy, of all three, or another plan file, term by term."`
-	Sensitivities bool    `help:"Search again: what more memory, faster links and HBM, another batch and more devices would buy."`
+	Sensitivities bool    `help:"Search again: what more memory, links and HBM of twice the bandwidth, another batch and more devices would buy."`
 	Pareto        bool    `help:"Search again: time against memory, and against devices."`
 	Price         float64 `placeholder:"USD" help:"What a device costs an hour, to print costs in money."`
 	Quick         bool    `help:"Leave out of a page what needs to search again."`

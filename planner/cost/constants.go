@@ -159,28 +159,34 @@ func (c *Cluster) Clone() *Cluster {
 }
 
 // Faster returns a cluster on which one resource is faster by a factor: rates are multiplied by it, times divided.
-func (c *Cluster) Faster(r Resource, by float64) *Cluster {
+func (c *Cluster) Faster(r Resource, by float64) *Cluster { return c.scaled(r, by, by) }
+
+// Wider is [Cluster.Faster] with the latencies of links as they are.
+func (c *Cluster) Wider(r Resource, by float64) *Cluster { return c.scaled(r, by, 1) }
+
+// scaled is Faster, with the latencies of links divided by a factor of their own.
+func (c *Cluster) scaled(r Resource, by, latency float64) *Cluster {
 	d := c.Clone()
 	if r == Launch {
 		d.Software.Host /= by
 		d.Software.Sync /= by
 	}
+	link := func(l *Link) { l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/latency }
 	if len(c.Pools) > 0 {
 		for i := range d.Pools {
-			d.Pools[i].Cluster = d.Pools[i].Cluster.Faster(r, by)
+			d.Pools[i].Cluster = d.Pools[i].Cluster.scaled(r, by, latency)
 		}
 		if r == InterLink {
-			d.Between.Bandwidth, d.Between.Latency = d.Between.Bandwidth*by, d.Between.Latency/by
+			link(&d.Between)
 		}
 		d.derive()
 		return d
 	}
 	for i := range d.Levels {
 		if l := &d.Levels[i]; c.levelResource(i) == r {
-			l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by
+			l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/latency
 		}
 	}
-	link := func(l *Link) { l.Bandwidth, l.Latency = l.Bandwidth*by, l.Latency/by }
 	switch r {
 	case Arithmetic:
 		for dtype := range d.Device.FLOPS {
