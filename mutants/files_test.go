@@ -442,5 +442,20 @@ func inFiles() []mutant {
 		file: "cmd/autopar/checkpoint.go",
 		old:  "if info, err := os.Stat(c.Out); err == nil && !info.Mode().IsRegular() && !info.IsDir() {", new: "if info, err := os.Stat(c.Out); err == nil && info == nil {",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "a search that finds nothing does not say what restricts it", how: "of the flags",
+		file: "cmd/autopar/plan.go",
+		old:  "given = append(o.Fixed(), given...)", new: "given = append(o.Fixed()[:0], given...)",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
+	}, {
+		bug: "a search that finds nothing does not say what restricts it", how: "of the configuration, which is taken for a flag",
+		file: "cmd/autopar/plan.go",
+		old:  "micro > 0 && o.MicroBatch == micro {", new: "micro > 0 && o.MicroBatch != micro {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^plan$",
+	}, {
+		bug: "a search that finds nothing does not say what restricts it", how: "a degree that is given",
+		file: "planner/options.go",
+		old:  `all = append(all, fmt.Sprintf("%s %d", d.name, d.n))`, new: "all = append(all, d.name)",
+		pkg: "./planner", run: "^TestOptions$",
 	}}
 }

@@ -3,6 +3,7 @@ package planner
 import (
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/autopar/autopar/codegen"
 	"github.com/autopar/autopar/ir"
@@ -39,7 +40,7 @@ func (e *InfeasibleError) Error() string {
 	return fmt.Sprintf("planner: no feasible plan: stage %d needs %s, %s more than the limit of %s; its largest part is %s with %s; "+
 		"closest plan%s: %s, zero %d%s, offload %s, %s, micro-batch %d, %s, %srecomputing %s",
 		e.Stage, gib(e.Needs), gib(e.Needs-e.Limit), gib(e.Limit), e.Largest, gib(e.LargestBytes),
-		least, p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
+		least, p.Degrees(), p.ZeRO, groupText(p), p.Offload, streamText(p.SequenceParallel, p.BatchParallel)+modulesText(p), p.MicroBatch, p.ScheduleText(), slicesText(p), recomputed(p))
 }
 
 // streamText says how tensor-parallel ranks share the residual stream.
@@ -47,6 +48,17 @@ func streamText(sequence, batch bool) string {
 	text := "sequence parallelism " + onOff(sequence)
 	if batch {
 		text += ", batch parallelism on"
+	}
+	return text
+}
+
+// modulesText says which modules are replicated, or cut in two dimensions, if any are.
+func modulesText(p *partition.Plan) (text string) {
+	if modules := p.Replicated(); len(modules) > 0 {
+		text = ", " + strings.Join(modules, "+") + " replicated"
+	}
+	if modules := p.OnGrid(); len(modules) > 0 {
+		text += fmt.Sprintf(", %s over %d rows", strings.Join(modules, "+"), p.Rows())
 	}
 	return text
 }
@@ -111,11 +123,11 @@ func (s *searcher) noGroup(g int) error {
 		most = max(most, d.dp*(o.RuntimeNGPUs/d.plan))
 	}
 	if most < 2 {
-		return optionErrorf("zero-group", "%d needs data-parallel ranks; no dp x tp x pp of %s devices in %d has any with %d blocks and a global batch of %d",
-			g, degree(o.PlanNGPUs), o.RuntimeNGPUs, s.graphs.blocks, s.batch)
+		return optionErrorf("zero-group", "%d needs data-parallel ranks; no %s has any with %d blocks and a global batch of %d",
+			g, o.degrees(), s.graphs.blocks, s.batch)
 	}
-	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no dp x tp x pp of %s devices in %d; the nearest groups of %d ranks: %s",
-		g, degree(o.PlanNGPUs), o.RuntimeNGPUs, most, partition.NearestGroups(most, g))
+	return optionErrorf("zero-group", "%d divides the data-parallel ranks of no %s; the nearest groups of %d ranks: %s",
+		g, o.degrees(), most, partition.NearestGroups(most, g))
 }
 
 // largestPart names what takes the most of an arena.

@@ -482,6 +482,24 @@ func (o Options) product() int {
 	return product
 }
 
+// degrees names the degrees, with those that are given, and the devices that they are of.
+func (o Options) degrees() string {
+	var all []string
+	for _, d := range []struct {
+		name string
+		n    int
+	}{{"dp", o.DP}, {"cp", o.CP}, {"tp", o.TP}, {"pp", o.PP}} {
+		switch {
+		case d.name == "cp" && d.n < 2:
+		case d.n == 0:
+			all = append(all, d.name)
+		default:
+			all = append(all, fmt.Sprintf("%s %d", d.name, d.n))
+		}
+	}
+	return fmt.Sprintf("%s of %s devices in %d", strings.Join(all, " x "), degree(o.PlanNGPUs), o.RuntimeNGPUs)
+}
+
 func degree(n int) string {
 	if n == 0 {
 		return "auto"

@@ -65,8 +65,8 @@ func TestZeROGroupOptions(t *testing.T) {
 		opts Options
 		want string
 	}{
-		{Options{PlanNGPUs: 6, TP: 1, PP: 1, ZeROGroup: 4}, "planner: zero-group: 4 divides the data-parallel ranks of no dp x tp x pp of 6 devices in 6; the nearest groups of 6 ranks: 3, 6"},
-		{Options{PlanNGPUs: 2, TP: 2, ZeROGroup: 2}, "planner: zero-group: 2 needs data-parallel ranks; no dp x tp x pp of 2 devices in 2 has any with 2 blocks and a global batch of 12"},
+		{Options{PlanNGPUs: 6, TP: 1, PP: 1, ZeROGroup: 4}, "planner: zero-group: 4 divides the data-parallel ranks of no dp x tp 1 x pp 1 of 6 devices in 6; the nearest groups of 6 ranks: 3, 6"},
+		{Options{PlanNGPUs: 2, TP: 2, ZeROGroup: 2}, "planner: zero-group: 2 needs data-parallel ranks; no dp x tp 2 x pp of 2 devices in 2 has any with 2 blocks and a global batch of 12"},
 		{Options{PlanNGPUs: 4, ZeROGroup: 2, ZeRO: stage(0)}, "planner: zero-group: is 2, but zero is 0: there is nothing to shard in groups; want zero 1 to 3"},
 		{Options{PlanNGPUs: 4, ZeROGroup: 1}, "planner: zero-group: is 1, must be at least 2 data-parallel ranks"},
 	} {

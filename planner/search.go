@@ -252,8 +252,8 @@ func (s *searcher) search() ([]*candidate, []*point, bool, error) {
 func (s *searcher) noProgram() error {
 	var at *OptionError
 	if s.opts.TP == 0 && errors.As(s.refused, &at) && at.Option == "tp" {
-		return optionErrorf("plan-ngpus", "no dp x tp x pp of %s devices in %d suits %d blocks and a global batch of %d, which leave so much to tp that %s; use fewer devices",
-			degree(s.opts.PlanNGPUs), s.opts.RuntimeNGPUs, s.graphs.blocks, s.batch, at.Msg)
+		return optionErrorf("plan-ngpus", "no %s suits %d blocks and a global batch of %d, which leave so much to tp that %s; use fewer devices",
+			s.opts.degrees(), s.graphs.blocks, s.batch, at.Msg)
 	}
 	return s.refused
 }
@@ -311,7 +311,7 @@ func (s *searcher) emptySpace() error {
 	if o.PlanNGPUs > 0 {
 		units = o.RuntimeNGPUs / o.PlanNGPUs
 	}
-	degrees := fmt.Sprintf("no dp x tp x pp of %s devices in %d", degree(o.PlanNGPUs), o.RuntimeNGPUs)
+	degrees := "no " + o.degrees()
 	model := fmt.Sprintf("%d blocks and a global batch of %d", blocks, s.batch)
 	switch {
 	case units > s.batch:

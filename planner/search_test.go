@@ -64,7 +64,7 @@ func TestOptions(t *testing.T) {
 		{Options{PlanNGPUs: 2, Schedule: "zero-bubble", Policy: Megatron}, "schedule: is zero-bubble, but policy megatron has 1f1b or interleaved"},
 		{Options{RuntimeNGPUs: 8191}, "plan-ngpus: no dp x tp x pp of auto devices in 8191 suits 3 blocks and a global batch of 7, which leave so much to tp that no parameter can be split over 8191 ranks; use fewer devices"},
 		{Options{PlanNGPUs: 2, SequenceParallel: "on", TP: 1}, "sequence-parallel: is on, but tp is 1"},
-		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp x tp x pp of 2 devices in 2"},
+		{Options{PlanNGPUs: 2, SequenceParallel: "on", DP: 2}, "sequence-parallel: needs tp of at least 2; no dp 2 x tp x pp of 2 devices in 2 has it"},
 		{Options{PlanNGPUs: 1, OverlapTP: "on"}, "overlap-tp: is on, but tp is 1"},
 		{Options{PlanNGPUs: 4, DP: 2, PP: 2, TPPieces: 2}, "tp-pieces: is 2, but tp is 1"},
 		{Options{RuntimeNGPUs: 1, OverlapP2P: "on"}, "overlap-p2p: is on, but pp is 1"},

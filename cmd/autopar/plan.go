@@ -99,8 +99,12 @@ func configured(cfg *config.Config) planner.Options {
 	return o
 }
 
-// located says where an option that a search refuses was written, if it is the configuration's.
+// located says where an option that a search refuses was written, if it is the configuration's. Where no plan fits, it lists what
+// restricts the search.
 func located(cfg *config.Config, o planner.Options, err error) error {
+	if is[*planner.InfeasibleError](err) {
+		return restricted(cfg, o, err)
+	}
 	bad, ok := errors.AsType[*planner.OptionError](err)
 	if !ok {
 		return err
@@ -116,6 +120,21 @@ func located(cfg *config.Config, o planner.Options, err error) error {
 		return at.Refuse(key, "%s", bad.Msg)
 	}
 	return err
+}
+
+// restricted adds to the error of a search in which no plan fits what was given of them, without which others may fit.
+func restricted(cfg *config.Config, o planner.Options, err error) error {
+	var given []string
+	if micro := int(cfg.Batch.Micro); micro > 0 && o.MicroBatch == micro {
+		o.MicroBatch, given = 0, []string{fmt.Sprintf("batch.micro %d", micro)}
+	}
+	if len(o.Pins) > 0 {
+		given = append(given, "parallel.pin")
+	}
+	if given = append(o.Fixed(), given...); len(given) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w; only plans with %s were searched", err, strings.Join(given, ", "))
 }
 
 func deref(n *int) int {
