@@ -65,6 +65,7 @@ func TestParseRefusals(t *testing.T) {
 		{"unknown key", "model:\n  n_layr: 3", "gpt.yaml:2:3: model.n_layr: unknown key; did you mean model.n_layer?"},
 		{"key of another section", "model: {learning_rate: 1}", "gpt.yaml:1:9: model.learning_rate: unknown key; did you mean optimizer.learning_rate?"},
 		{"a word of nanoGPT", "train: {batch_size: 12}", "gpt.yaml:1:9: train.batch_size: unknown key; did you mean batch.global?"},
+		{"words of transformers", "model: {n_inner: 0}", "gpt.yaml:1:9: model.n_inner: unknown key; did you mean model.ffn_hidden?"},
 		{"a word of nanoGPT, without section", "batch_size: 12", "gpt.yaml:1:1: batch_size: unknown section; did you mean batch.global?"},
 		{"initials of two keys", "model: {lr: 1}", "did you mean optimizer.learning_rate?"},
 		{"equally near in two sections", "parallel: {din: []}", "did you mean parallel.pin?"},

@@ -307,6 +307,9 @@ func (c *Config) read(fields []field, members map[string]member) (known int, err
 		if err := json.Unmarshal(m.value, f.into); err != nil || string(m.value) == "null" && !nullable {
 			return 0, m.at.Refuse(f.theirs, "cannot be %s", m.value)
 		}
+		if n := reflect.Indirect(reflect.ValueOf(f.into).Elem()); n.IsValid() && n.CanInt() && n.Int() < 1 { // all of which are sizes
+			return 0, m.at.Refuse(f.theirs, "is %d, must be at least 1", n.Int())
+		}
 		if f.ours != "" {
 			c.remember("model."+f.ours, m.at)
 		}

@@ -127,13 +127,24 @@ func nearestKey(section, name string) string {
 	return best.String()
 }
 
-// elsewhere returns the key that others have under another name: in nanoGPT two factors make the global batch.
+// elsewhere returns the key that others have under another name: in nanoGPT two factors make the global batch, and transformers
+// has names of its own.
 func elsewhere(name string) (key string, known bool) {
 	switch name {
 	case "batch_size", "gradient_accumulation_steps":
 		return "batch.global", true
 	case "lr":
 		return "optimizer.learning_rate", true
+	case "n_inner", "intermediate_size":
+		return "model.ffn_hidden", true
+	case "n_positions", "n_ctx", "max_position_embeddings":
+		return "model.block_size", true
+	case "hidden_size":
+		return "model.n_embd", true
+	case "num_attention_heads":
+		return "model.n_head", true
+	case "resid_pdrop":
+		return "model.dropout", true
 	}
 	return "", false
 }

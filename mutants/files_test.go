@@ -457,5 +457,15 @@ func inFiles() []mutant {
 		file: "planner/options.go",
 		old:  `all = append(all, fmt.Sprintf("%s %d", d.name, d.n))`, new: "all = append(all, d.name)",
 		pkg: "./planner", run: "^TestOptions$",
+	}, {
+		bug:  "a size of 0 in a config.json is the default, not what transformers makes of it",
+		file: "config/huggingface.go",
+		old:  "n.CanInt() && n.Int() < 1 {", new: "n.CanInt() && n.Int() < 0 {",
+		pkg: "./config", run: "^TestHuggingFaceRefusals$",
+	}, {
+		bug:  "a plan has an order of pools that are not there",
+		file: "planner/docread.go",
+		old:  "if len(p.PoolOrder) > 0 && len(c.Pools) == 0 {", new: "if len(p.PoolOrder) > 9 && len(c.Pools) == 0 {",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_plan$",
 	}}
 }

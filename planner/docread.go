@@ -142,8 +142,11 @@ func checkPlan(key string, p *partition.Plan, c *config.Config) error {
 	return planErrorAt(key, p.Validate(c.Model.NLayer, c.Batch.Global))
 }
 
-// checkHeld checks that the pools of the cluster have room for a plan.
+// checkHeld checks that the pools of the cluster have room for a plan, and that there are some if it has an order of them.
 func checkHeld(key string, p *partition.Plan, c *cost.Cluster) error {
+	if len(p.PoolOrder) > 0 && len(c.Pools) == 0 {
+		return &DocumentError{Key: key + ".pool_order", Msg: fmt.Sprintf("is %v, but cluster %s has one kind of device: leave it out", p.PoolOrder, c.Name)}
+	}
 	return planErrorAt(key, c.Holds(p))
 }
 
