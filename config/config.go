@@ -153,6 +153,9 @@ func Parse(name string, data []byte, overrides []string) (*Config, error) {
 		decode = c.decodeHuggingFace
 	}
 	if err := decode(name, data); err != nil {
+		if other := infile.Mistaken(infile.Configuration, data); other != "" {
+			err = &Error{File: name, Line: 1, Msg: other}
+		}
 		return nil, err
 	}
 	for _, o := range overrides {

@@ -126,9 +126,6 @@ func (c *Config) decodeHuggingFace(file string, data []byte) error {
 	if err != nil {
 		return err
 	}
-	if _, plan := members["plan"]; known == 0 && plan {
-		return &Error{File: file, Line: 1, Msg: "is a plan, want the configuration that one is made for"}
-	}
 	if known == 0 { // some other JSON
 		return &Error{File: file, Line: 1, Msg: "has none of the keys of a GPT-2's config.json; wants these, or sections " + strings.Join(sectionNames(), ", ")}
 	}

@@ -81,7 +81,7 @@ func TestHuggingFaceRefusals(t *testing.T) {
 		{`{"layer_norm_epsilon": 0}`, "layer_norm_epsilon: is 0, must be positive"},
 		{`{"scale_attn_weights": false}`, "scale_attn_weights: is false, only true is supported"},
 		{`{"scale_attn_by_inverse_layer_idx": true}`, "scale_attn_by_inverse_layer_idx: is true"},
-		{`{"schema": 1, "plan": {"n_layer": 3}}`, "config.json:1: is a plan, want the configuration that one is made for"},
+		{`{"schema": 1, "plan": {"n_layer": 3}}`, "config.json:1: is no configuration but a plan, which autopar run takes"},
 		{`{}`, "config.json:1: has none of the keys of a GPT-2's config.json; wants these, or sections model, data, batch, optimizer, train, parallel"},
 		{`[1]`, "is not a JSON object"},
 		{`null`, "is not a JSON object"},

@@ -467,5 +467,20 @@ func inFiles() []mutant {
 		file: "planner/docread.go",
 		old:  "if len(p.PoolOrder) > 0 && len(c.Pools) == 0 {", new: "if len(p.PoolOrder) > 9 && len(c.Pools) == 0 {",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_plan$",
+	}, {
+		bug: "a file of another kind is told which of its keys is unknown", how: "in place of a plan",
+		file: "planner/docread.go",
+		old:  `if other := infile.Mistaken(infile.Plan, data); other != "" {`, new: `if other := infile.Mistaken(infile.Plan, data[:0]); other != "" {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "a file of another kind is told which of its keys is unknown", how: "in place of a cluster",
+		file: "planner/cost/yaml.go",
+		old:  `if other := infile.Mistaken(infile.Cluster, data); other != "" {`, new: `if other := infile.Mistaken(infile.Cluster, data[:0]); other != "" {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug:  "a file with a wrong key is taken for one of another kind",
+		file: "infile/kind.go",
+		old:  "case has && x.kind == kind:", new: "case has && x.kind == kind && is == \"\" && false:",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
 	}}
 }

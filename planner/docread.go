@@ -37,6 +37,16 @@ func ReadDocument(path string) (*Document, error) {
 // required, and no other is accepted. It checks the plan against the configuration, and that
 // figures are possible; hashes are left to [Document.Check]. All errors are *DocumentError.
 func ParseDocument(name string, data []byte) (*Document, error) {
+	doc, err := parseDocument(name, data)
+	if err != nil {
+		if other := infile.Mistaken(infile.Plan, data); other != "" {
+			err = &DocumentError{File: name, Line: 1, Msg: other}
+		}
+	}
+	return doc, err
+}
+
+func parseDocument(name string, data []byte) (*Document, error) {
 	d := &treeReader{Decoder: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1, lines: map[string]int{}}
 	refuse := func(key, format string, args ...any) (*Document, error) {
 		line := d.line // of what was read last

@@ -100,7 +100,7 @@ func TestDocumentIsStrict(t *testing.T) {
 	}
 	_, err = ParseDocument("p.json", []byte(text+"{}"))
 	require.ErrorContains(t, err, "something after its end")
-	_, err = ParseDocument("p.json", []byte("model: {n_layer: 2}"))
+	_, err = ParseDocument("p.json", []byte("Wer reitet so spaet"))
 	require.ErrorContains(t, err, "p.json:1: is no plan, as autopar plan writes it: not JSON at byte 0")
 	for _, nested := range []string{"[", `{"a":`} {
 		_, err = ParseDocument("p.json", []byte(strings.Repeat(nested, 1<<10)))

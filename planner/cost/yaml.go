@@ -175,6 +175,9 @@ func Parse(name string, data []byte) (*Cluster, error) {
 func parse(name string, data []byte, isPool bool, files *[]string) (*Cluster, error) {
 	d := decoder{file: name, start: strictyaml.Origin{File: name}, isPool: isPool, files: files, c: &Cluster{Device: Device{Cores: 1, FLOPS: map[string]float64{}}}, at: map[string]strictyaml.Origin{}}
 	if err := d.parse(data); err != nil {
+		if other := infile.Mistaken(infile.Cluster, data); other != "" {
+			err = &Error{File: name, Line: 1, Msg: other}
+		}
 		return nil, err
 	}
 	if d.writes("host") {
