@@ -100,11 +100,11 @@ func (c *Config) validateRun() error {
 	if strings.HasPrefix(c.Train.OutDir, "-") { // launch, and jobs that export writes, give it to run
 		return c.refuse("train.out_dir", "is %q, which other commands take for a flag; write ./%[1]s", c.Train.OutDir)
 	}
-	// Steps and seeds are 32-bit integers of the graph; max_iters+1 updates are made.
+	// Steps and seeds are 32-bit integers of the graph; max_iters+1 updates are made. Batches of an evaluation are drawn by number, too.
 	for _, n := range []struct {
 		name        string
 		value, most int
-	}{{"train.max_iters", c.Train.MaxIters, math.MaxInt32 - 1}, {"train.seed", c.Train.Seed, math.MaxInt32}} {
+	}{{"train.max_iters", c.Train.MaxIters, math.MaxInt32 - 1}, {"train.eval_iters", c.Train.EvalIters, math.MaxInt32}, {"train.seed", c.Train.Seed, math.MaxInt32}} {
 		if n.value > n.most {
 			return c.refuse(n.name, "is %d, must be at most %d", n.value, n.most)
 		}

@@ -26,6 +26,7 @@ func TestValidate(t *testing.T) {
 		{"batch: {global: 7, micro: 8}", "batch.micro: 8 is more than batch.global 7"},
 		{"train: {eval_interval: 0}", "train.eval_interval: is 0, must be at least 1"},
 		{"train: {log_interval: -1}", "train.log_interval: is -1, must be at least 1"},
+		{"train: {eval_iters: 2147483648}", "train.eval_iters: is 2147483648, must be at most 2147483647"},
 		{"train: {max_iters: -1}", "train.max_iters: is -1, must be at least 0"},
 		{"train: {max_iters: 2147483647}", "train.max_iters: is 2147483647, must be at most 2147483646"},
 		{"train: {seed: 2147483648}", "train.seed: is 2147483648, must be at most 2147483647"},

@@ -482,5 +482,10 @@ func inFiles() []mutant {
 		file: "infile/kind.go",
 		old:  "case has && x.kind == kind:", new: "case has && x.kind == kind && is == \"\" && false:",
 		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug:  "an evaluation draws the same batches again",
+		file: "config/validate.go",
+		old:  `{"train.eval_iters", c.Train.EvalIters, math.MaxInt32}, `, new: "",
+		pkg: "./config", run: "^TestValidate$",
 	}}
 }
