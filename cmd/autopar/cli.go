@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	goruntime "runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
@@ -20,6 +21,7 @@ import (
 // grammar is the command line.
 type grammar struct {
 	Globals
+	Version kong.VersionFlag `help:"Print the version, and what it was built with."`
 
 	Plan       planCmd       `cmd:"" help:"Search the fastest plan for a model and write it to a file."`
 	Run        runCmd        `cmd:"" help:"Train by a plan."`
@@ -109,6 +111,7 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		kong.Exit(func(code int) { panic(exitRequest(code)) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, NoExpandSubcommands: true, WrapUpperBound: 100}),
 		kong.Help(printHelp),
+		kong.Vars{"version": version()},
 		kong.ValueFormatter(helpOf),
 		kong.KindMapper(reflect.String, kong.MapperFunc(asItIs)),
 		kong.BindTo(ctx, (*context.Context)(nil)),
@@ -146,6 +149,16 @@ func execute(ctx context.Context, args []string, stdout, stderr io.Writer) (code
 		fmt.Fprintf(con.stderr, "Run \"%s --help\" for more information.\n", commandOf(usage.Context))
 	}
 	return launch.ExitStatus(status(err), final(err))
+}
+
+// version is one line about the program: its version, which of a build in a repository has the revision, and "+dirty" if there were
+// changes; the release of Go; and the system.
+func version() string {
+	is := "(devel)"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		is = info.Main.Version
+	}
+	return fmt.Sprintf("autopar %s, %s %s/%s", is, goruntime.Version(), goruntime.GOOS, goruntime.GOARCH)
 }
 
 // negatives joins flags with the negative numbers after them, which kong takes for flags, so that whoever checks the number refuses it.
