@@ -487,5 +487,10 @@ func inFiles() []mutant {
 		file: "config/validate.go",
 		old:  `{"train.eval_iters", c.Train.EvalIters, math.MaxInt32}, `, new: "",
 		pkg: "./config", run: "^TestValidate$",
+	}, {
+		bug:  "a batch of no samples is searched for Galvatron",
+		file: "bench/galvatron/main.go",
+		old:  "case b.batch < 1:", new: "case b.batch < -1:",
+		pkg: "./bench/galvatron", run: "^TestWrongFlags$",
 	}}
 }

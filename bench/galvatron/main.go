@@ -25,6 +25,10 @@ func main() {
 	flag.IntVar(&b.batch, "batch", 64, "samples of a step")
 	flag.StringVar(&b.file, "o", "", "file of the plan in Galvatron's terms")
 	flag.Parse()
+	if wrong := b.wrong(*mode, *checkout, *gigabytes, flag.Args()); wrong != "" {
+		fmt.Fprintln(os.Stderr, "galvatron:", wrong)
+		os.Exit(2)
+	}
 	profile, err := galvatron.Read(galvatron.FilesOf(*checkout, "llama2-7b", 1, 8), 2048)
 	if err == nil {
 		b.model = &galvatron.Model{Profile: profile, Layers: 32, Hidden: 4096, Tokens: 2048, Devices: 8, Memory: *gigabytes * 1024}
@@ -41,6 +45,25 @@ type bench struct {
 	model *galvatron.Model
 	batch int
 	file  string
+}
+
+// wrong says what is wrong with the flags, "" if nothing is.
+func (b *bench) wrong(mode, checkout string, gigabytes int, rest []string) string {
+	switch {
+	case len(rest) > 0:
+		return fmt.Sprintf("%q is no flag", rest[0])
+	case mode != "search" && mode != "plan" && mode != "price":
+		return fmt.Sprintf("-mode is %q, want search, plan or price", mode)
+	case checkout == "":
+		return "-checkout is missing: the directory of a clone of Galvatron"
+	case gigabytes < 1 || gigabytes > 1<<20:
+		return fmt.Sprintf("-memory is %d GB, must be between 1 and %d", gigabytes, 1<<20)
+	case b.batch < 1:
+		return fmt.Sprintf("-batch is %d, must be at least 1", b.batch)
+	case mode == "price" && b.file == "":
+		return "-o is missing: the file of the plan to price"
+	}
+	return ""
 }
 
 func (b *bench) run(mode string) error {
@@ -92,7 +115,7 @@ func (b *bench) run(mode string) error {
 		}
 		return b.theirs(plan)
 	}
-	return fmt.Errorf("-mode is %q, want search, plan or price", mode)
+	panic("BUG: mode " + mode)
 }
 
 // job is the training step, and the cluster of the profile.
