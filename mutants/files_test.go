@@ -492,5 +492,15 @@ func inFiles() []mutant {
 		file: "bench/galvatron/main.go",
 		old:  "case b.batch < 1:", new: "case b.batch < -1:",
 		pkg: "./bench/galvatron", run: "^TestWrongFlags$",
+	}, {
+		bug: "the work of minutes cannot be written", how: "by the name of a directory that is made for it",
+		file: "cmd/autopar/output.go",
+		old:  `|| name == "" || name == "." || name == ".." {`, new: `&& name != "" {`,
+		pkg: "./cmd/autopar", run: "^TestScripts$/^bad_files$",
+	}, {
+		bug: "the work of minutes cannot be written", how: "to what cannot be opened, such as a terminal that is not there",
+		file: "cmd/autopar/output.go",
+		old:  "case info.Mode()&fs.ModeNamedPipe == 0:", new: "case info.Mode()&fs.ModeNamedPipe != 0:",
+		pkg: "./cmd/autopar", run: "^TestWriteFile$",
 	}}
 }

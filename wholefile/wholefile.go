@@ -169,7 +169,9 @@ func Unwritable(dir string) string {
 			break
 		}
 	}
-	temp, err := createTemp(filepath.Join(dir, "probe"))
+	path := filepath.Join(dir, "probe")
+	sweep(path)
+	temp, err := createTemp(path)
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
 	}

@@ -75,16 +75,25 @@ func mayBeFile(flag, out string) error {
 		return nil
 	}
 	info, err := os.Stat(out)
-	if err == nil && info.IsDir() {
+	dir, name := filepath.Split(out) // unlike Dir it does not clean
+	if err == nil && info.IsDir() || name == "" || name == "." || name == ".." {
 		return usagef("%s %s is a directory; name a file in it", flag, out)
 	}
-	dir, _ := filepath.Split(out) // unlike Dir it does not clean
 	why := wholefile.Obstacle(dir)
 	if why == "" && err != nil && !errors.Is(err, fs.ErrNotExist) {
 		why = infile.WithoutPath(err).Error()
 	}
-	if path, linked := followed(out); why == "" && linked == nil && (err != nil || info.Mode().IsRegular()) { // else as in writeFile
+	path, endless := followed(out)
+	switch {
+	case why != "" || endless != nil:
+	case err != nil || info.Mode().IsRegular(): // which is replaced: see writeFile
 		why = wholefile.Unwritable(filepath.Dir(path))
+	case info.Mode()&fs.ModeNamedPipe == 0: // whose reader may come
+		if f, err := os.OpenFile(out, os.O_WRONLY, 0); err != nil {
+			why = infile.WithoutPath(err).Error()
+		} else {
+			f.Close()
+		}
 	}
 	if why != "" {
 		return usagef("%s %s cannot be written: %s", flag, out, why)

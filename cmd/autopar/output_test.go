@@ -107,6 +107,7 @@ func TestWriteFile(t *testing.T) {
 	l, err := net.Listen("unix", socket)
 	require.NoError(t, err)
 	defer l.Close()
+	require.ErrorContains(t, mayBeFile("plan: -o", socket), "plan: -o "+socket+" cannot be written: ")
 	require.Error(t, writeFile(socket, nil))
 	info, err := os.Lstat(socket)
 	require.NoError(t, err)
