@@ -502,5 +502,10 @@ func inFiles() []mutant {
 		file: "cmd/autopar/output.go",
 		old:  "case info.Mode()&fs.ModeNamedPipe == 0:", new: "case info.Mode()&fs.ModeNamedPipe != 0:",
 		pkg: "./cmd/autopar", run: "^TestWriteFile$",
+	}, {
+		bug:  "exported weights take the place of a link",
+		file: "cmd/autopar/checkpoint.go",
+		old:  "checkpoint.ExportWeights(path, ck,", new: "checkpoint.ExportWeights(c.Out, ck,",
+		pkg: "./cmd/autopar", run: "^TestScripts$/^huggingface$",
 	}}
 }

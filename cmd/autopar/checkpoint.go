@@ -293,10 +293,14 @@ func (c *checkpointExportCmd) Run(con *console) error {
 		if err != nil {
 			return "", err
 		}
-		if err := os.MkdirAll(filepath.Dir(c.Out), 0o777); err != nil {
+		path, err := followed(c.Out)
+		if err != nil {
 			return "", err
 		}
-		if err := checkpoint.ExportWeights(c.Out, ck, cfg.Model, layout); err != nil {
+		if err := os.MkdirAll(filepath.Dir(path), 0o777); err != nil {
+			return "", err
+		}
+		if err := checkpoint.ExportWeights(path, ck, cfg.Model, layout); err != nil {
 			return "", err
 		}
 		if beside != "" {
