@@ -161,7 +161,8 @@ func Obstacle(dir string) string {
 }
 
 // Unwritable says why no file can be begun in dir, or where it is to be made: in the directory nearest
-// above. It returns "" if one can, which it has tried.
+// above. It returns "" if one can, which it has tried, and if a disk or a network has failed, which may
+// be over when a file is written.
 func Unwritable(dir string) string {
 	dir = filepath.Clean(dir)
 	for up := filepath.Dir(dir); up != dir; dir, up = up, filepath.Dir(up) {
@@ -175,10 +176,12 @@ func Unwritable(dir string) string {
 	if at, ok := errors.AsType[*fs.PathError](err); ok {
 		err = at.Err
 	}
-	if err != nil {
+	switch {
+	case err == nil:
+		(&File{File: temp}).Discard()
+	case !errors.Is(err, syscall.EIO) && !errors.Is(err, syscall.ESTALE) && !errors.Is(err, syscall.ETIMEDOUT):
 		return fmt.Sprintf("no file can be made in %s: %v", dir, err)
 	}
-	(&File{File: temp}).Discard()
 	return ""
 }
 
