@@ -782,5 +782,10 @@ func inTheBounds() []mutant {
 		file: "planner/bound.go",
 		old:  "if some > 1 {", new: "if some < 1 {",
 		pkg: "./planner", run: "^TestBoundsOfCuts$",
+	}, {
+		bug: "a floor above what a plan takes", how: "slices of the loss make the head's product in the forward pass",
+		file: "planner/floor.go",
+		old:  "head.moved = head.forward", new: "head.moved = 0",
+		pkg: "./planner", run: "^FuzzCosts$",
 	}}
 }

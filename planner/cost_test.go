@@ -254,6 +254,7 @@ func FuzzCosts(f *testing.F) {
 	f.Add(uint64(slowSeeds+768), uint64(0xf82f73f5f5379853), uint64(0x9f6ebf4d716c1471), false, false, false, uint8(25), uint8(1))   // gradients that are moved into the slices of an adapter's weight are reduced in these
 	f.Add(uint64(slowSeeds+723), uint64(0x63f700a1341ebdc8), uint64(0x050c066727ce97d8), true, false, false, uint8(11), uint8(1))    // the head's weights are gathered beside the last block, no other has them
 	f.Add(uint64(eagerSeeds+233), uint64(0x6268fcb68118f0b2), uint64(0x63c2bf632933f040), false, true, false, uint8(24), uint8(1))   // an eager position runs ahead before its first backward pass
+	f.Add(uint64(eagerSeeds+20), uint64(0xc9d1ae5bb07c4221), uint64(0x9f343fe6f7f566d4), false, true, false, uint8(1), uint8(1))     // slices of the loss make the head's product in the backward pass
 	f.Add(uint64(softwareSeeds+22), uint64(softwareSeeds+22), uint64(0), false, false, true, uint8(0), uint8(3))                     // the gradient with which the last block begins is gathered as other blocks' are
 	f.Add(uint64(softwareSeeds+42), uint64(softwareSeeds+42), uint64(0), false, false, true, uint8(0), uint8(2))                     // software hides as much of a pass that is in two
 	f.Add(uint64(softwareSeeds+33), uint64(softwareSeeds+33), uint64(0), false, false, false, uint8(0), uint8(16))                   // software hides what no schedule runs beside kernels

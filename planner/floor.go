@@ -87,6 +87,7 @@ type workTimes [modelParts]partTimes
 type partTimes struct {
 	all     cost.Picoseconds // forward and backward
 	forward cost.Picoseconds
+	moved   cost.Picoseconds // of forward, what slices of the loss may do in the backward pass
 	way     cost.Picoseconds // of all, up to the send of the gradient to the position before
 	late    cost.Picoseconds // of all, sums of gradients that with overlap come when these are reduced: nothing waits for them
 	weight  cost.Picoseconds // of all, weight gradients, which a zero-bubble schedule makes in a pass of its own
@@ -107,6 +108,9 @@ type partTimes struct {
 // early is what of the update comes before the norm of all gradients, but for closing. It may be done for all blocks but the last one
 // while the stream sums gradients.
 func (t *partTimes) early() cost.Picoseconds { return t.normed - t.closing }
+
+// backward is the most that a backward pass does in order.
+func (t *partTimes) backward() cost.Picoseconds { return t.all - t.forward + t.moved }
 
 // streams is all that the communication stream does for a micro-batch.
 func (t *partTimes) streams() cost.Picoseconds { return t.gathers + t.regathers + t.reduces }
@@ -599,7 +603,11 @@ func (s *searcher) flowing(p *pending, size int, schedule partition.Schedule, mo
 	lone := s.loneOf(p.outline, size)
 	return s.leastOn(p.outline, p.way, size, schedule, more, true, func(size, place int, at spot) workTimes {
 		moved := s.moved(p.outline, p.way.places[place], lone)
-		return p.trunk.at(sizeOn{size, at, inOrder(schedule), p.pieces, s.ofParts(p.outline)}, s.batch).plus(moved)
+		t := p.trunk.at(sizeOn{size, at, inOrder(schedule), p.pieces, s.ofParts(p.outline)}, s.batch).plus(moved)
+		if head := &t[afterBlocks]; p.slices > 0 {
+			head.moved = head.forward
+		}
+		return t
 	})
 }
 

@@ -277,7 +277,7 @@ func (p *passage) beyondOrder(at, some int, more cost.Picoseconds) (forward, bac
 	add := func(part int, n cost.Picoseconds) {
 		x, y := &first[part], &last[part]
 		forward += n * (m*(x.gathers-x.forward) + y.gathers - y.forward)
-		backward += n * (m*(x.regathers+x.reduces-x.all+x.forward) + y.regathers + y.reduces - y.all + y.forward + y.once - y.closing)
+		backward += n * (m*(x.regathers+x.reduces-x.backward()) + y.regathers + y.reduces - y.backward() + y.once - y.closing)
 	}
 	add(inBlock, cost.Picoseconds(some))
 	switch at {
@@ -304,7 +304,7 @@ func (p *passage) outlastEven(at, some, blocks int, more cost.Picoseconds) cost.
 	order, stream := late*(more+p.sent[whole][at].all), cost.Picoseconds(0)
 	add := func(part int, least, most, once cost.Picoseconds) {
 		x, y := &first[part], &last[part]
-		order += most*(x.all-x.forward) + once*y.closing
+		order += most*x.backward() + once*y.closing
 		stream += least*(y.regathers+y.reduces) + once*y.once
 	}
 	add(inBlock, least, most, n)
@@ -618,7 +618,7 @@ func (p *passage) waiting(at int) (through, update chain) {
 	var longer chain
 	add := func(to *cost.Picoseconds, t *partTimes) {
 		if *to += t.reduces - t.weight; !split {
-			*to += t.regathers - (t.all - t.forward - t.weight)
+			*to += t.regathers - (t.backward() - t.weight)
 		}
 	}
 	add(&longer.block, &first[inBlock])

@@ -193,7 +193,7 @@ func (t *workTimes) fastest(u *workTimes) {
 		back := min(a.way-a.forward, b.way-b.forward)
 		a.forward, a.weight = min(a.forward, b.forward), min(a.weight, b.weight)
 		a.all, a.way = a.forward+input+a.weight, a.forward+back
-		a.ahead, a.late = max(a.ahead, b.ahead), max(a.late, b.late)
+		a.ahead, a.late, a.moved = max(a.ahead, b.ahead), max(a.late, b.late), max(a.moved, b.moved)
 		after := min(a.update-a.closing, b.update-b.closing)
 		a.closing = min(a.closing, b.closing)
 		a.update, a.gathers, a.once = a.closing+after, min(a.gathers, b.gathers), min(a.once, b.once)

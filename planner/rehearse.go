@@ -108,8 +108,8 @@ func (r *rehearsal) run(at int, t codegen.Task) bool {
 	var sends, ends, stream cost.Picoseconds
 	add := func(x *partTimes, n cost.Picoseconds) {
 		if way == 0 {
-			sends += n * x.forward
-			ends += n * x.forward
+			sends += n * (x.forward - x.moved)
+			ends += n * (x.forward - x.moved)
 			stream += n * x.gathers
 			return
 		}

@@ -40,9 +40,9 @@ func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split boo
 	)
 	forward = max(0, before.gathers+least-order)
 
-	first, each, last := after.all-after.forward-after.late, block.all-block.forward-block.late, before.all-before.forward-before.late
+	first, each, last := after.backward()-after.late, block.all-block.forward-block.late, before.all-before.forward-before.late
 	blocks = n*each + recomputed
-	order = after.all - after.forward + n*(block.all-block.forward) + recomputed + before.all - before.forward
+	order = after.backward() + n*(block.all-block.forward) + recomputed + before.all - before.forward
 	if split { // the gradients of weights have a pass of their own
 		return forward, max(0, n*(x.regather+x.reduce)-order)
 	}
@@ -60,8 +60,8 @@ func (x *streamed) alone(t *workTimes, n, recomputed cost.Picoseconds, split boo
 // the pass does everything in order.
 func (x *streamed) last(t *workTimes, n, recomputed cost.Picoseconds) cost.Picoseconds {
 	before, block, after := &t[beforeBlocks], &t[inBlock], &t[afterBlocks]
-	first := after.all - after.forward - after.late
-	order := after.all - after.forward + n*(block.all-block.forward) + before.all - before.forward + recomputed
+	first := after.backward() - after.late
+	order := after.backward() + n*(block.all-block.forward) + before.all - before.forward + recomputed
 	closing := before.closing + n*block.closing + after.closing
 	return max(0, after.regathers+max(first, x.regather)+max(0, n-1)*x.regather+n*(x.reduce+block.once)+after.once+before.reduces+before.once-order-closing)
 }
