@@ -192,6 +192,7 @@ func TestGPULoopbackParity(t *testing.T) {
 			zero(parityPlan(2, 2, 1, 3, partition.OneFOneB, false), 2, true),
 			zero(parityPlan(2, 1, 2, 2, partition.OneFOneB, true), 3, false),
 			parityPlan(1, 1, 4, 1, partition.ZeroBubble, false),
+			parityPlan(1, 1, 4, 1, partition.EagerZeroBubble, true),
 			zero(parityPlan(2, 2, 2, 2, partition.OneFOneB, false), 1, true),
 			zero(parityPlan(4, 2, 1, 1, partition.OneFOneB, false), 3, true),
 		} {
