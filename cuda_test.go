@@ -132,9 +132,10 @@ func TestPipelinesOverNCCL(t *testing.T) {
 		parityPlan(3, 1, 2, 1, partition.OneFOneB, false), parityPlan(1, 2, 4, 2, partition.OneFOneB, false), zero,
 		pipelinePlan(1, 1, 2, 2, 2, ""), pipelinePlan(1, 2, 2, 3, 3, "full"), pipelinePlan(2, 1, 4, 2, 1, ""),
 		pipelinePlan(1, 1, 2, 0, 1, ""), pipelinePlan(2, 2, 2, 0, 2, ""), pipelinePlan(1, 1, 4, 0, 2, "selective"), chunks, bubble,
+		parityPlan(1, 1, 4, 1, partition.EagerOneFOneB, false), parityPlan(2, 1, 4, 1, partition.EagerZeroBubble, true),
 	}
 	for i, p := range plans {
-		p.OverlapTP, p.OverlapP2P = p.TP > 1 && p.Schedule != partition.ZeroBubble, i%3 > 0
+		p.OverlapTP, p.OverlapP2P = p.TP > 1 && !p.Schedule.SplitsBackward(), i%3 > 0
 	}
 	for i, p := range plans {
 		t.Run(fmt.Sprintf("%s dp %d tp %d pp %d", p.ScheduleText(), p.DP, p.TP, p.PP()), func(t *testing.T) {
@@ -152,7 +153,7 @@ func TestPipelinesOverNCCL(t *testing.T) {
 		plans []int
 	}{
 		"every call waits for its effect":            {fake.Options{Devices: 8}, cuda.Options{Synchronous: true}, []int{2, 11}},
-		"a GPU does the work of its streams in turn": {fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, []int{4, 7, 12}},
+		"a GPU does the work of its streams in turn": {fake.Options{Devices: 8, InTurn: true}, cuda.Options{}, []int{4, 7, 12, 13, 14}},
 	} {
 		for _, i := range x.plans {
 			t.Run(fmt.Sprintf("%s/%s dp %d tp %d pp %d", name, plans[i].ScheduleText(), plans[i].DP, plans[i].TP, plans[i].PP()), func(t *testing.T) {
