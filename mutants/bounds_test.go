@@ -26,11 +26,6 @@ func inTheBounds() []mutant {
 		old:  "p.exposed(last, at), p.outlastEven(", new: "p.exposed(last, at), 0*p.outlastEven(",
 		pkg: "./planner", run: "^TestFloorsOfStreams$",
 	}, {
-		bug: "a floor that rules out little", how: "interleaved passes take what they do in order",
-		file: "planner/passage.go",
-		old:  "ending := max(backward+p.finish", new: "ending := max(0*backward+p.finish",
-		pkg: "./planner", run: "^TestFloorsOfStreams$",
-	}, {
 		bug: "a floor that rules out little", how: "tensor-parallel ranks gather nothing of what they share",
 		file: "planner/relax.go",
 		old:  "\t\t\tif whole := v.gradient && !o.batch; cut &&", new: "\t\t\tif whole := v.gradient && !o.batch; false &&",

@@ -351,8 +351,8 @@ func TestFloorsOfStreams(t *testing.T) {
 			require.NoError(t, err)
 		}
 		require.GreaterOrEqual(t, float64(floor), x.share*float64(took), x.name)
-		if closed := map[string]float64{"interleaved sums": 0.95, "interleaved gathers": 0.42}[x.name]; closed > 0 { // of steps that are not rehearsed
-			require.GreaterOrEqual(t, float64(s.least(&s.passage)), closed*float64(took), "%s, by closed forms", x.name)
+		if x.name == "interleaved sums" { // of steps that are not rehearsed
+			require.GreaterOrEqual(t, float64(s.least(&s.passage)), 0.95*float64(took), "%s, by closed forms", x.name)
 		}
 	}
 }

@@ -225,13 +225,12 @@ func (s *searcher) leastOfEven(p *passage) cost.Picoseconds {
 			tasks = 2
 		}
 		more := recomputed + cost.Picoseconds(tasks)*within
-		forward, backward := p.beyondOrder(at, its.blocks, more)
-		ending := max(backward+p.finish(at, its.blocks, false), max(p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))+p.finish(at, its.blocks, true))
+		ending := max(p.finish(at, its.blocks, false), max(p.exposed(last, at), p.outlastEven(at, its.blocks, blocks, more))+p.finish(at, its.blocks, true))
 		if at > 0 { // or its last backward pass goes on to position 0, which may have begun to update
 			n := even.at[0].blocks
 			ending = max(ending, before*p.last[inBlock].returned()+p.finish(0, n, false)-cost.Picoseconds(n)*p.last[inBlock].closing)
 		}
-		time += forward + ending
+		time += ending
 		switch at {
 		case 0:
 			time, tasks = time+own(beforeBlocks), tasks-1
@@ -267,27 +266,6 @@ func (p *passage) once(t *partTimes) cost.Picoseconds {
 		return t.once - t.soon
 	}
 	return t.once
-}
-
-// beyondOrder is how much longer the streams of a position with some blocks take than its forward passes do in order, and than its
-// backward passes, the last of which completes gradients. more is what a micro-batch adds to the work in order.
-func (p *passage) beyondOrder(at, some int, more cost.Picoseconds) (forward, backward cost.Picoseconds) {
-	m := cost.Picoseconds(p.m - 1)
-	first, last := p.position(at)
-	add := func(part int, n cost.Picoseconds) {
-		x, y := &first[part], &last[part]
-		forward += n * (m*(x.gathers-x.forward) + y.gathers - y.forward)
-		backward += n * (m*(x.regathers+x.reduces-x.backward()) + y.regathers + y.reduces - y.backward() + y.once - y.closing)
-	}
-	add(inBlock, cost.Picoseconds(some))
-	switch at {
-	case 0:
-		add(beforeBlocks, 1)
-	case p.pp - 1:
-		add(afterBlocks, 1)
-	}
-	more = cost.Picoseconds(p.m) * (more + p.sent[whole][at].all)
-	return max(0, forward-more), max(0, backward-more)
 }
 
 // outlastEven is what exposed says, of an interleaved schedule of so many blocks, of which the position has some. From the first pass on that
