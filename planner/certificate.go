@@ -49,7 +49,7 @@ import (
 //     parts, where its overlap is on, anything can be made in parts, and a micro-batch has
 //     sequences for more than half of them; or as given;
 //   - micro-batch sizes: all up to 16 sequences, and of more the divisors and powers of two;
-//   - schedules 1f1b, gpipe, zero-bubble and interleaved;
+//   - schedules 1f1b, gpipe, zero-bubble, interleaved, eager-1f1b and eager-zero-bubble;
 //   - all cuts of the blocks into contiguous stages, and for every stage all numbers of blocks
 //     recomputed in full, followed by all numbers of blocks of which attention, or else norms and
 //     activation functions, are recomputed.
