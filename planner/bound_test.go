@@ -98,7 +98,7 @@ func TestProofNarrowsTheGap(t *testing.T) {
 	for model, gap := range map[string]float64{"gpt2-medium": 0.06, "gpt2-xl": 0.04} {
 		c := preset(t, model)
 		c.Float = ir.BF16
-		res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 100_000)
+		res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64, Schedule: partition.ZeroBubble}, 100_000)
 		require.NoError(t, err)
 		require.Less(t, res.Stats.Gap, gap, model)
 	}
@@ -146,7 +146,7 @@ func TestProofClimbs(t *testing.T) {
 	c.Float = ir.BF16
 	on := cluster(t, "a100-80g")
 	on.InterNode.Bandwidth /= 40
-	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64}, 300_000)
+	res, _, err := newSearch(step(t, c, batch), batch, on, Options{RuntimeNGPUs: 64, Schedule: partition.ZeroBubble}, 300_000)
 	require.NoError(t, err)
 	require.Less(t, res.Prediction.Step, cost.Picoseconds(540_940_000_000)) // without climbing 540.949 ms
 }
