@@ -35,6 +35,9 @@ type HostMemory struct {
 	Spare int64
 }
 
+// unlimited is less than the limit that version 1 of control groups states where there is none, 2^63 less a page.
+const unlimited = 1 << 62
+
 // ReadHostMemory reads it in the files of a machine: the least of what Linux reports as available and what the
 // control groups (version 2 or 1) leave this process. known is false if neither can be read.
 func ReadHostMemory(host fs.FS) (m HostMemory, known bool) {
@@ -61,7 +64,7 @@ func ReadHostMemory(host fs.FS) (m HostMemory, known bool) {
 		for dir := path.Join(root, path.Clean("/"+group)); len(dir) >= len(root); dir = path.Dir(dir) {
 			all, limited := number(host, path.Join(dir, limit))
 			taken, told := number(host, path.Join(dir, used))
-			if limited && told {
+			if limited && told && all < unlimited {
 				cached := numbers(host, path.Join(dir, "memory.stat")) // of files, which can be reclaimed
 				bound(all, all-taken+cached[total+"inactive_file"], cached[total+"active_file"])
 			}

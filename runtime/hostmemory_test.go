@@ -45,6 +45,11 @@ func TestHostMemory(t *testing.T) {
 			"sys/fs/cgroup/memory/a/memory.stat":         "inactive_file 3\ntotal_inactive_file 20000\nactive_file 5\ntotal_active_file 700\n",
 			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "900000\n",
 		}, 50000, 70700},
+		"no limit, and more files than are used": {map[string]string{
+			"proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 600 kB\n", "proc/self/cgroup": "4:memory:/\n",
+			"sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n", "sys/fs/cgroup/memory/memory.usage_in_bytes": "900000\n",
+			"sys/fs/cgroup/memory/memory.stat": "total_inactive_file 800000\ntotal_active_file 700000\n",
+		}, 500 << 10, 600 << 10},
 		"full": {map[string]string{"proc/meminfo": "MemTotal: 1000 kB\nMemAvailable: 50 kB\n"}, -50 << 10, 50 << 10},
 	} {
 		t.Run(name, func(t *testing.T) {
