@@ -46,21 +46,27 @@ func Order(p *partition.Plan, position, m int, training bool) []Task {
 	return append(tasks, Task{Phase: ir.Update})
 }
 
-// warmUp returns the number of forward passes that a position runs before it alternates forward and backward
-// passes. Under 1F1B that is the number of positions after it, under an eager schedule twice that (Zhuang et al. MLSys'23);
-// with k chunks over n positions it is n(k-1) + 2(n-1-i) at position i (Narayanan et al. SC'21, section 2.2).
+// WarmUp returns the number of forward passes that a position with one chunk runs before it alternates forward and backward
+// passes. Under 1F1B that is the number of positions after it, under an eager schedule twice that (Zhuang et al. MLSys'23).
+func WarmUp(s partition.Schedule, positions, position, m int) int {
+	after := positions - 1 - position
+	switch {
+	case s == partition.GPipe:
+		return m
+	case s.Eager():
+		after *= 2
+	}
+	return min(after, m)
+}
+
+// warmUp is [WarmUp] with any number of chunks: with k over n positions it is n(k-1) + 2(n-1-i) at position i (Narayanan et al. SC'21,
+// section 2.2).
 func warmUp(p *partition.Plan, position, m int) int {
 	n, k := p.PP(), p.Chunks()
-	switch after := n - 1 - position; {
-	case p.Schedule == partition.GPipe:
-		return m
-	case p.Schedule == partition.Interleaved:
-		return min(n*(k-1)+2*after, m*k)
-	case p.Schedule.Eager():
-		return min(2*after, m)
-	default:
-		return min(after, m)
+	if p.Schedule == partition.Interleaved {
+		return min(n*(k-1)+2*(n-1-position), m*k)
 	}
+	return WarmUp(p.Schedule, n, position, m)
 }
 
 // WeightLag returns by how many micro-batches the passes for weight gradients of a position lag behind its backward passes, 0 where

@@ -740,7 +740,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "an eager schedule that is none", how: "a position runs ahead no further",
 		file: "codegen/order.go",
-		old:  "return min(2*after, m)", new: "return min(after, m)",
+		old:  "after *= 2", new: "after *= 1",
 		pkg: "./codegen", run: "^TestEagerOrder$",
 	}, {
 		bug: "an eager schedule that is none", how: "weight gradients lag behind no further",
@@ -760,7 +760,7 @@ func inTheBounds() []mutant {
 	}, {
 		bug: "a bound above what a plan takes", how: "an eager position has as few forward passes before its first backward pass as another",
 		file: "planner/pipeline.go",
-		old:  "return min(m, 2*after+1)", new: "return min(m, after+1)",
+		old:  "codegen.WarmUp(schedule, positions, at, m)+1", new: "codegen.WarmUp(partition.OneFOneB, positions, at, m)+1",
 		pkg: "./planner", run: "^FuzzCosts$",
 	}, {
 		bug: "a bound above what a cut takes", how: "a message is sent after its pass and again with all others",

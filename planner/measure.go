@@ -65,7 +65,7 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 		}
 	}
 	streams := b.plan.Overlap // otherwise no buffer from outside lives through a part of the block only
-	early := earlyFor(st, b.ofBlock)
+	early := b.earlyOf(st)
 	blocks := len(st.Bodies[ir.Forward].Instrs) + slices.IndexFunc(st.Bodies[ir.Backward].Instrs, func(in codegen.Instr) bool { return b.ofBlock[in.Node] })
 	for i := range all {
 		b := &all[i]
@@ -126,13 +126,13 @@ func (b *blueprint) measure(e extent, position int, mesh ir.Mesh, sizes *[]int64
 	return m
 }
 
-// earlyFor tells which buffers of a stage its communication stream makes outside of blocks: the head's weights, which it gathers
+// earlyOf tells which buffers of a stage its communication stream makes outside of blocks: the head's weights, which it gathers
 // beside the last block and beside no other.
-func earlyFor(st *codegen.Stage, ofBlock map[*ir.Node]bool) map[*codegen.Buffer]bool {
+func (b *blueprint) earlyOf(st *codegen.Stage) map[*codegen.Buffer]bool {
 	early := map[*codegen.Buffer]bool{}
 	for phase := range st.Bodies {
 		for i := range st.Bodies[phase].Instrs {
-			if in := &st.Bodies[phase].Instrs[i]; in.Async && !ofBlock[in.Node] {
+			if in := &st.Bodies[phase].Instrs[i]; in.Async && !b.ofBlock[in.Node] {
 				for _, id := range in.Results {
 					early[&st.Buffers[id]] = true
 				}

@@ -98,14 +98,10 @@ func (p *pipeline) remember(memory []stageMemory) {
 // earlyForwards returns how many of m forward passes of a position run while micro-batch 0 is on its way through all positions
 // and back: those before the first backward pass. Under gpipe, where the last forward pass is on that way itself, it is one.
 func earlyForwards(schedule partition.Schedule, m, positions, at int) int {
-	switch after := positions - 1 - at; {
-	case schedule == partition.GPipe:
+	if schedule == partition.GPipe {
 		return 1
-	case schedule.Eager():
-		return min(m, 2*after+1)
-	default:
-		return min(m, after+1)
 	}
+	return min(m, codegen.WarmUp(schedule, positions, at, m)+1)
 }
 
 // mayFit reports whether the stages could hold all blocks between them, if they recompute what spares the most memory.

@@ -3,6 +3,7 @@ package train
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
@@ -19,6 +20,18 @@ import (
 	"github.com/autopar/autopar/partition"
 	"github.com/autopar/autopar/partition/partitiontest"
 )
+
+// binsOf writes tokens to bins, and returns their directory.
+func binsOf(t testing.TB, train, val []uint16) string {
+	t.Helper()
+	dir := t.TempDir()
+	for name, ids := range map[string][]uint16{data.TrainFile: train, data.ValFile: val} {
+		bin, err := binary.Append(nil, binary.LittleEndian, ids)
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(filepath.Join(dir, name), bin, 0o644))
+	}
+	return dir
+}
 
 // textData prepares a made-up text in which the next letter depends on the one before.
 func textData(t testing.TB) string {

@@ -14,7 +14,6 @@ import (
 	"github.com/autopar/autopar/checkpoint"
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/config"
-	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 	"github.com/autopar/autopar/partition"
@@ -108,12 +107,7 @@ func TestTrainsAsTransformers(t *testing.T) {
 		Adapted  training `json:"adapted"`
 	}
 	require.NoError(t, json.Unmarshal(text, &oracle))
-	bins := t.TempDir()
-	for name, ids := range map[string][]uint16{data.TrainFile: oracle.Train, data.ValFile: oracle.Val} {
-		bin, err := binary.Append(nil, binary.LittleEndian, ids)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(bins, name), bin, 0o644))
-	}
+	bins := binsOf(t, oracle.Train, oracle.Val)
 	split := []partition.Placement{
 		{Match: `h\.[0-9]+\.attn\.c_attn\.weight`, Spec: "[_,tp,_,_]"},
 		{Match: `h\.[0-9]+\.attn\.c_proj\.(weight|lora\.a)`, Spec: "[_,_,tp,_]"},

@@ -1,7 +1,6 @@
 package train
 
 import (
-	"encoding/binary"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -16,7 +15,6 @@ import (
 	"github.com/autopar/autopar/checkpoint/safetensors"
 	"github.com/autopar/autopar/checkpoint/torchfile/torchfiletest"
 	"github.com/autopar/autopar/config"
-	"github.com/autopar/autopar/data"
 	"github.com/autopar/autopar/ir"
 	"github.com/autopar/autopar/models/gpt"
 )
@@ -56,12 +54,7 @@ func TestGoesOnAsNanoGPT(t *testing.T) {
 		NoBias training `json:"nobias"`
 	}
 	require.NoError(t, json.Unmarshal(text, &oracle))
-	bins := t.TempDir()
-	for name, ids := range map[string][]uint16{data.TrainFile: oracle.Train, data.ValFile: oracle.Val} {
-		bin, err := binary.Append(nil, binary.LittleEndian, ids)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(bins, name), bin, 0o644))
-	}
+	bins := binsOf(t, oracle.Train, oracle.Val)
 	for name, want := range map[string]training{"bias": oracle.Bias, "nobias": oracle.NoBias} {
 		for _, d := range [][4]int{{1, 1, 1, 0}, {3, 1, 1, 3}, {1, 2, 1, 0}, {2, 2, 2, 1}} { // dp, tp, pp, ZeRO
 			t.Run(fmt.Sprint(name, " under ", d), func(t *testing.T) {

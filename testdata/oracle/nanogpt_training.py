@@ -3,7 +3,7 @@
 
     OMP_NUM_THREADS=1 python3 nanogpt_training.py
 
-Needs PyTorch on the CPU, and make.py and torchfile.py beside it. README.md says what each file holds. Which windows of the data a
+Needs PyTorch on the CPU, and draws.py, make.py and torchfile.py beside it. README.md says what each file holds. Which windows of the data a
 step has follows from the seed by Philox4x32-10, as in data/sampler.go.
 """
 
@@ -12,9 +12,11 @@ import json
 import math
 import os
 from collections import OrderedDict
+from functools import partial
 
 import torch
 
+import draws
 import make
 import torchfile
 
@@ -22,20 +24,7 @@ HERE = os.path.join(make.HERE, "nanogpt")
 L, H, C, T, V = 2, 2, 8, 9, 13
 SEED, BATCH, STOP, STEPS = 7654321, 5, 8, 20
 LR, MIN_LR, WARMUP, DECAY_ITERS, BETAS, WEIGHT_DECAY, CLIP = 5e-3, 1e-3, 4, 18, (0.9, 0.99), 0.1, 1.0
-M = 0xFFFFFFFF
-
-
-def philox(name, step, i):
-    """32 random bits: element i of the tensor of this name, at a step."""
-    op = 2166136261
-    for byte in name.encode():
-        op = (op ^ byte) * 16777619 & M
-    c, k = (i >> 2 & M, i >> 34, op, step), (SEED & M, SEED >> 32)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = (b >> 32 ^ c[1] ^ k[0], b & M, a >> 32 ^ c[3] ^ k[1], a & M)
-        k = (k[0] + 0x9E3779B9 & M, k[1] + 0xBB67AE85 & M)
-    return c[i & 3]
+philox = partial(draws.philox, SEED)
 
 
 def batch(ids, step):

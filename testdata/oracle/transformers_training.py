@@ -3,14 +3,15 @@
 
     OMP_NUM_THREADS=1 python3 transformers_training.py
 
-Needs PyTorch on the CPU, transformers and peft. README.md says what each file holds. Which windows of the data a step has,
-and what the adapters begin with, follow from the seed by Philox4x32-10, written here once more: see ir/philox, data/sampler.go.
+Needs PyTorch on the CPU, transformers and peft, and draws.py beside it. README.md says what each file holds. Which windows of the data a step has,
+and what the adapters begin with, follow from the seed by Philox4x32-10, as in data/sampler.go.
 """
 
 import copy
 import json
 import math
 import os
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -18,26 +19,15 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import draws
+
 HERE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "training")
 L, H, KV, C, FFN, T, V, NORM_EPS = 2, 4, 2, 8, 5, 9, 13, 1e-3
 THETA, FACTOR, LOW, HIGH, ORIGINAL = 700.0, 8.0, 1.0, 4.0, 16  # the one pair of a head turns 2.5 times in 16 positions
 SEED, BATCH, MICRO, STEPS, EVAL_ITERS = 1234567, 5, 2, 25, 2
 LR, MIN_LR, WARMUP, DECAY_ITERS, BETAS, EPS, WEIGHT_DECAY, CLIP = 5e-3, 1e-3, 4, 20, (0.9, 0.95), 1e-8, 0.1, 1.2
 RANK, ALPHA = 2, 6
-M = 0xFFFFFFFF
-
-
-def philox(name, step, i):
-    """32 random bits: element i of the tensor of this name, at a step."""
-    op = 2166136261
-    for byte in name.encode():
-        op = (op ^ byte) * 16777619 & M
-    c, k = (i >> 2 & M, i >> 34, op, step), (SEED & M, SEED >> 32)
-    for _ in range(10):
-        a, b = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
-        c = (b >> 32 ^ c[1] ^ k[0], b & M, a >> 32 ^ c[3] ^ k[1], a & M)
-        k = (k[0] + 0x9E3779B9 & M, k[1] + 0xBB67AE85 & M)
-    return c[i & 3]
+philox = partial(draws.philox, SEED)
 
 
 def normal(name, shape, std):
